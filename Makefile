@@ -1,0 +1,52 @@
+# The daily commands. They need Python 3.11 or newer, pip and make; everything else goes into .venv.
+# PYTHON3 names the interpreter that .venv is made with; EXTRAS what is installed besides perdure itself.
+PYTHON3 ?= python3
+EXTRAS ?= dev
+JOBS ?= 2
+ARGS ?=
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format bench torture docs clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
+
+venv: $(STAMP) ## make .venv and install perdure into it with its pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt Makefile
+	@$(PYTHON3) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "perdure needs Python 3.11 or newer, and %s is Python %s. Name another one: make PYTHON3=/path/to/python3.11 $(MAKECMDGOALS)" % (sys.executable, sys.version.split()[0]))'
+	$(PYTHON3) -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## create a session, act on it, fork it, load it again
+	@$(PYTHON) examples/demo.py
+
+test: $(STAMP) ## run the tests (ARGS="-k name" narrows them)
+	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(STAMP) ## ruff check, ruff format --check, mypy
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+format: $(STAMP) ## lay the code out and fix what ruff can fix
+	$(PYTHON) -m ruff check --fix-only .
+	$(PYTHON) -m ruff format .
+
+bench: $(STAMP) ## run the benchmarks and print their ratios
+	$(PYTHON) -m benchmarks $(ARGS)
+
+torture: $(STAMP) ## run the tests with many more examples and rounds; takes long
+	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) $(ARGS)
+
+docs: $(STAMP) ## run every Python block in README.md and docs/ (no site is built yet)
+	$(PYTHON) -m pytest tests/test_docs.py $(ARGS)
+
+clean: ## remove .venv and everything that tools have written
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

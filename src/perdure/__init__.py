@@ -1,0 +1,154 @@
+"""perdure gives an LLM agent a session that lasts. The daily names; each is imported when it is first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.actions.clear import ClearSession as ClearSession
+    from perdure.actions.definition import ChangeDefinition as ChangeDefinition
+    from perdure.actions.definition import ChangeModel as ChangeModel
+    from perdure.actions.definition import ChangeSystemPrompt as ChangeSystemPrompt
+    from perdure.actions.fork import ForkSession as ForkSession
+    from perdure.actions.lifecycle import CompleteSession as CompleteSession
+    from perdure.actions.lifecycle import DeleteSession as DeleteSession
+    from perdure.actions.lifecycle import FailSession as FailSession
+    from perdure.actions.lifecycle import ResumeSession as ResumeSession
+    from perdure.actions.lifecycle import SuspendSession as SuspendSession
+    from perdure.actions.metadata import RenameSession as RenameSession
+    from perdure.actions.metadata import TagSession as TagSession
+    from perdure.actions.metadata import UpdateTask as UpdateTask
+    from perdure.actions.metadata import WriteMetadata as WriteMetadata
+    from perdure.actions.transcript import InjectMessage as InjectMessage
+    from perdure.actions.transcript import ResetTranscript as ResetTranscript
+    from perdure.actions.transcript import Rewind as Rewind
+    from perdure.actions.transcript import TrimTranscript as TrimTranscript
+    from perdure.definition_files import load_definition as load_definition
+    from perdure.definition_files import load_definitions as load_definitions
+    from perdure.errors import ClaimLost as ClaimLost
+    from perdure.errors import ConfigurationError as ConfigurationError
+    from perdure.errors import CorruptRecord as CorruptRecord
+    from perdure.errors import DriverError as DriverError
+    from perdure.errors import IllegalStatusChange as IllegalStatusChange
+    from perdure.errors import InvalidData as InvalidData
+    from perdure.errors import InvalidSessionFile as InvalidSessionFile
+    from perdure.errors import InvalidSessionId as InvalidSessionId
+    from perdure.errors import NotLoaded as NotLoaded
+    from perdure.errors import PerdureError as PerdureError
+    from perdure.errors import SessionBusy as SessionBusy
+    from perdure.errors import SessionConflict as SessionConflict
+    from perdure.errors import SessionLocked as SessionLocked
+    from perdure.errors import SessionNotActive as SessionNotActive
+    from perdure.errors import SessionNotFound as SessionNotFound
+    from perdure.errors import StoreError as StoreError
+    from perdure.errors import ToolError as ToolError
+    from perdure.model.definition import AgentDefinition as AgentDefinition
+    from perdure.model.definition import ModelConfig as ModelConfig
+    from perdure.model.events import SessionActionExecuted as SessionActionExecuted
+    from perdure.model.events import SessionLoadFailed as SessionLoadFailed
+    from perdure.model.events import SessionLoaded as SessionLoaded
+    from perdure.model.events import SessionSaveFailed as SessionSaveFailed
+    from perdure.model.events import SessionSaved as SessionSaved
+    from perdure.model.execution import ExecutionBudget as ExecutionBudget
+    from perdure.model.execution import ExecutionState as ExecutionState
+    from perdure.model.execution import ExecutionStatus as ExecutionStatus
+    from perdure.model.execution import Spent as Spent
+    from perdure.model.ids import SessionId as SessionId
+    from perdure.model.lineage import ChildLoopRef as ChildLoopRef
+    from perdure.model.lineage import SpawnRef as SpawnRef
+    from perdure.model.message import Media as Media
+    from perdure.model.message import Message as Message
+    from perdure.model.message import Opaque as Opaque
+    from perdure.model.message import Text as Text
+    from perdure.model.message import Thinking as Thinking
+    from perdure.model.message import ToolCall as ToolCall
+    from perdure.model.message import ToolResult as ToolResult
+    from perdure.model.session import AgentSession as AgentSession
+    from perdure.model.session import AgentSessionInfo as AgentSessionInfo
+    from perdure.model.session import SessionInfoList as SessionInfoList
+    from perdure.model.session import SessionStatus as SessionStatus
+    from perdure.model.state import AgentContext as AgentContext
+    from perdure.model.state import AgentState as AgentState
+    from perdure.model.step import AgentStep as AgentStep
+    from perdure.model.step import AgentStepType as AgentStepType
+    from perdure.model.step import InferenceResponse as InferenceResponse
+    from perdure.model.step import StepExecution as StepExecution
+    from perdure.model.step import ToolExecution as ToolExecution
+    from perdure.model.stop import ExecutionContinuation as ExecutionContinuation
+    from perdure.model.stop import StopReason as StopReason
+    from perdure.model.stop import StopSignal as StopSignal
+    from perdure.model.transcript import Block as Block
+    from perdure.model.transcript import Transcript as Transcript
+    from perdure.model.usage import Usage as Usage
+    from perdure.model.value import ErrorRecord as ErrorRecord
+    from perdure.protocols import Action as Action
+    from perdure.protocols import ActionContext as ActionContext
+    from perdure.protocols import Claim as Claim
+    from perdure.protocols import Entry as Entry
+    from perdure.protocols import EventHandler as EventHandler
+    from perdure.protocols import Journal as Journal
+    from perdure.protocols import JournalEntry as JournalEntry
+    from perdure.protocols import SessionController as SessionController
+    from perdure.protocols import SessionStage as SessionStage
+    from perdure.protocols import SessionStore as SessionStore
+    from perdure.runtime.bus import EventBus as EventBus
+    from perdure.runtime.bus import Subscription as Subscription
+    from perdure.runtime.hooks import PassThroughSessionController as PassThroughSessionController
+    from perdure.runtime.hooks import SessionHookStack as SessionHookStack
+    from perdure.runtime.repository import SessionFactory as SessionFactory
+    from perdure.runtime.repository import SessionRepository as SessionRepository
+    from perdure.runtime.runtime import SessionRuntime as SessionRuntime
+    from perdure.stores.file import FileStore as FileStore
+    from perdure.stores.memory import MemoryStore as MemoryStore
+    from perdure.stores.sqlite import SqliteStore as SqliteStore
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "actions.clear": "ClearSession",
+    "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",
+    "actions.fork": "ForkSession",
+    "actions.lifecycle": "CompleteSession DeleteSession FailSession ResumeSession SuspendSession",
+    "actions.metadata": "RenameSession TagSession UpdateTask WriteMetadata",
+    "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript",
+    "definition_files": "load_definition load_definitions",
+    "errors": "ClaimLost ConfigurationError CorruptRecord DriverError IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError ToolError",
+    "model.definition": "AgentDefinition ModelConfig",
+    "model.events": "SessionActionExecuted SessionLoadFailed SessionLoaded SessionSaveFailed SessionSaved",
+    "model.execution": "ExecutionBudget ExecutionState ExecutionStatus Spent",
+    "model.ids": "SessionId",
+    "model.lineage": "ChildLoopRef SpawnRef",
+    "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
+    "model.session": "AgentSession AgentSessionInfo SessionInfoList SessionStatus",
+    "model.state": "AgentContext AgentState",
+    "model.step": "AgentStep AgentStepType InferenceResponse StepExecution ToolExecution",
+    "model.stop": "ExecutionContinuation StopReason StopSignal",
+    "model.transcript": "Block Transcript",
+    "model.usage": "Usage",
+    "model.value": "ErrorRecord",
+    "protocols": "Action ActionContext Claim Entry EventHandler Journal JournalEntry SessionController SessionStage SessionStore",
+    "runtime.bus": "EventBus Subscription",
+    "runtime.hooks": "PassThroughSessionController SessionHookStack",
+    "runtime.repository": "SessionFactory SessionRepository",
+    "runtime.runtime": "SessionRuntime",
+    "stores.file": "FileStore",
+    "stores.memory": "MemoryStore",
+    "stores.sqlite": "SqliteStore",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # one list of names, not two to keep in step
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    value = getattr(import_module(f"perdure.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, "__version__"))

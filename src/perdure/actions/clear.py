@@ -1,0 +1,24 @@
+"""Start over within the same session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from perdure.model.ids import now
+from perdure.model.session import AgentSession
+from perdure.model.state import AgentState
+from perdure.protocols import ActionContext
+
+
+@dataclass(frozen=True, slots=True)
+class ClearSession:
+    """Give the state back what the definition gives; keep the session's identity and its count of executions."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        fresh = AgentState.of(session.definition)
+        state = replace(
+            session.state, context=fresh.context, model=None, task=None, execution=None, updated_at=now()
+        )
+        return session.with_state(state)

@@ -1,0 +1,41 @@
+"""Branch a conversation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from perdure.actions.transcript import place_of
+from perdure.model.ids import SessionId, now
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.protocols import ActionContext
+
+
+@dataclass(frozen=True, slots=True)
+class ForkSession:
+    """A new session, of version 0, that begins where this one stands: keep it with `await store.create(fork)`.
+
+    `at` is how many messages it begins with, or the id of the last of them; all of them by default. Nothing is
+    copied: the fork's transcript points into this session's log.
+    """
+
+    at: int | str | None = None
+    dst: str | None = None
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        transcript = session.state.transcript
+        if self.at is not None:
+            transcript = transcript.cut(0, place_of(transcript, self.at, "$.at"))
+        at = now()
+        info = AgentSessionInfo(
+            id=SessionId.generate() if self.dst is None else SessionId(self.dst),
+            agent_name=session.info.agent_name,
+            created_at=at,
+            updated_at=at,
+            parent_id=session.id,
+            owner=session.info.owner,
+            tags=session.info.tags,
+        )
+        state = session.state.for_next_execution().with_transcript(transcript)
+        return replace(session, info=info, state=state)

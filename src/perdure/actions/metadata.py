@@ -1,0 +1,67 @@
+"""Verbs that change what is known about a session: metadata, task, tags, name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure import codec
+from perdure.errors import InvalidData
+from perdure.model.definition import refuse_secrets
+from perdure.model.session import AgentSession, check_tags
+from perdure.model.value import JSON
+from perdure.protocols import ActionContext
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Set one key of the session's metadata to any JSON value."""
+
+    key: str
+    value: JSON
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str) or not self.key:
+            raise InvalidData("$.key", f"a metadata key is a text of at least one character, not {self.key!r}")
+        codec.check_json({self.key: self.value}, "$.metadata")
+        refuse_secrets({self.key: self.value}, "$.metadata")
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_state(session.state.with_metadata(self.key, self.value))
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTask:
+    """Say what the agent is working on; None takes it away."""
+
+    text: object
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_state(session.state.with_task(None if self.text is None else str(self.text)))
+
+
+class TagSession:
+    """Add tags, and take some away."""
+
+    __slots__ = ("add", "remove")
+
+    def __init__(self, *tags: str, remove: tuple[str, ...] = ()) -> None:
+        self.add = check_tags(tags)
+        self.remove = check_tags(remove)
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        kept = (tag for tag in session.info.tags if tag not in self.remove)
+        return session.with_tags((*kept, *self.add))
+
+
+@dataclass(frozen=True, slots=True)
+class RenameSession:
+    """Give the session a name for people; None takes it away."""
+
+    name: str | None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 500):
+            raise InvalidData("$.name", "a name is a text of 1 to 500 characters, or None")
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_name(self.name)

@@ -1,0 +1,89 @@
+"""Verbs that change what the model is shown. None of them deletes anything: each makes another view of the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import Transcript
+from perdure.protocols import ActionContext
+
+
+class InjectMessage:
+    """Append messages without running the agent: texts, `{role, content, …}` dicts, or messages."""
+
+    __slots__ = ("messages",)
+
+    def __init__(self, *messages: object) -> None:
+        if not messages:
+            raise InvalidData("$.messages", "there is nothing to inject; give at least one message")
+        self.messages = tuple(map(Message.of, messages))
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_state(session.state.with_messages(*self.messages))
+
+
+@dataclass(frozen=True, slots=True)
+class TrimTranscript:
+    """Show the last `keep_last` messages, or a few more where a tool result would else lose its call."""
+
+    keep_last: int
+
+    def __post_init__(self) -> None:
+        if type(self.keep_last) is not int or self.keep_last < 0:
+            raise InvalidData("$.keep_last", f"expected a count of at least 0, got {self.keep_last!r}")
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_state(session.state.with_transcript(session.state.transcript.trim(self.keep_last)))
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTranscript:
+    """Show nothing of what was said so far; prompt, metadata and the rest stay."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_state(session.state.with_transcript(session.state.transcript.reset()))
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Go back to the transcript as it was: to a message, by its id, or to a version, by its number."""
+
+    to: int | str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.to, int | str) or isinstance(self.to, bool):
+            raise InvalidData("$.to", f"expected a version number or a message id, got {type(self.to).__name__}")
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        if isinstance(self.to, str):
+            transcript = session.state.transcript
+            transcript = transcript.cut(0, place_of(transcript, self.to, "$.to"))
+        else:
+            transcript = (await self._version(session, context)).state.transcript
+        return session.with_state(session.state.for_next_execution().with_transcript(transcript))
+
+    async def _version(self, session: AgentSession, context: ActionContext | None) -> AgentSession:
+        if context is None:
+            raise ConfigurationError("Rewind to a version needs the store: execute it with SessionRuntime.execute().")
+        assert isinstance(self.to, int)
+        older = await context.store.load(session.id, self.to)
+        if older is None:
+            raise SessionNotFound(session.id, self.to)
+        return older
+
+
+def place_of(transcript: Transcript, at: int | str, path: str) -> int:
+    """How many messages a view holds up to a count of them, or up to and including a message's id."""
+    if isinstance(at, bool) or not isinstance(at, int | str):
+        raise InvalidData(path, f"expected a count of messages or a message id, got {type(at).__name__}")
+    if isinstance(at, int):
+        if not 0 <= at <= len(transcript):
+            raise InvalidData(path, f"{at} is not between 0 and the {len(transcript)} messages of this transcript")
+        return at
+    try:
+        return transcript.index(at) + 1
+    except ValueError as error:
+        raise InvalidData(path, f"{error}; it shows {len(transcript)} messages") from None

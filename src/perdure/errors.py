@@ -1,0 +1,188 @@
+"""Every error perdure raises. A constructor takes facts, keeps them, and says what to do next.
+
+PerdureError
+├── SessionNotFound
+├── SessionConflict
+├── SessionBusy
+│   └── ClaimLost
+├── SessionLocked
+├── SessionNotActive
+├── IllegalStatusChange
+├── InvalidSessionId
+├── InvalidSessionFile
+├── InvalidData
+│   └── NotLoaded
+├── CorruptRecord
+├── StoreError
+├── DriverError
+├── ToolError
+└── ConfigurationError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os import PathLike
+
+
+class PerdureError(Exception):
+    """The root of every error that perdure raises on purpose."""
+
+
+class SessionNotFound(PerdureError):
+    """No session with this id (or no such version of it) is in the store."""
+
+    def __init__(self, session_id: str, version: int | None = None) -> None:
+        self.session_id = session_id
+        self.version = version
+        what = f"session {session_id!r}" if version is None else f"version {version} of session {session_id!r}"
+        super().__init__(f"There is no {what} in this store. Create it first, or list the sessions to find its id.")
+
+
+class SessionConflict(PerdureError):
+    """Somebody else saved this session since it was loaded, or its id is taken."""
+
+    def __init__(self, session_id: str, expected: int, found: int | None, reason: str | None = None) -> None:
+        self.session_id = session_id
+        self.expected = expected
+        self.found = found
+        super().__init__(reason or self._sentence())
+
+    def _sentence(self) -> str:
+        if self.expected == 0:
+            return f"Session {self.session_id!r} exists already. Load it, or create one under another id."
+        return (
+            f"Session {self.session_id!r} is at version {self.found}, and version {self.expected} was to be replaced. "
+            "Nothing was saved. Load it again and repeat the action."
+        )
+
+
+class SessionBusy(PerdureError):
+    """A run holds this session; what was asked would have to wait for it."""
+
+    def __init__(self, session_id: str, owner: str | None = None, reason: str | None = None) -> None:
+        self.session_id = session_id
+        self.owner = owner
+        by = f" by {owner}" if owner else ""
+        super().__init__(
+            reason
+            or f"Session {session_id!r} is being run{by}. Wait for the run to end, cancel it, or post to its inbox."
+        )
+
+
+class ClaimLost(SessionBusy):
+    """This process no longer holds the claim it writes under; another has taken the session over."""
+
+    def __init__(self, session_id: str, epoch: int) -> None:
+        self.epoch = epoch
+        super().__init__(
+            session_id,
+            reason=f"Claim {epoch} on session {session_id!r} has been released or taken over. Nothing was written. "
+            "Stop this run; the session goes on elsewhere.",
+        )
+
+
+class SessionLocked(PerdureError):
+    """The lock of a session's file could not be had in time."""
+
+    def __init__(self, session_id: str, path: str | PathLike[str], timeout: float) -> None:
+        self.session_id = session_id
+        self.path = str(path)
+        self.timeout = timeout
+        super().__init__(
+            f"Session {session_id!r} stayed locked for {timeout:g} s ({self.path}). "
+            "Another process is writing it; try again, or give the store a longer lock_timeout."
+        )
+
+
+class SessionNotActive(PerdureError):
+    """The session's status does not allow what was asked."""
+
+    def __init__(self, session_id: str, status: str) -> None:
+        self.session_id = session_id
+        self.status = status
+        super().__init__(f"Session {session_id!r} is {status}, not active. Execute ResumeSession() on it first.")
+
+
+class IllegalStatusChange(PerdureError):
+    """A session cannot move from its status to the one asked for."""
+
+    def __init__(
+        self, session_id: str, current: str, wanted: str, allowed: Iterable[str], reason: str | None = None
+    ) -> None:
+        self.session_id = session_id
+        self.current = current
+        self.wanted = wanted
+        self.allowed = tuple(sorted(allowed))
+        why = reason or f"it can become {', '.join(self.allowed) or 'nothing else'}"
+        super().__init__(f"Session {session_id!r} is {current} and cannot become {wanted}; {why}.")
+
+
+class InvalidSessionId(PerdureError):
+    """A session id has a form that perdure refuses."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+        shown = repr(value)[:80]
+        super().__init__(
+            f"{shown} is not a session id. Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a "
+            "letter or digit, or SessionId.generate()."
+        )
+
+
+class InvalidSessionFile(PerdureError):
+    """A session's file cannot be read as one."""
+
+    def __init__(self, path: str | PathLike[str], reason: str) -> None:
+        self.path = str(path)
+        self.reason = reason
+        super().__init__(
+            f"{self.path} is not a readable session file: {reason}. Restore it from a backup, or delete it: the log "
+            "beside it (.jsonl) still holds the history, and the next save writes the file anew."
+        )
+
+
+class InvalidData(PerdureError, ValueError):
+    """A value has the wrong shape; `path` says where."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{problem} (at {path})")
+
+
+class NotLoaded(InvalidData):
+    """Messages were asked for that the load left in the store because no view shows them."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "these messages are in the store but not in memory; read them with `await history()`")
+
+
+class CorruptRecord(PerdureError):
+    """A stored record does not match its checksum, or cannot be decoded."""
+
+    def __init__(self, session_id: str | None, position: str, reason: str) -> None:
+        self.session_id = session_id
+        self.position = position
+        self.reason = reason
+        of = f" of session {session_id!r}" if session_id else ""
+        super().__init__(
+            f"Stored record {position}{of} is damaged: {reason}. Nothing was changed. Restore the store from a "
+            "backup, or load an earlier version of the session."
+        )
+
+
+class StoreError(PerdureError):
+    """The store failed, or was used in a way it cannot serve."""
+
+
+class DriverError(PerdureError):
+    """A model call failed for good."""
+
+
+class ToolError(PerdureError):
+    """A tool could not be called, or refused its arguments."""
+
+
+class ConfigurationError(PerdureError):
+    """Something is set up wrong: a missing dependency, an unknown name, a missing context."""

@@ -1,0 +1,1 @@
+"""Drivers: what asks a model, behind the port `perdure.protocols.Driver`."""

@@ -1,0 +1,213 @@
+"""Models of pydantic-ai, made from a ModelConfig and asked with a ModelRequest.
+
+It imports pydantic-ai, so nothing imports it at the top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+from pydantic_ai.direct import model_request_stream
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import InstructionPart, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters, infer_model
+from pydantic_ai.output import OutputObjectDefinition
+from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+
+from perdure.errors import ConfigurationError
+from perdure.loop.drivers.provider_errors import FAILURES, driver_error, not_set_up, unset
+from perdure.loop.drivers.provider_messages import CallIds, Deltas, Origin, from_pydantic, to_pydantic, usage_of
+from perdure.loop.drivers.retry import TransientDriverError
+from perdure.model.definition import ModelConfig
+from perdure.model.step import InferenceResponse
+from perdure.protocols import ModelReply, ModelRequest, OnDelta
+
+_RENAMED = {"google-gla": "google", "google-vertex": "google-cloud"}  # as pydantic-ai 1 called them
+_THINKING: dict[str, Any] = {"on": True, "off": False} | {
+    effort: effort for effort in ("minimal", "low", "medium", "high", "xhigh", "max")
+}
+_FORM = "Answer with nothing but JSON that fits this JSON schema:\n\n{schema}"
+
+
+class Clients:
+    """The clients of one event loop, to which their connections are bound: one for each model and server."""
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, str | None, str | None], Model[Any]] = {}
+        self._opening = asyncio.Lock()
+        self._stack = AsyncExitStack()
+
+    async def ask(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        model = await self._model(request.model)
+        try:
+            response = await _stream(model, request, on_delta)
+        except FAILURES as error:
+            # `from None`, because what caused it may quote the key.
+            raise driver_error(error, request.model, model) from None
+        if not _is_whole(response):
+            raise TransientDriverError(request.model.name, "the stream broke off before the answer was complete")
+        return _reply(response, request, origin_of(request.model, model))
+
+    async def aclose(self) -> None:
+        await self._stack.aclose()
+
+    async def _model(self, config: ModelConfig) -> Model[Any]:
+        key = (config.name, config.base_url, config.api_key_env)
+        async with self._opening:
+            if key not in self._models:
+                model = await asyncio.to_thread(open_model, config)  # it imports, and reads certificates
+                self._models[key] = await self._stack.enter_async_context(model)
+        return self._models[key]
+
+
+def open_model(config: ModelConfig) -> Model[Any]:
+    """A model with its client. ConfigurationError, before any network, if something is missing."""
+    name = config.name.partition(":")[2]
+    try:
+        model = infer_model(f"{_kind(config)}:{name}" if name else config.name, partial(_provider, config))
+    except UserError as error:
+        raise not_set_up(config, error) from None
+    except (ImportError, ValueError) as error:
+        raise ConfigurationError(f"{config.name} cannot be asked: {error}.") from None
+    _switch_off_retries(model)
+    return model
+
+
+def origin_of(config: ModelConfig, model: Model[Any]) -> Origin:
+    """Who understands what this model sends: a server of one's own is another provider than the one it imitates."""
+    kind = _kind(config).removesuffix("-responses")
+    host = config.base_url.partition("//")[2].partition("/")[0] if config.base_url else ""
+    return Origin(f"{kind}@{host}" if host else kind, model.system)
+
+
+def settings_of(config: ModelConfig) -> ModelSettings:
+    settings = dict(config.settings)
+    if config.temperature is not None:
+        settings["temperature"] = config.temperature
+    if config.max_tokens is not None:
+        settings["max_tokens"] = config.max_tokens
+    if config.thinking is not None:
+        if config.thinking not in _THINKING:
+            raise ConfigurationError(f"thinking is one of {', '.join(_THINKING)}, not {config.thinking!r}.")
+        settings["thinking"] = _THINKING[config.thinking]
+    return cast(ModelSettings, settings)
+
+
+def parameters_of(request: ModelRequest, model: Model[Any]) -> ModelRequestParameters:
+    """The system prompt, the tools, and the form of the answer: natively if the model can, else asked for in words."""
+    words = [request.system_prompt] if request.system_prompt else []
+    form: dict[str, Any] = {}
+    if request.response_format is not None:
+        schema = _plain(request.response_format)
+        if _is_of_object(schema):
+            mode = "native" if _answers_natively(request, model) else "prompted"
+            form = {"output_mode": mode, "output_object": OutputObjectDefinition(schema)}
+        else:  # providers enforce objects only
+            words.append(_FORM.format(schema=msgspec.json.encode(schema).decode()))
+    tools = [ToolDefinition(each.name, _plain(each.parameters), each.description or None) for each in request.tools]
+    return ModelRequestParameters(
+        function_tools=tools, instruction_parts=[InstructionPart(text) for text in words], **form
+    )
+
+
+async def _stream(model: Model[Any], request: ModelRequest, on_delta: OnDelta) -> ModelResponse:
+    parameters = parameters_of(request, model)
+    turns = to_pydantic(request.messages, origin_of(request.model, model))
+    prepared = model.prepare_messages(turns, parameters)
+    deltas = Deltas(CallIds(request.messages))
+    async with model_request_stream(
+        model, prepared, model_settings=settings_of(request.model), model_request_parameters=parameters
+    ) as stream:
+        async for event in stream:
+            delta = deltas.of(event)
+            if delta is not None:
+                await on_delta(delta)
+    return stream.get()
+
+
+def _reply(response: ModelResponse, request: ModelRequest, origin: Origin) -> ModelReply:
+    details = response.provider_details or {}
+    return ModelReply(
+        from_pydantic(response, origin, CallIds(request.messages)),
+        InferenceResponse(
+            finish_reason=response.finish_reason or details.get("finish_reason"),
+            usage=usage_of(response),
+            model=response.model_name,
+            provider=response.provider_name,
+            response_id=response.provider_response_id,
+        ),
+    )
+
+
+def _is_whole(response: ModelResponse) -> bool:
+    """Whether the stream ran to its end. pydantic-ai takes one that closes early, without an error, for finished."""
+    if response.state == "incomplete":
+        return False
+    if (response.provider_details or {}).get("finish_reason"):
+        return True
+    return response.finish_reason is not None and response.usage.has_values()
+
+
+def _kind(config: ModelConfig) -> str:
+    """How pydantic-ai names the provider. With a base URL, `openai` is whatever speaks its chat completions."""
+    if config.provider == "openai" and config.base_url:
+        return "openai-chat"
+    return _RENAMED.get(config.provider, config.provider)
+
+
+def _provider(config: ModelConfig, name: str) -> Provider[Any]:
+    given: dict[str, str] = {}
+    if config.base_url:
+        given["base_url"] = config.base_url
+    if config.api_key_env:
+        given["api_key"] = _key(config, config.api_key_env)
+    if not given:
+        return infer_provider(name)
+    provider = infer_provider_class(name)
+    for argument in given.keys() - inspect.signature(provider).parameters.keys():
+        raise ConfigurationError(f"{config.name} takes no {argument}. Leave it out; set {name} up by its own variables.")
+    return provider(**given)
+
+
+def _key(config: ModelConfig, variable: str) -> str:
+    key = os.environ.get(variable)
+    if not key:
+        raise unset(config, variable)
+    return key
+
+
+def _switch_off_retries(model: Model[Any]) -> None:
+    """Providers' clients retry by themselves, unheard; `RetryingDriver` is the one place that does."""
+    client = getattr(model.provider, "client", None)
+    if hasattr(client, "max_retries"):
+        client.max_retries = 0
+
+
+def _answers_natively(request: ModelRequest, model: Model[Any]) -> bool:
+    """Whether the model can be held to a schema; earlier Gemini models cannot as long as they have tools."""
+    profile = cast(Mapping[str, Any], model.profile)
+    if request.tools and not profile.get("google_supports_tool_combination", True):
+        return False
+    return bool(profile.get("supports_json_schema_output"))
+
+
+def _is_of_object(schema: Mapping[str, Any]) -> bool:
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/$defs/"):
+        schema = schema.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {})
+    return schema.get("type") == "object"
+
+
+def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that may be changed: pydantic-ai fits schemas to each provider."""
+    plain: dict[str, Any] = msgspec.to_builtins(dict(mapping))
+    return plain

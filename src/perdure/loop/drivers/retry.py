@@ -1,0 +1,116 @@
+"""Retries of model calls: what may be retried, how long to wait, and what is said when it was in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from perdure.errors import ConfigurationError, DriverError
+from perdure.protocols import Delta, Driver, ModelReply, ModelRequest, OnDelta
+
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds. A provider that asks for more is out of quota rather than busy; waiting would only hide that."""
+
+
+class RetryingDriver:
+    """Asks a driver again when it fails for a while only. Whoever listens is told when an answer begins anew."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        attempts: int = 4,
+        base: float = 0.5,
+        cap: float = 20.0,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        if attempts < 1:
+            raise ConfigurationError(f"attempts is a number over 0, not {attempts!r}.")
+        self._driver = driver
+        self._attempts = attempts
+        self._base = base
+        self._cap = cap
+        self._sleep = sleep
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        attempt = 1
+        while True:
+            relay = _Relay(on_delta)
+            try:
+                return await self._driver.respond(request, relay)
+            except TransientDriverError as error:
+                if attempt == self._attempts or (error.retry_after or 0.0) > LONGEST_RETRY_AFTER:
+                    raise RetriesExhausted(attempt, error) from error
+                wait = self._wait(attempt, error.retry_after)
+            if relay.was_used:
+                await on_delta(Delta("restart", ""))
+            await self._sleep(wait)
+            attempt += 1
+
+    async def aclose(self) -> None:
+        """Close what the driver holds open, if it holds anything."""
+        close = getattr(self._driver, "aclose", None)
+        if close is not None:
+            await close()
+
+    def _wait(self, attempt: int, retry_after: float | None) -> float:
+        """Full jitter, so that callers who failed together do not come back together; never less than was asked for."""
+        backoff = random.uniform(0.0, min(self._cap, self._base * 2 ** (attempt - 1)))
+        return backoff if retry_after is None else retry_after + random.uniform(0.0, self._base)
+
+
+class _Relay:
+    """Passes deltas on and remembers whether there were any."""
+
+    def __init__(self, on_delta: OnDelta) -> None:
+        self._on_delta = on_delta
+        self.was_used = False
+
+    async def __call__(self, delta: Delta) -> None:
+        self.was_used = True
+        await self._on_delta(delta)
+
+
+class TransientDriverError(DriverError):
+    """A model call failed in a way that may pass: the only kind of error that is retried."""
+
+    def __init__(
+        self, model: str, reason: str, *, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        self.model = model
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
+        answered = f" (HTTP {status})" if status else ""
+        super().__init__(f"{model} could not answer{answered}: {reason}. It may if asked again.")
+
+
+class RetriesExhausted(DriverError):
+    """A model call failed each time it was tried, or is not to be tried again for long."""
+
+    def __init__(self, attempts: int, last: TransientDriverError) -> None:
+        self.attempts = attempts
+        self.last = last
+        asked = f"; it asks to wait {last.retry_after:g} s" if last.retry_after else ""
+        times = "once" if attempts == 1 else f"{attempts} times"
+        super().__init__(f"{last.model} was asked {times} and could not answer: {last.reason}{asked}. Try again later.")
+
+
+class RequestRefused(DriverError):
+    """A provider refused a request, and would refuse it again."""
+
+    def __init__(self, model: str, reason: str, *, status: int | None = None) -> None:
+        self.model = model
+        self.reason = reason
+        self.status = status
+        answered = f" (HTTP {status})" if status else ""
+        super().__init__(f"{model} refused the request{answered}: {reason}. {self.advice}")
+
+    advice = "Asking again will not help; change the request, the model's settings or its key."
+
+
+class ContextTooLong(RequestRefused):
+    """The messages are more than the model can read at once."""
+
+    advice = "Compact or trim the transcript, or take a model with a larger context window."

@@ -1,0 +1,116 @@
+"""Builds a loop from a definition: its model, its tools, its guards, its capabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from perdure.errors import ConfigurationError
+from perdure.loop.agent_loop import AgentLoop, LoopSetup
+from perdure.loop.drivers.offline import OfflineDriver
+from perdure.loop.drivers.provider import ProviderDriver
+from perdure.loop.drivers.retry import RetryingDriver
+from perdure.loop.guards import BudgetGuard
+from perdure.loop.subagents import SubagentPolicy, SubagentTool
+from perdure.loop.tool_use import Concurrency
+from perdure.loop.tools import ToolRegistry
+from perdure.model.definition import AgentDefinition, ModelConfig
+from perdure.model.execution import ExecutionBudget
+from perdure.model.state import AgentState
+from perdure.protocols import Driver, EventHandler, Tool
+
+OFFLINE = ModelConfig("offline")
+
+
+class Capability(Protocol):
+    """Adds tools, interceptors or guards to a loop before it is built."""
+
+    def install(self, setup: LoopSetup) -> LoopSetup: ...
+
+
+class UseGuards:
+    """The capability of keeping to a budget, beside the definition's own."""
+
+    def __init__(self, budget: ExecutionBudget) -> None:
+        self._budget = budget
+
+    def install(self, setup: LoopSetup) -> LoopSetup:
+        return replace(setup, guards=(*setup.guards, BudgetGuard(self._budget)))
+
+
+class LoopFactory:
+    """Makes loops. The model is the state's, else the definition's, else `model`, else offline; `driver` overrides all."""
+
+    def __init__(
+        self,
+        *,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        driver: Driver | None = None,
+        model: ModelConfig | str | None = None,
+        capabilities: Mapping[str, Capability] | None = None,
+        subagents: Sequence[AgentDefinition] = (),
+        subagent_policy: SubagentPolicy | None = None,
+        interceptors: Sequence[Any] = (),
+        events: EventHandler | None = None,
+        concurrency: Concurrency = "parallel",
+        keep_traces: bool = True,
+        max_result_chars: int = 20_000,
+    ) -> None:
+        if isinstance(concurrency, int) and (isinstance(concurrency, bool) or concurrency < 1):
+            raise ConfigurationError(f"concurrency is 'sequential', 'parallel' or a number over 0, not {concurrency!r}.")
+        self._tools = tuple(tools)
+        self._subagents = tuple(subagents)
+        self._policy = subagent_policy or SubagentPolicy()
+        self._driver = driver
+        self._model = None if model is None else ModelConfig.of(model)
+        self._capabilities = dict(capabilities or {})
+        self._interceptors = tuple(interceptors)
+        self._events = events
+        self._concurrency = concurrency
+        self._keep_traces = keep_traces
+        self._max_result_chars = max_result_chars
+        self._offline = OfflineDriver()
+        self._provider = RetryingDriver(ProviderDriver())
+        ToolRegistry(self._tools)
+
+    def build(self, definition: AgentDefinition, state: AgentState | None = None, *, depth: int = 0) -> AgentLoop:
+        """A loop for an agent of this definition; `depth` is how many agents have called each other to get here."""
+        model = self.model_of(definition, state)
+        setup = LoopSetup(
+            driver=self._driver or self._driver_of(model),
+            model=model,
+            tools=self._tools_of(definition, depth),
+            budget=definition.budget,
+            interceptors=self._interceptors,
+            events=self._events,
+            concurrency=self._concurrency,
+            keep_traces=self._keep_traces,
+            max_result_chars=self._max_result_chars,
+        )
+        for name in definition.capabilities:
+            setup = self._capability(name).install(setup)
+        return AgentLoop(setup)
+
+    def model_of(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig:
+        override = state.model if state is not None else None
+        return override or definition.model_config or self._model or OFFLINE
+
+    def _driver_of(self, model: ModelConfig) -> Driver:
+        return self._offline if model.name == OFFLINE.name else self._provider
+
+    def _tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
+        """The definition's tools; sub-agents are among them until agents have called each other too deep."""
+        agents = [SubagentTool(each, self, depth + 1) for each in self._subagents if each.name != definition.name]
+        chosen = ToolRegistry((*self._tools, *agents)).select(definition.tools, definition.tools_deny)
+        if depth < self._policy.max_depth:
+            return chosen
+        return ToolRegistry(each for each in chosen if not isinstance(each, SubagentTool))
+
+    def _capability(self, name: str) -> Capability:
+        found = self._capabilities.get(name)
+        if found is None:
+            known = ", ".join(sorted(self._capabilities)) or "none"
+            raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
+        return found

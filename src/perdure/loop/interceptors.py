@@ -1,0 +1,90 @@
+"""Interceptors: called at ten points of a run, by priority; each may change what passes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from inspect import isawaitable
+from typing import Any
+
+from perdure.errors import PerdureError
+from perdure.model.message import ToolCall
+from perdure.model.state import AgentState
+from perdure.model.step import ToolExecution
+from perdure.protocols import ModelReply, ModelRequest
+
+
+class AgentStop(PerdureError):
+    """Raised by a tool or an interceptor to end the run, with a reason: the run is stopped, not failed."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "The run was asked to stop.")
+
+
+class Blocked:
+    """What `before_tool_use` returns to keep a call from being made; the model is told why."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Interceptor:
+    """Passes everything on. Override what you need; plain and async methods both do."""
+
+    def before_execution(self, state: AgentState) -> Any:
+        return state
+
+    def after_execution(self, state: AgentState) -> Any:
+        return state
+
+    def before_step(self, state: AgentState) -> Any:
+        return state
+
+    def after_step(self, state: AgentState) -> Any:
+        return state
+
+    def before_inference(self, request: ModelRequest, state: AgentState) -> Any:
+        return request
+
+    def after_inference(self, reply: ModelReply, state: AgentState) -> Any:
+        return reply
+
+    def before_tool_use(self, call: ToolCall, state: AgentState) -> Any:
+        """The call, changed or not; or `Blocked(reason)`."""
+        return call
+
+    def after_tool_use(self, execution: ToolExecution, state: AgentState) -> Any:
+        return execution
+
+    def on_stop(self, state: AgentState) -> Any:
+        """The run is about to stop. A state with `with_continuation_requested()` makes it go on for another step."""
+        return state
+
+    def on_error(self, error: Exception, state: AgentState) -> Any:
+        """The run has met an error that will end it."""
+        return state
+
+
+class Interceptors:
+    """Interceptors in order: highest priority first, ties in the order they were given."""
+
+    def __init__(self, given: Iterable[Interceptor | tuple[Interceptor, int]] = ()) -> None:
+        ranked = [each if isinstance(each, tuple) else (each, 0) for each in given]
+        self._ordered: Sequence[Interceptor] = [each for each, _ in sorted(ranked, key=lambda pair: -pair[1])]
+
+    async def pass_through(self, point: str, value: Any, *rest: Any) -> Any:
+        """What the interceptors make of a value at a point, one after the other."""
+        for interceptor in self._ordered:
+            answer = getattr(interceptor, point)(value, *rest)
+            value = await answer if isawaitable(answer) else answer
+            if isinstance(value, Blocked):
+                return value
+        return value
+
+    async def on_error(self, error: Exception, state: AgentState) -> AgentState:
+        for interceptor in self._ordered:
+            answer = interceptor.on_error(error, state)
+            state = await answer if isawaitable(answer) else answer
+        return state

@@ -1,0 +1,174 @@
+"""Tells a run's story: each event numbered, put on record first, then sent to whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any, Protocol
+
+from perdure.model.definition import ModelConfig
+from perdure.model.lineage import ChildLoopRef
+from perdure.model.loop_events import (
+    AgentEnd,
+    AgentStart,
+    ContinuationKind,
+    LoopConfigSnapshot,
+    LoopEvent,
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    ToolExecutionUpdate,
+    TurnEnd,
+    TurnStart,
+)
+from perdure.model.message import Message, Role, ToolCall
+from perdure.model.state import AgentState
+from perdure.model.step import InferenceResponse, ToolExecution
+from perdure.model.value import JSON
+from perdure.protocols import Delta, EventHandler, OnDelta
+
+
+class Record(Protocol):
+    """Where a run's events are kept while it runs. An error from it ends the run: nothing goes on unrecorded."""
+
+    async def put(self, event: LoopEvent) -> None:
+        """Take an event; it need not be durable yet."""
+        ...
+
+    async def barrier(self) -> None:
+        """Return once everything taken is durable. Called before each point of no return."""
+        ...
+
+
+class Unrecordable(Exception):
+    """The record has refused an event: not an error of the run, which could not be recorded either."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class Unrecorded:
+    """A record that keeps nothing."""
+
+    async def put(self, event: LoopEvent) -> None:
+        return None
+
+    async def barrier(self) -> None:
+        return None
+
+
+class Narrator:
+    """Makes the events of one run."""
+
+    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None) -> None:
+        self._record = record
+        self._events = events
+        self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
+        self._seq = 0
+        self._messages: list[Message] = []
+        self._start: dict[str, Any] = {}
+
+    def begin(
+        self,
+        state: AgentState,
+        model: ModelConfig,
+        metadata: Mapping[str, Any],
+        parent: str | None,
+        *,
+        resumed: bool,
+    ) -> None:
+        assert state.execution is not None
+        self._common |= {"loop_id": state.execution.execution_id, "agent_id": state.agent_id}
+        self._start = {
+            "parent_loop_id": parent,
+            "continuation": ContinuationKind("default" if parent else "initial"),
+            "config": snapshot(model),
+            "metadata": metadata,
+            "resumed": resumed,
+        }
+
+    async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
+        self._seq += 1
+        event = event_type(seq=self._seq, **self._common, **facts)
+        await self._recorded(self._record.put(event))
+        if self._events is not None:
+            await self._events.emit(event)
+
+    async def _recorded(self, writing: Awaitable[None]) -> None:
+        try:
+            await writing
+        except Exception as error:
+            raise Unrecordable(error) from error
+
+    async def barrier(self) -> None:
+        await self._recorded(self._record.barrier())
+
+    async def started(self) -> None:
+        await self._tell(AgentStart, **self._start)
+
+    async def turn_started(self, step_id: str, index: int) -> None:
+        await self._tell(TurnStart, step_id=step_id, index=index)
+
+    async def message_started(self, message_id: str, role: Role) -> None:
+        await self._tell(MessageStart, message_id=message_id, role=role)
+
+    def deltas_of(self, message_id: str) -> OnDelta:
+        async def on_delta(delta: Delta) -> None:
+            await self._tell(
+                MessageUpdate,
+                message_id=message_id,
+                kind=delta.kind,
+                text=delta.text,
+                call_id=delta.call_id,
+                name=delta.name,
+            )
+
+        return on_delta
+
+    async def message_ended(self, message: Message, response: InferenceResponse | None = None) -> None:
+        self._messages.append(message)
+        await self._tell(MessageEnd, message=message, response=response)
+
+    async def tool_started(self, call: ToolCall, step_id: str) -> None:
+        await self._tell(ToolExecutionStart, call=call, step_id=step_id)
+
+    async def tool_progress(self, call_id: str, progress: JSON) -> None:
+        await self._tell(ToolExecutionUpdate, call_id=call_id, progress=progress)
+
+    async def tool_ended(self, execution: ToolExecution, step_id: str, child: ChildLoopRef | None) -> None:
+        await self._tell(ToolExecutionEnd, execution=execution, step_id=step_id, child=child)
+
+    async def turn_ended(self, state: AgentState) -> None:
+        step = state.last_step
+        assert step is not None
+        await self._tell(
+            TurnEnd, step_id=step.id, index=state.step_count - 1, usage=step.usage, errors=step.all_errors
+        )
+
+    async def ended(self, state: AgentState) -> None:
+        execution = state.execution
+        assert execution is not None
+        await self._tell(
+            AgentEnd,
+            status=execution.status,
+            messages=tuple(self._messages),
+            stop_signals=execution.continuation.stop_signals,
+            usage=execution.usage,
+            errors=execution.errors,
+        )
+
+
+def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
+    """What may be remembered of a model's configuration: everything but where its key comes from."""
+    provider, _, name = model.name.partition(":")
+    return LoopConfigSnapshot(
+        model=name or model.name,
+        provider=provider,
+        base_url=model.base_url,
+        context_window=model.context_window,
+        max_tokens=model.max_tokens,
+        thinking_level=model.thinking,
+        temperature=model.temperature,
+    )

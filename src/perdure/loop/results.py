@@ -1,0 +1,53 @@
+"""What tools return, made fit to be stored and to be sent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import InvalidData
+from perdure.model.value import JSON, clean_text
+
+
+def as_json(value: Any) -> JSON:
+    """Any value as JSON: structures as they are, NaN and infinities as text, anything else by its own text form."""
+    dump = getattr(value, "model_dump", None)
+    try:
+        plain = dump(mode="json") if callable(dump) else msgspec.to_builtins(value, str_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return clean_text(str(value))
+    try:
+        codec.check_json(plain)
+    except InvalidData:
+        return _cleaned(plain)
+    return plain
+
+
+def _cleaned(value: Any, depth: int = 0) -> JSON:
+    if depth >= codec.MAX_DEPTH:
+        return clean_text(str(value)[:1000])
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, dict):
+        return {clean_text(str(key)): _cleaned(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(item, depth + 1) for item in value]
+    return value
+
+
+def shortened(result: JSON, most: int) -> JSON:
+    """The result as the model is shown it: whole, or its head and tail where it is longer than `most` characters."""
+    text = result if isinstance(result, str) else msgspec.json.encode(result).decode()
+    if len(text) <= most:
+        return result
+    tail = most // 3
+    head = most - tail
+    left_out = len(text) - head - tail
+    return f"{text[:head]}\n[… {left_out:,} characters left out here; the whole result is on record …]\n{text[-tail:] if tail else ''}"

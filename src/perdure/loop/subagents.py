@@ -1,0 +1,81 @@
+"""Agents as tools: a definition that another agent may call, in a session of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from perdure.errors import ConfigurationError, ToolError
+from perdure.loop.tool_use import Outcome, SubagentFailed
+from perdure.model.definition import AgentDefinition
+from perdure.model.message import Message
+from perdure.model.state import AgentState
+from perdure.protocols import ToolContext
+
+if TYPE_CHECKING:
+    from perdure.loop.factory import LoopFactory
+
+
+class SubagentPolicy(msgspec.Struct, frozen=True):
+    """How deep agents may call agents. At the last level, sub-agents are no longer among the tools."""
+
+    max_depth: int = 3
+
+    def __post_init__(self) -> None:
+        if self.max_depth < 0:
+            raise ConfigurationError(f"max_depth is at least 0, not {self.max_depth}.")
+
+
+class SubagentTool:
+    """Calls an agent with a prompt; the caller is shown the final text and nothing else."""
+
+    timeout: float | None = None
+    idempotent = True
+    on_unknown: Literal["error", "rerun", "ask"] = "rerun"
+    """A child session under way is found by its id and continued, so that calling again repeats nothing."""
+
+    def __init__(self, definition: AgentDefinition, loops: LoopFactory, depth: int) -> None:
+        self.definition = definition
+        self.depth = depth
+        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", definition.name)[:64]
+        self.description = definition.description or f"Ask the agent {definition.label or definition.name}."
+        self.parameters: Mapping[str, Any] = {
+            "type": "object",
+            "properties": {"prompt": {"type": "string", "description": "What the agent is to do."}},
+            "required": ["prompt"],
+            "additionalProperties": False,
+        }
+        self._loops = loops
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
+        return False
+
+    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        if set(arguments) != {"prompt"} or not isinstance(arguments["prompt"], str):
+            raise ToolError(f"{self.name} takes one argument, prompt, a text.")
+        return arguments
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> Outcome:
+        if context.spawn is not None:
+            spawned: Outcome = await context.spawn(self, arguments["prompt"], context)
+            return spawned
+        loop = self._loops.build(self.definition, depth=self.depth)
+        state = AgentState.of(self.definition).with_parent_agent(context.agent_id)
+        return outcome_of(self.name, await loop.run(state.with_messages(Message.user(arguments["prompt"]))))
+
+    @property
+    def loops(self) -> LoopFactory:
+        return self._loops
+
+
+def outcome_of(name: str, state: AgentState) -> Outcome:
+    """What a caller is told of a sub-agent's run; ToolError where it came to no answer."""
+    response = state.final_response
+    if response is None:
+        reason = state.stop_reason.value if state.stop_reason else "unknown"
+        detail = f": {state.errors[-1].message}" if state.errors else ""
+        raise SubagentFailed(f"Agent {name} gave no answer ({reason}{detail}).", state.usage)
+    return Outcome(response.text, usage=state.usage)

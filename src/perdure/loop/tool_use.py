@@ -1,0 +1,239 @@
+"""Carrying out the tool calls of one step: who may run, in which order, and what becomes of each."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import ToolError
+from perdure.loop.guards import TimeLimitReached
+from perdure.loop.interceptors import AgentStop, Blocked, Interceptors
+from perdure.loop.narrator import Narrator
+from perdure.loop.results import as_json, shortened
+from perdure.model.ids import now
+from perdure.model.lineage import ChildLoopRef
+from perdure.model.message import Message, ToolCall
+from perdure.model.step import AgentStep, ToolExecution
+from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
+from perdure.model.value import EMPTY, JSON, ErrorRecord
+from perdure.protocols import Tool, ToolContext
+
+if TYPE_CHECKING:
+    from perdure.loop.agent_loop import Run
+
+Concurrency = Literal["sequential", "parallel"] | int
+
+_session: ContextVar[str | None] = ContextVar("perdure_session", default=None)
+
+
+def current_session() -> str | None:
+    """The id of the session that the tool calling this serves; None outside of a tool, or of a session."""
+    return _session.get()
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """What people have decided about calls: approved ones, by a hash of what was approved, and denials by reason."""
+
+    approved: Mapping[str, str] = EMPTY
+    denied: Mapping[str, str] = EMPTY
+    unknown: frozenset[str] = frozenset()
+    """Calls that were started before a crash and have no result."""
+
+
+def call_hash(call: ToolCall) -> str:
+    """What an approval is bound to: the tool and its arguments, to the byte."""
+    return hashlib.sha256(codec.encode([call.name, call.arguments])).hexdigest()
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a call. A tool may return one to say more than its result: what it used, which loop it spawned."""
+
+    result: JSON = None
+    usage: Usage = Usage()
+    child: ChildLoopRef | None = None
+    error: ErrorRecord | None = None
+
+
+class SubagentFailed(ToolError):
+    """A sub-agent's run ended without an answer; what it used is still charged to its caller."""
+
+    def __init__(self, sentence: str, usage: Usage) -> None:
+        self.usage = usage
+        super().__init__(sentence)
+
+
+class AwaitsApproval(Exception):
+    """Raised by a tool whose own work waits for a person: its caller waits too."""
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    call: ToolCall
+    tool: Tool
+
+
+class ToolUse:
+    """The tool calls of a run."""
+
+    def __init__(self, run: Run, narrator: Narrator, interceptors: Interceptors, decisions: Decisions) -> None:
+        self._run = run
+        self._narrator = narrator
+        self._interceptors = interceptors
+        self._decisions = decisions
+        self._stop: AgentStop | None = None
+
+    async def carry_out(self, step: AgentStep) -> None:
+        """Run every call of a step that has no outcome yet, but for those that wait for a person."""
+        done = {execution.call.id for execution in step.tool_executions}
+        ready: list[_Ready] = []
+        pending: list[ToolCall] = []
+        for call in step.tool_calls:
+            if call.id in done:
+                continue
+            done.add(call.id)
+            decided = await self._decide(call)
+            if isinstance(decided, _Ready):
+                ready.append(decided)
+            elif decided is None:
+                pending.append(call)
+            else:
+                await self._complete(decided)
+        waiting = await self._run_all(ready)
+        if self._stop is not None:
+            raise self._stop
+        by_id = {call.id: call for call in (*pending, *waiting)}
+        self._run.put_pending([call for call in step.tool_calls if by_id.pop(call.id, None) is not None])
+
+    async def _decide(self, call: ToolCall) -> _Ready | ToolExecution | None:
+        """Ready to run; or settled without running; or None: a person must decide."""
+        if call.id in self._decisions.denied:
+            return _refused(call, "Denied", f"A person has denied this call: {self._decisions.denied[call.id]}")
+        passed = await self._interceptors.pass_through("before_tool_use", call, self._run.state)
+        if isinstance(passed, Blocked):
+            return _refused(call, "Blocked", f"This call was not made: {passed.reason}")
+        tool = self._run.setup.tools.get(passed.name)
+        if tool is None:
+            known = ", ".join(each.name for each in self._run.setup.tools) or "none"
+            return _refused(call, "UnknownTool", f"There is no tool named {passed.name!r}. Available: {known}.")
+        try:
+            tool.check(passed.arguments)
+        except ToolError as error:
+            return _refused(call, "InvalidArguments", str(error))
+        return self._gate(replace(passed, id=call.id), tool)
+
+    def _gate(self, call: ToolCall, tool: Tool) -> _Ready | ToolExecution | None:
+        approved = self._decisions.approved.get(call.id) == call_hash(call)
+        if call.id in self._decisions.unknown and not approved:
+            if tool.on_unknown == "error":
+                return _refused(
+                    call,
+                    "OutcomeUnknown",
+                    "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
+                    "It was not made again. Check before you repeat it.",
+                )
+            return None if tool.on_unknown == "ask" else _Ready(call, tool)
+        return None if tool.needs_approval(call.arguments) and not approved else _Ready(call, tool)
+
+    async def _run_all(self, ready: Sequence[_Ready]) -> list[ToolCall]:
+        """Run calls one by one, all at once, or so many at a time. Those that turn out to wait come back."""
+        concurrency = self._run.setup.concurrency
+        size = concurrency if isinstance(concurrency, int) else (1 if concurrency == "sequential" else len(ready) or 1)
+        waiting: list[ToolCall] = []
+        for start in range(0, len(ready), size):
+            batch = ready[start : start + size]
+            if self._stop is not None:
+                break
+            for each in batch:
+                await self._narrator.tool_started(each.call, self._step.id)
+            await self._narrator.barrier()
+            waiting += await self._run_batch(batch)
+        return waiting
+
+    async def _run_batch(self, batch: Sequence[_Ready]) -> list[ToolCall]:
+        if len(batch) == 1:
+            return [batch[0].call] if await self._run_one(batch[0]) else []
+        tasks = [asyncio.create_task(self._run_one(each, among_others=True)) for each in batch]
+        try:
+            waits = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [each.call for each, wait in zip(batch, waits, strict=True) if wait]
+
+    async def _run_one(self, ready: _Ready, *, among_others: bool = False) -> bool:
+        """Run one call to its outcome. True if it has none, because it waits for a person."""
+        started = now()
+        try:
+            outcome = await self._outcome(ready)
+        except AwaitsApproval:
+            return True
+        execution = ToolExecution(ready.call, started, now(), outcome.result, outcome.error, outcome.usage)
+        await self._complete(execution, outcome.child)
+        if among_others:
+            await self._narrator.barrier()
+        return False
+
+    async def _outcome(self, ready: _Ready) -> Outcome:
+        """What came of a call; a tool that raises never ends the run, unless it asks for that."""
+        token = _session.set(self._run.session_id)
+        clock = asyncio.timeout(ready.tool.timeout)
+        try:
+            async with self._run.time_limit(), clock:
+                value = await ready.tool.call(ready.call.arguments, self._context(ready.call))
+        except (AwaitsApproval, TimeLimitReached):
+            raise
+        except AgentStop as stop:
+            self._stop = stop
+            return Outcome(error=ErrorRecord("AgentStop", f"The tool stopped the run: {stop.reason}"))
+        except Exception as error:
+            if clock.expired():
+                return Outcome(error=ErrorRecord("TimeoutError", f"No result within {ready.tool.timeout:g} s"))
+            usage = error.usage if isinstance(error, SubagentFailed) else Usage()
+            return Outcome(error=ErrorRecord.of(error), usage=usage)
+        finally:
+            _session.reset(token)
+        return value if isinstance(value, Outcome) else Outcome(as_json(value))
+
+    def _context(self, call: ToolCall) -> ToolContext:
+        state = self._run.state
+        assert state.execution is not None
+
+        async def progress(value: Any) -> None:
+            await self._narrator.tool_progress(call.id, as_json(value))
+
+        run = self._run
+        return ToolContext(call.id, state.execution.execution_id, state.agent_id, run.session_id, progress, run.spawn)
+
+    @property
+    def _step(self) -> AgentStep:
+        execution = self._run.state.execution
+        assert execution is not None
+        assert execution.current_step is not None
+        return execution.current_step
+
+    async def _complete(self, execution: ToolExecution, child: ChildLoopRef | None = None) -> None:
+        """Put an outcome on the step under way, and its message into the transcript."""
+        execution = await self._interceptors.pass_through("after_tool_use", execution, self._run.state)
+        call, error = execution.call, execution.error
+        said = error.message if error else shortened(execution.result, self._run.setup.max_result_chars)
+        message = Message.tool(call.id, said, name=call.name, is_error=error is not None)
+        step = self._step
+        output = Transcript((*step.output_messages.pieces, *Transcript.of([message]).pieces))
+        self._run.put_step(
+            replace(step, output_messages=output, tool_executions=(*step.tool_executions, execution))
+        )
+        await self._narrator.tool_ended(execution, step.id, child)
+        await self._narrator.message_ended(self._run.state.transcript[-1])
+
+
+def _refused(call: ToolCall, kind: str, message: str) -> ToolExecution:
+    at = now()
+    return ToolExecution(call, at, at, error=ErrorRecord(kind, message))

@@ -1,0 +1,243 @@
+"""Tools: typed functions that a model may call."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, get_type_hints, overload
+
+import msgspec
+
+from perdure.errors import ConfigurationError, ToolError
+from perdure.model.value import JSON
+from perdure.protocols import Tool, ToolContext
+
+NeedsApproval = bool | Callable[[Mapping[str, Any]], bool]
+OnUnknown = Literal["error", "rerun", "ask"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+class FunctionTool:
+    """A Python function as a tool: its schema comes from its type hints, its descriptions from its docstring."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        idempotent: bool = False,
+        needs_approval: NeedsApproval = False,
+        timeout: float | None = None,
+        on_unknown: OnUnknown | None = None,
+    ) -> None:
+        self.name: str = name or str(getattr(function, "__name__", ""))
+        if not _NAME.fullmatch(self.name):
+            raise ConfigurationError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -.")
+        if timeout is not None and timeout <= 0:
+            raise ConfigurationError(f"Tool {self.name}: a time-out is a number of seconds over 0, not {timeout!r}.")
+        summary, described = _read_docstring(function)
+        self.description = description if description is not None else summary
+        self.idempotent = idempotent
+        self.timeout = timeout
+        self.on_unknown: OnUnknown = on_unknown or ("rerun" if idempotent else "error")
+        self._needs_approval = needs_approval
+        self._function = function
+        self._arguments, self._context_name = _arguments_of(self.name, function, described)
+        self.parameters = _schema_of(self.name, self._arguments)
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a person must agree to a call with these arguments."""
+        wanted = self._needs_approval
+        return bool(wanted(arguments)) if callable(wanted) else wanted
+
+    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments as the function takes them; ToolError, with what is wrong and where, if they do not fit."""
+        try:
+            fitted = msgspec.convert(dict(arguments), self._arguments, strict=False, dec_hook=_revive)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise ToolError(f"The arguments do not fit {self.name}: {error}. Its schema: {_brief(self.parameters)}") from None
+        return {name: getattr(fitted, name) for name in fitted.__struct_fields__}
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
+        """Call the function. A plain function runs in a thread, so that it cannot hold up other sessions."""
+        given = dict(self.check(arguments))
+        if self._context_name is not None:
+            given[self._context_name] = context
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(**given)
+        outcome = await asyncio.to_thread(self._function, **given)
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, for code that calls it directly."""
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    idempotent: bool = False,
+    needs_approval: NeedsApproval = False,
+    timeout: float | None = None,
+    on_unknown: OnUnknown | None = None,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a function a tool: `@tool`, or `@tool(idempotent=True, needs_approval=…, timeout=…)`.
+
+    `idempotent` says that a call whose outcome is unknown after a crash may be made again. `needs_approval`, a bool or
+    a predicate on the arguments, suspends the session until a person agrees. `on_unknown` overrides what happens to a
+    call whose outcome is unknown: tell the model ("error"), call again ("rerun"), or wait for a person ("ask").
+    """
+    if function is not None:
+        return FunctionTool(function)
+    return lambda function: FunctionTool(function, **options)
+
+
+class ToolRegistry:
+    """The tools there are, by name."""
+
+    def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
+        self._tools: dict[str, Tool] = {}
+        for given in tools:
+            self.add(given)
+
+    def add(self, given: Tool | Callable[..., Any]) -> None:
+        made = given if isinstance(given, Tool) else _as_tool(given)
+        if made.name in self._tools:
+            raise ConfigurationError(f"Two tools are named {made.name!r}. Give one of them another name.")
+        self._tools[made.name] = made
+
+    def select(self, allow: Iterable[str] | None, deny: Iterable[str] = ()) -> ToolRegistry:
+        """The tools that are allowed (None: all) and not denied; an unknown name is a ConfigurationError."""
+        denied = set(deny)
+        for name in (*(allow or ()), *denied):
+            if name not in self._tools:
+                known = ", ".join(sorted(self._tools)) or "none"
+                raise ConfigurationError(f"There is no tool named {name!r}. Registered are: {known}.")
+        names = self._tools if allow is None else allow
+        return ToolRegistry(self._tools[name] for name in names if name not in denied)
+
+    def get(self, name: str) -> Tool | None:
+        return self._tools.get(name)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
+
+
+def _as_tool(function: Callable[..., Any]) -> Tool:
+    return FunctionTool(function)
+
+
+def _arguments_of(
+    name: str, function: Callable[..., Any], described: Mapping[str, str]
+) -> tuple[type[msgspec.Struct], str | None]:
+    """A struct with a field for each parameter, and the name of the parameter that takes the context, if any."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigurationError(f"The type hints of tool {name} cannot be read: {error}.") from None
+    fields: list[Any] = []
+    context_name = None
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ConfigurationError(f"Tool {name}: a model calls by name, so {parameter} cannot be filled in.")
+        hint = hints.get(parameter.name, Any)
+        if hint is ToolContext:
+            context_name = parameter.name
+            continue
+        if parameter.name in described:
+            hint = Annotated[hint, msgspec.Meta(description=described[parameter.name])]
+        required = parameter.default is parameter.empty
+        fields.append((parameter.name, hint) if required else (parameter.name, hint, _default(parameter.default)))
+    made = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+    return made, context_name
+
+
+def _default(value: Any) -> Any:
+    return msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict | set) and value else value
+
+
+def _schema_of(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    try:
+        (schema,), components = msgspec.json.schema_components([arguments], schema_hook=_describe)
+    except TypeError as error:
+        raise ConfigurationError(f"Tool {name} has a parameter whose type has no JSON schema: {error}.") from None
+    own = components.pop(name, schema)
+    own.pop("title", None)
+    own.setdefault("properties", {})
+    own.setdefault("required", [])
+    own["additionalProperties"] = False
+    renamed: dict[str, Any] = _renamed({**own, "$defs": components} if components else own)
+    return renamed
+
+
+def _renamed(schema: Any) -> Any:
+    """The same schema with references into `$defs`, where tool schemas keep them."""
+    if isinstance(schema, dict):
+        return {key: _local(value) if key == "$ref" else _renamed(value) for key, value in schema.items()}
+    return [_renamed(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _local(reference: str) -> str:
+    return f"#/$defs/{reference.rpartition('/')[2]}"
+
+
+def _describe(kind: type) -> dict[str, Any]:
+    """The schema of a type that brings its own, as pydantic models do."""
+    described = getattr(kind, "model_json_schema", None)
+    if described is None:
+        raise TypeError(f"{kind.__name__} is not supported")
+    schema: dict[str, Any] = described()
+    return schema
+
+
+def _revive(kind: type, value: Any) -> Any:
+    validate = getattr(kind, "model_validate", None)
+    if validate is None:
+        raise TypeError(f"{kind.__name__} cannot be made from JSON")
+    return validate(value)
+
+
+_SECTION = re.compile(r"^\s*(Args|Arguments|Parameters):\s*$")
+_ENTRY = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
+
+
+def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """A docstring's text before its `Args:` section, and that section's entries by name."""
+    lines = (inspect.getdoc(function) or "").splitlines()
+    start = next((place for place, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    described: dict[str, str] = {}
+    last = None
+    for line in lines[start + 1 :]:
+        if not line.strip() or not line.startswith((" ", "\t")):
+            break
+        entry = _ENTRY.match(line)
+        if entry:
+            last = entry[1]
+            described[last] = entry[2].strip()
+        elif last is not None:
+            described[last] += " " + line.strip()
+    return "\n".join(lines[:start]).strip(), described
+
+
+def _brief(schema: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(schema).decode()[:2000]
+
+

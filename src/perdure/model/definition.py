@@ -1,0 +1,121 @@
+"""What an agent is: its prompt, model, tools and budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import force_setattr
+
+from perdure.errors import ConfigurationError, InvalidData
+from perdure.model.execution import ExecutionBudget
+from perdure.model.value import EMPTY, Value, freeze
+
+_SECRET = re.compile(
+    r"(^|[-_.])(api[-_]?keys?|secret|password|passwd|authorization|bearer|(access|auth|refresh|session)[-_]?token)($|[-_.])",
+    re.IGNORECASE,
+)
+
+
+class ModelConfig(Value, frozen=True):
+    """Which model, how it is asked, and the name of the environment variable that holds its key."""
+
+    name: str
+    base_url: str | None = None
+    api_key_env: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    thinking: str | None = None
+    context_window: int | None = None
+    settings: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze(self, "settings")
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InvalidData("$.model.name", "a model needs a name, such as 'openai:gpt-5' or 'offline'")
+        refuse_secrets(self.settings, "$.model.settings")
+        if self.base_url and "@" in self.base_url.split("//", 1)[-1].split("/", 1)[0]:
+            raise ConfigurationError(
+                "The model's base_url carries credentials, and would be stored with every session. "
+                "Leave them out and name the environment variable that holds the key: api_key_env='…'."
+            )
+
+    @classmethod
+    def of(cls, model: str | ModelConfig) -> ModelConfig:
+        return model if isinstance(model, ModelConfig) else cls(model)
+
+    @property
+    def provider(self) -> str:
+        """The part before the colon; the name itself where there is none."""
+        return self.name.partition(":")[0]
+
+
+class _Named(Value, frozen=True):
+    name: str
+
+
+class AgentDefinition(_Named, frozen=True, kw_only=True):
+    """What an agent is. `tools=None` allows every registered tool, `()` none."""
+
+    label: str | None = None
+    description: str = ""
+    system_prompt: str = ""
+    model: ModelConfig | str | None = None
+    tools: tuple[str, ...] | None = None
+    tools_deny: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    budget: ExecutionBudget = ExecutionBudget()
+    metadata: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InvalidData("$.name", "an agent needs a name")
+        for field in ("label", "description", "system_prompt"):
+            text = getattr(self, field)
+            if not isinstance(text, str) and not (field == "label" and text is None):
+                raise InvalidData(f"$.{field}", f"expected text, got {type(text).__name__}")
+        for field in ("tools", "tools_deny", "capabilities"):
+            force_setattr(self, field, _names(field, getattr(self, field)))
+        if self.model is not None:
+            force_setattr(self, "model", ModelConfig.of(self.model))
+        if not isinstance(self.budget, ExecutionBudget):
+            raise InvalidData("$.budget", "expected an ExecutionBudget")
+        freeze(self, "metadata")
+        refuse_secrets(self.metadata, "$.metadata")
+
+    @property
+    def model_config(self) -> ModelConfig | None:
+        return None if self.model is None else ModelConfig.of(self.model)
+
+
+def refuse_secrets(mapping: Mapping[str, Any], path: str) -> None:
+    """Raise if a key of a mapping that will be stored, however deep, looks like the name of a secret."""
+    seen: set[int] = set()
+    todo: list[tuple[str, Any]] = [(path, mapping)]
+    while todo:
+        at, value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            for key in value:
+                if isinstance(key, str) and value[key] and _SECRET.search(key):
+                    raise ConfigurationError(
+                        f"{at}.{key} looks like a secret, and would be stored with every session. Leave it out and "
+                        "name the environment variable that holds it: ModelConfig(api_key_env='…')."
+                    )
+            todo.extend((f"{at}.{key}"[:200] if isinstance(key, str) else at, value[key]) for key in value)
+        elif isinstance(value, list | tuple):
+            todo.extend((f"{at}[{place}]"[:200], item) for place, item in enumerate(value))
+
+
+def _names(field: str, names: object) -> tuple[str, ...] | None:
+    if names is None and field == "tools":
+        return None
+    if isinstance(names, str) or not isinstance(names, tuple | list):
+        raise InvalidData(f"$.{field}", f"expected a tuple of names, got {type(names).__name__}")
+    for place, name in enumerate(names):
+        if not isinstance(name, str):
+            raise InvalidData(f"$.{field}[{place}]", f"expected a name, got {type(name).__name__}")
+    return tuple(names)

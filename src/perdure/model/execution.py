@@ -1,0 +1,187 @@
+"""One run of an agent while it is live, and the budget it may spend."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from perdure.errors import InvalidData
+from perdure.model.ids import Time, new_id, now
+from perdure.model.message import ToolCall
+from perdure.model.step import AgentStep, AgentStepType, StepExecution
+from perdure.model.stop import ExecutionContinuation, StopReason, StopSignal
+from perdure.model.usage import Usage
+from perdure.model.value import ErrorRecord, Value, brief
+
+
+class ExecutionStatus(str, Enum):
+    """How one run is doing."""
+
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class ExecutionBudget(Value, frozen=True):
+    """What one run may spend. None is unlimited."""
+
+    max_steps: int | None = None
+    max_tokens: int | None = None
+    max_seconds: float | None = None
+    max_cost: float | None = None
+    deadline: Time | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("max_steps", int), ("max_tokens", int), ("max_seconds", float), ("max_cost", float)):
+            limit = getattr(self, name)
+            if limit is not None and not _is_limit(limit, kind):
+                wanted = f"{'a whole' if kind is int else 'a'} number of at least 0, or None"
+                raise InvalidData(f"$.budget.{name}", f"a limit is {wanted}; got {brief(limit)}")
+        if self.deadline is not None and (not isinstance(self.deadline, datetime) or self.deadline.tzinfo is None):
+            raise InvalidData("$.budget.deadline", "a deadline is a datetime with a time zone, or None")
+
+    @classmethod
+    def unlimited(cls) -> ExecutionBudget:
+        return cls()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is limited."""
+        return self == ExecutionBudget()
+
+    def reached(self, spent: Spent) -> str | None:
+        """The name of the first limit that is reached, if any."""
+        limits = (
+            ("max_steps", self.max_steps, spent.steps),
+            ("max_tokens", self.max_tokens, spent.usage.total_tokens),
+            ("max_seconds", self.max_seconds, spent.seconds),
+            ("max_cost", self.max_cost, spent.usage.cost),
+        )
+        for name, limit, value in limits:
+            if limit is not None and value >= limit:
+                return name
+        if self.deadline is not None and spent.at >= self.deadline:
+            return "deadline"
+        return None
+
+    def is_exhausted(self, spent: Spent) -> bool:
+        """True as soon as any limit is reached."""
+        return self.reached(spent) is not None
+
+
+def _is_limit(limit: Any, kind: type) -> bool:
+    is_number = isinstance(limit, int | kind) and not isinstance(limit, bool)
+    return is_number and 0 <= limit < 2**64  # which NaN and infinity are not
+
+
+class Spent(Value, frozen=True):
+    """What a run has used so far."""
+
+    steps: int = 0
+    usage: Usage = Usage()
+    seconds: float = 0.0
+    at: Time = msgspec.field(default_factory=now)
+
+
+class ExecutionState(Value, frozen=True):
+    """A run: its steps so far, the step under way, and whether it should go on."""
+
+    execution_id: str = msgspec.field(default_factory=new_id)
+    status: ExecutionStatus = ExecutionStatus.PENDING
+    started_at: Time = msgspec.field(default_factory=now)
+    completed_at: Time | None = None
+    step_executions: tuple[StepExecution, ...] = ()
+    continuation: ExecutionContinuation = ExecutionContinuation()
+    current_step_started_at: Time | None = None
+    current_step: AgentStep | None = None
+    pending_calls: tuple[ToolCall, ...] = ()
+    errors: tuple[ErrorRecord, ...] = ()
+
+    @classmethod
+    def fresh(cls) -> ExecutionState:
+        return cls(status=ExecutionStatus.IN_PROGRESS)
+
+    @property
+    def steps(self) -> tuple[AgentStep, ...]:
+        return tuple(done.step for done in self.step_executions)
+
+    @property
+    def last_step(self) -> AgentStep | None:
+        return self.step_executions[-1].step if self.step_executions else None
+
+    @property
+    def last_step_type(self) -> AgentStepType | None:
+        return self.last_step.step_type if self.last_step else None
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether the step under way, or else the last one, asks for tools."""
+        step = self.current_step or self.last_step
+        return step is not None and bool(step.tool_calls)
+
+    @property
+    def should_stop(self) -> bool:
+        if self.continuation.should_stop:
+            return True
+        return not (self.continuation.is_continuation_requested or self.has_tool_calls)
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        reason = self.continuation.stop_reason
+        if reason is None and self.status is ExecutionStatus.COMPLETED:
+            return StopReason.COMPLETED
+        return reason
+
+    @property
+    def usage(self) -> Usage:
+        return sum((step.usage for step in self._all_steps()), start=Usage())
+
+    @property
+    def all_errors(self) -> tuple[ErrorRecord, ...]:
+        return (*self.errors, *(error for step in self._all_steps() for error in step.all_errors))
+
+    @property
+    def duration(self) -> float:
+        """Seconds from start to end, or to now while it runs."""
+        return ((self.completed_at or now()) - self.started_at).total_seconds()
+
+    def _all_steps(self) -> tuple[AgentStep, ...]:
+        return self.steps if self.current_step is None else (*self.steps, self.current_step)
+
+    def with_current_step(self, step: AgentStep) -> ExecutionState:
+        started = self.current_step_started_at or now()
+        return msgspec.structs.replace(self, current_step=step, current_step_started_at=started)
+
+    def with_step_started(self) -> ExecutionState:
+        return msgspec.structs.replace(self, current_step_started_at=now())
+
+    def with_current_step_completed(self) -> ExecutionState:
+        """The step under way joins the completed ones."""
+        if self.current_step is None:
+            return self
+        done = StepExecution(
+            self.current_step, self.current_step_started_at or now(), now(), continuation=self.continuation
+        )
+        return msgspec.structs.replace(
+            self, step_executions=(*self.step_executions, done), current_step=None, current_step_started_at=None
+        )
+
+    def with_stop_signal(self, signal: StopSignal) -> ExecutionState:
+        return msgspec.structs.replace(self, continuation=self.continuation.with_stop_signal(signal))
+
+    def with_continuation_requested(self, requested: bool = True) -> ExecutionState:
+        return msgspec.structs.replace(self, continuation=self.continuation.with_continuation_requested(requested))
+
+    def with_pending_calls(self, calls: tuple[ToolCall, ...]) -> ExecutionState:
+        return msgspec.structs.replace(self, pending_calls=calls)
+
+    def with_error(self, error: ErrorRecord) -> ExecutionState:
+        return msgspec.structs.replace(self, errors=(*self.errors, error))
+
+    def ended(self, status: ExecutionStatus) -> ExecutionState:
+        return msgspec.structs.replace(self, status=status, completed_at=now())

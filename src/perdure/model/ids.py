@@ -1,0 +1,75 @@
+"""Ids and time: the only place in the model where either comes from, and both can be replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+import uuid_utils
+
+from perdure.errors import InvalidSessionId
+
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+"""An instant. Without a time zone it could not be compared with any other, so none is stored or read without."""
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+class SessionId(str):
+    """The name of a session: safe as a file name, a URL segment and an SQL value."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: str) -> SessionId:
+        if type(value) is cls:
+            return value
+        if not isinstance(value, str) or not _ID.fullmatch(value):
+            raise InvalidSessionId(value)
+        return super().__new__(cls, value)
+
+    @classmethod
+    def generate(cls) -> SessionId:
+        """A new UUIDv7: unique, and sorted by the time it was made."""
+        return cls(new_id())
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _uuid7() -> str:
+    return str(uuid_utils.uuid7())
+
+
+Clock = Callable[[], datetime]
+IdSource = Callable[[], str]
+
+_clock: ContextVar[Clock] = ContextVar("perdure_clock", default=_utc_now)
+_ids: ContextVar[IdSource] = ContextVar("perdure_ids", default=_uuid7)
+
+
+def now() -> datetime:
+    """The current time, in UTC."""
+    return _clock.get()()
+
+
+def new_id() -> str:
+    """A new unique id."""
+    return _ids.get()()
+
+
+@contextmanager
+def use(*, clock: Clock | None = None, ids: IdSource | None = None) -> Iterator[None]:
+    """Replace the clock or the source of ids within a block, for this task and those it starts."""
+    clock_token = _clock.set(clock or _clock.get())
+    ids_token = _ids.set(ids or _ids.get())
+    try:
+        yield
+    finally:
+        _clock.reset(clock_token)
+        _ids.reset(ids_token)

@@ -1,0 +1,151 @@
+"""What a run tells of itself while it goes on. Every event names its loop, session and agent, and is numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from perdure.model.execution import ExecutionStatus
+from perdure.model.ids import now
+from perdure.model.lineage import ChildLoopRef
+from perdure.model.message import Message, Role, ToolCall
+from perdure.model.step import InferenceResponse, ToolExecution
+from perdure.model.stop import StopSignal
+from perdure.model.usage import Usage
+from perdure.model.value import EMPTY, JSON, ErrorRecord, Value, freeze
+
+
+class LoopConfigSnapshot(Value, frozen=True):
+    """Which model ran a loop, and how it was asked. Never a secret."""
+
+    model: str
+    provider: str
+    config_id: str | None = None
+    name: str | None = None
+    api: str | None = None
+    base_url: str | None = None
+    reasoning: bool | None = None
+    context_window: int | None = None
+    max_tokens: int | None = None
+    thinking_level: str | None = None
+    temperature: float | None = None
+
+
+class ContinuationKind(Value, frozen=True):
+    """How a loop relates to its parent: initial, default, rerun, branch or compaction; the middle two with a tag."""
+
+    kind: str = "initial"
+    tag: str | None = None
+
+
+class LoopEvent(Value, frozen=True, kw_only=True):
+    """What every event of a run carries. `seq` counts within the loop, from 1."""
+
+    loop_id: str
+    session_id: str | None = None
+    agent_id: str = ""
+    seq: int = 0
+    at: datetime = msgspec.field(default_factory=now)
+
+
+class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
+    """A run begins, or goes on after an interruption."""
+
+    parent_loop_id: str | None = None
+    continuation: ContinuationKind = ContinuationKind()
+    config: LoopConfigSnapshot | None = None
+    metadata: Mapping[str, Any] = EMPTY
+    resumed: bool = False
+
+    def __post_init__(self) -> None:
+        freeze(self, "metadata")
+
+
+class TurnStart(LoopEvent, frozen=True, kw_only=True, tag="turn_start"):
+    """A step begins."""
+
+    step_id: str
+    index: int
+
+
+class MessageStart(LoopEvent, frozen=True, kw_only=True, tag="message_start"):
+    """A message is on its way."""
+
+    message_id: str
+    role: Role
+
+
+class MessageUpdate(LoopEvent, frozen=True, kw_only=True, tag="message_update"):
+    """A piece of a message as it is streamed."""
+
+    message_id: str
+    kind: str
+    text: str
+    call_id: str | None = None
+    name: str | None = None
+
+
+class MessageEnd(LoopEvent, frozen=True, kw_only=True, tag="message_end"):
+    """A message is whole."""
+
+    message: Message
+    response: InferenceResponse | None = None
+
+
+class ToolExecutionStart(LoopEvent, frozen=True, kw_only=True, tag="tool_execution_start"):
+    """A tool is about to be called."""
+
+    call: ToolCall
+    step_id: str
+
+
+class ToolExecutionUpdate(LoopEvent, frozen=True, kw_only=True, tag="tool_execution_update"):
+    """A tool tells how far it is."""
+
+    call_id: str
+    progress: JSON = None
+
+
+class ToolExecutionEnd(LoopEvent, frozen=True, kw_only=True, tag="tool_execution_end"):
+    """A tool call has come to its result or its error."""
+
+    execution: ToolExecution
+    step_id: str
+    child: ChildLoopRef | None = None
+
+
+class TurnEnd(LoopEvent, frozen=True, kw_only=True, tag="turn_end"):
+    """A step is complete."""
+
+    step_id: str
+    index: int
+    usage: Usage = Usage()
+    errors: tuple[ErrorRecord, ...] = ()
+
+
+class AgentEnd(LoopEvent, frozen=True, kw_only=True, tag="agent_end"):
+    """A run has ended. `messages` are all it has produced, in order."""
+
+    status: ExecutionStatus
+    messages: tuple[Message, ...] = ()
+    stop_signals: tuple[StopSignal, ...] = ()
+    usage: Usage = Usage()
+    errors: tuple[ErrorRecord, ...] = ()
+    rejection: str | None = None
+
+
+AnyLoopEvent = (
+    AgentStart
+    | TurnStart
+    | MessageStart
+    | MessageUpdate
+    | MessageEnd
+    | ToolExecutionStart
+    | ToolExecutionUpdate
+    | ToolExecutionEnd
+    | TurnEnd
+    | AgentEnd
+)

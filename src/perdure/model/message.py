@@ -1,0 +1,248 @@
+"""A message: who said it, and the parts it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.errors import InvalidData
+from perdure.model.ids import new_id
+from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+
+
+class Text(Value, frozen=True, tag="text"):
+    """Plain text."""
+
+    text: str
+
+
+class Thinking(Value, frozen=True, tag="thinking"):
+    """What a model thought before it answered; the signature goes back to its provider as it came."""
+
+    text: str
+    signature: str | None = None
+    provider: str | None = None
+    id: str | None = None
+
+
+class Media(Value, frozen=True, tag="media"):
+    """An image or a file: its bytes, or where they are."""
+
+    media_type: str
+    data: bytes | None = None
+    url: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.data is None) == (self.url is None):
+            raise InvalidData("$.media", "an image or file has either `data` or `url`, exactly one of them")
+
+
+class ToolCall(Value, frozen=True, tag="tool_call"):
+    """A model's wish to have a tool called."""
+
+    name: str
+    arguments: Mapping[str, Any] = EMPTY
+    id: str = msgspec.field(default_factory=new_id)
+    provider: str | None = None
+    opaque: JSON = None
+
+    def __post_init__(self) -> None:
+        freeze(self, "arguments")
+
+
+class ToolResult(Value, frozen=True, tag="tool_result"):
+    """What came of a tool call."""
+
+    call_id: str
+    content: JSON = None
+    name: str | None = None
+    is_error: bool = False
+
+    @property
+    def text(self) -> str:
+        """The result as a model reads it."""
+        return self.content if isinstance(self.content, str) else msgspec.json.encode(self.content).decode()
+
+
+class Opaque(Value, frozen=True, tag="opaque"):
+    """Something only its provider understands; kept, and sent back to that provider alone."""
+
+    provider: str
+    body: JSON = None
+
+
+class UnknownPart(Value, frozen=True, tag="~part"):
+    """A part of a kind that a newer release has written: kept as it stands."""
+
+    body: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze(self, "body")
+        kind = self.body.get("type")
+        if not isinstance(kind, str) or kind in _KINDS:
+            raise InvalidData("$.body", "an unknown part is an object with a type that this release does not know")
+
+
+_KINDS = ("text", "thinking", "media", "tool_call", "tool_result", "opaque")
+Part = Text | Thinking | Media | ToolCall | ToolResult | Opaque | UnknownPart
+
+
+class Message(Value, frozen=True):
+    """One thing that was said. Messages are never changed once they are in a log."""
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    id: str = msgspec.field(default_factory=new_id)
+    metadata: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise InvalidData("$.role", f"{brief(self.role)} is not a role; use one of {', '.join(ROLES)}")
+        if self.metadata is not EMPTY:
+            freeze(self, "metadata")
+
+    @classmethod
+    def user(cls, *content: str | Part, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
+        return cls("user", _parts(content), id or new_id(), metadata)
+
+    @classmethod
+    def system(cls, text: str, *, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
+        return cls("system", _parts((text,)), id or new_id(), metadata)
+
+    @classmethod
+    def assistant(
+        cls,
+        *content: str | Part,
+        tool_calls: Iterable[ToolCall] = (),
+        id: str | None = None,
+        metadata: Mapping[str, Any] = EMPTY,
+    ) -> Message:
+        said = [part for part in content if part != ""]
+        return cls("assistant", _parts((*said, *tool_calls)), id or new_id(), metadata)
+
+    @classmethod
+    def tool(
+        cls,
+        call_id: str,
+        content: JSON = "",
+        *,
+        name: str | None = None,
+        is_error: bool = False,
+        id: str | None = None,
+        metadata: Mapping[str, Any] = EMPTY,
+    ) -> Message:
+        settled = clean_text(content) if isinstance(content, str) else content
+        return cls("tool", (ToolResult(call_id, settled, name, is_error),), id or new_id(), metadata)
+
+    @classmethod
+    def of(cls, value: object, *, role: Role = "user") -> Message:
+        """A message from what a caller has at hand: a message, a text, or a `{role, content, …}` dict."""
+        if isinstance(value, Message):
+            return value
+        if isinstance(value, Mapping):
+            return _from_mapping(value)
+        if isinstance(value, str):
+            return cls(role, _parts((value,)))
+        if type(value).__str__ is not object.__str__ and not isinstance(value, bytes | bytearray):
+            return cls(role, _parts((str(value),)))
+        kind = type(value).__name__
+        raise InvalidData("$", f"a {kind} is not a message; give a text, a dict with a role, or a Message")
+
+    @property
+    def text(self) -> str:
+        """All that is text in this message, tool results included."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text | ToolResult))
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+
+    @property
+    def tool_results(self) -> tuple[ToolResult, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolResult))
+
+    @property
+    def is_trace(self) -> bool:
+        """Whether this message belongs to the working of a run rather than to the conversation."""
+        return bool(self.metadata.get("is_trace"))
+
+    def with_metadata(self, **values: JSON) -> Message:
+        return msgspec.structs.replace(self, metadata={**self.metadata, **values})
+
+
+def _parts(content: Iterable[str | Part]) -> tuple[Part, ...]:
+    return tuple(_part(place, given) for place, given in enumerate(content))
+
+
+def _part(place: int, given: str | Part) -> Part:
+    if isinstance(given, str):
+        return Text(clean_text(str.__str__(given)))
+    if not isinstance(given, Part):
+        raise InvalidData(f"$.parts[{place}]", f"expected a text or a part, got {type(given).__name__}")
+    return given
+
+
+_SHARED_KEYS = ("role", "content", "id", "metadata")
+_TOOL_KEYS = (*_SHARED_KEYS, "tool_call_id", "name", "is_error")
+_OTHER_KEYS = (*_SHARED_KEYS, "parts", "tool_calls")
+
+
+def _from_mapping(given: Mapping[Any, Any]) -> Message:
+    """A message from the dict form that most chat APIs share, with nothing ignored."""
+    role = given.get("role")
+    if role is None:
+        raise InvalidData("$.role", f"a message needs a role: one of {', '.join(ROLES)}")
+    if role not in ROLES:
+        raise InvalidData("$.role", f"{brief(role)} is not a role; use one of {', '.join(ROLES)}")
+    keys = _TOOL_KEYS if role == "tool" else _OTHER_KEYS
+    for key in given:
+        if key not in keys:
+            where = f"$.{key}" if isinstance(key, str) else "$"
+            raise InvalidData(where, f"unknown key; a message of role {role} has {', '.join(keys)}")
+    shared = {"id": _expect(given, "id", str, None), "metadata": _expect(given, "metadata", Mapping, EMPTY)}
+    if role == "tool":
+        call_id = given.get("tool_call_id")
+        if not isinstance(call_id, str):
+            raise InvalidData("$.tool_call_id", "a tool message needs the id of the call it answers")
+        name, is_error = _expect(given, "name", str, None), _expect(given, "is_error", bool, False)
+        return Message.tool(call_id, given.get("content", ""), name=name, is_error=is_error, **shared)
+    parts = (*_content_parts(given), *_call_parts(given))
+    return Message(role, parts, shared["id"] or new_id(), shared["metadata"])
+
+
+def _expect(given: Mapping[Any, Any], key: str, kind: type, default: Any) -> Any:
+    value = given.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise InvalidData(f"$.{key}", f"expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _content_parts(given: Mapping[Any, Any]) -> tuple[Part, ...]:
+    content, parts = given.get("content"), given.get("parts")
+    if content is not None and parts is not None:
+        raise InvalidData("$.parts", "give `content` or `parts`, not both")
+    content = parts if content is None else content
+    if isinstance(content, str):
+        return _parts((content,)) if content else ()
+    if content is None:
+        return ()
+    try:
+        return msgspec.convert(content, tuple[Part, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidData("$.content", f"content is a text or a list of parts: {error}") from None
+
+
+def _call_parts(given: Mapping[Any, Any]) -> tuple[Part, ...]:
+    try:
+        calls = [{**call, "type": "tool_call"} for call in given.get("tool_calls") or ()]
+        return msgspec.convert(calls, tuple[ToolCall, ...])
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidData("$.tool_calls", f"a tool call has name, arguments and id: {error}") from None

@@ -1,0 +1,175 @@
+"""A session: what the agent is, what it has done, and the header under which both are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, InvalidSessionFile
+from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId, Time, now
+from perdure.model.lineage import SpawnRef
+from perdure.model.state import AgentState
+from perdure.model.value import Value, brief
+
+
+class SessionStatus(str, Enum):
+    """Whether the conversation is open. Moves only when an action or a controller moves it."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+_S = SessionStatus
+STATUS_MOVES: dict[SessionStatus, frozenset[SessionStatus]] = {
+    _S.ACTIVE: frozenset({_S.SUSPENDED, _S.COMPLETED, _S.FAILED, _S.DELETED}),
+    _S.SUSPENDED: frozenset({_S.ACTIVE, _S.COMPLETED, _S.FAILED, _S.DELETED}),
+    _S.COMPLETED: frozenset({_S.ACTIVE, _S.DELETED}),
+    _S.FAILED: frozenset({_S.ACTIVE, _S.DELETED}),
+    _S.DELETED: frozenset(),
+}
+
+
+class AgentSessionInfo(Value, frozen=True):
+    """The header of a session: all that a list shows."""
+
+    id: SessionId
+    agent_name: str
+    status: SessionStatus = SessionStatus.ACTIVE
+    version: int = 0
+    created_at: Time = msgspec.field(default_factory=now)
+    updated_at: Time = msgspec.field(default_factory=now)
+    parent_id: SessionId | None = None
+    spawn_ref: SpawnRef | None = None
+    owner: str | None = None
+    tags: tuple[str, ...] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "id", SessionId(self.id))
+        if self.parent_id is not None:
+            force_setattr(self, "parent_id", SessionId(self.parent_id))
+
+
+class AgentSession(Value, frozen=True):
+    """A session as of one version. Every change makes a new value; a store makes it the next version."""
+
+    info: AgentSessionInfo
+    definition: AgentDefinition
+    state: AgentState
+
+    @classmethod
+    def reconstitute(cls, session: AgentSession, *, version: int, updated_at: datetime) -> AgentSession:
+        """The session as a store hands it back: the same, at the version and time at which it was kept."""
+        return session._with_info(version=version, updated_at=updated_at)
+
+    @property
+    def id(self) -> SessionId:
+        return self.info.id
+
+    @property
+    def version(self) -> int:
+        return self.info.version
+
+    @property
+    def status(self) -> SessionStatus:
+        return self.info.status
+
+    def _with_info(self, **changes: Any) -> AgentSession:
+        return msgspec.structs.replace(self, info=msgspec.structs.replace(self.info, **changes))
+
+    def with_state(self, state: AgentState) -> AgentSession:
+        """Another state; the session's status is left alone."""
+        info = msgspec.structs.replace(self.info, updated_at=now())
+        return msgspec.structs.replace(self, state=state, info=info)
+
+    def with_definition(self, definition: AgentDefinition) -> AgentSession:
+        info = msgspec.structs.replace(self.info, agent_name=definition.name, updated_at=now())
+        return msgspec.structs.replace(self, definition=definition, info=info)
+
+    def with_tags(self, tags: Iterable[str]) -> AgentSession:
+        return self._with_info(tags=check_tags(tags), updated_at=now())
+
+    def with_name(self, name: str | None) -> AgentSession:
+        return self._with_info(name=name, updated_at=now())
+
+    def with_status(self, status: SessionStatus) -> AgentSession:
+        """Move along the table of legal moves; the same status again changes nothing."""
+        try:
+            status = SessionStatus(status)
+        except ValueError:
+            raise InvalidData("$.status", f"{brief(status)} is not a status; use one of {', '.join(_S)}") from None
+        if status is self.status:
+            return self
+        allowed = STATUS_MOVES[self.status]
+        if status not in allowed:
+            raise IllegalStatusChange(self.id, self.status.value, status.value, (s.value for s in allowed))
+        return self._with_info(status=status, updated_at=now())
+
+    def activated(self) -> AgentSession:
+        return self.with_status(SessionStatus.ACTIVE)
+
+    def suspended(self) -> AgentSession:
+        return self.with_status(SessionStatus.SUSPENDED)
+
+    def completed(self) -> AgentSession:
+        return self.with_status(SessionStatus.COMPLETED)
+
+    def failed(self) -> AgentSession:
+        return self.with_status(SessionStatus.FAILED)
+
+    def deleted(self) -> AgentSession:
+        return self.with_status(SessionStatus.DELETED)
+
+
+def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Tags in order and without repeats."""
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidData("$.tags", f"expected several tags, got one {type(tags).__name__}; write ('vip',)")
+    kept: dict[str, None] = {}
+    for place, tag in enumerate(tags):
+        if not isinstance(tag, str) or not tag or len(tag) > 200:
+            raise InvalidData(f"$.tags[{place}]", "a tag is a text of 1 to 200 characters")
+        kept[tag] = None
+    return tuple(kept)
+
+
+class SessionInfoList(Sequence[AgentSessionInfo]):
+    """One page of headers, newest first. `next` goes into `after=` for the next page; None at the end.
+
+    `damaged` names the sessions of this page whose header could not be read; they stop nobody else's listing.
+    """
+
+    def __init__(
+        self,
+        infos: Iterable[AgentSessionInfo] = (),
+        *,
+        next: str | None = None,
+        damaged: Iterable[CorruptRecord | InvalidSessionFile] = (),
+    ) -> None:
+        self._infos = tuple(infos)
+        self.next = next
+        self.damaged = tuple(damaged)
+
+    def all(self) -> tuple[AgentSessionInfo, ...]:
+        return self._infos
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __iter__(self) -> Iterator[AgentSessionInfo]:
+        return iter(self._infos)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._infos[index]
+
+    def __repr__(self) -> str:
+        return f"<SessionInfoList of {len(self)}{', more follow' if self.next else ''}>"

@@ -1,0 +1,218 @@
+"""What an agent has done: its context, which lasts, and its execution, which is per run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.model.definition import AgentDefinition, ModelConfig
+from perdure.model.execution import ExecutionState, ExecutionStatus
+from perdure.model.ids import Time, new_id, now
+from perdure.model.message import Message
+from perdure.model.step import AgentStep, AgentStepType
+from perdure.model.stop import StopReason, StopSignal
+from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
+from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, Value, freeze
+
+
+class AgentContext(Value, frozen=True):
+    """What the model is shown: transcript, system prompt, metadata, and the form of answer asked for."""
+
+    transcript: Transcript = msgspec.field(default_factory=Transcript)
+    metadata: Mapping[str, Any] = EMPTY
+    system_prompt: str = ""
+    response_format: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, "metadata")
+        if self.response_format is not None:
+            freeze(self, "response_format")
+
+
+class AgentState(Value, frozen=True):
+    """The state of an agent. Every `with_…` returns a new value and moves `updated_at` on."""
+
+    agent_id: str = msgspec.field(default_factory=new_id)
+    parent_agent_id: str | None = None
+    created_at: Time = msgspec.field(default_factory=now)
+    updated_at: Time = msgspec.field(default_factory=now)
+    execution_count: int = 0
+    model: ModelConfig | None = None
+    task: str | None = None
+    context: AgentContext = AgentContext()
+    execution: ExecutionState | None = None
+
+    @classmethod
+    def of(cls, definition: AgentDefinition) -> AgentState:
+        """The state that an agent of this definition starts with."""
+        return cls(context=AgentContext(metadata=definition.metadata, system_prompt=definition.system_prompt))
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.context.transcript
+
+    store = transcript
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """What the transcript shows, in order."""
+        return self.context.transcript
+
+    @property
+    def metadata(self) -> FrozenDict:
+        assert isinstance(self.context.metadata, FrozenDict)
+        return self.context.metadata
+
+    @property
+    def status(self) -> ExecutionStatus | None:
+        return self.execution.status if self.execution else None
+
+    @property
+    def execution_duration(self) -> float | None:
+        return self.execution.duration if self.execution else None
+
+    @property
+    def steps(self) -> tuple[AgentStep, ...]:
+        return self.execution.steps if self.execution else ()
+
+    @property
+    def step_count(self) -> int:
+        return len(self.execution.step_executions) if self.execution else 0
+
+    @property
+    def last_step(self) -> AgentStep | None:
+        return self.execution.last_step if self.execution else None
+
+    @property
+    def last_step_type(self) -> AgentStepType | None:
+        return self.execution.last_step_type if self.execution else None
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        return self.execution.stop_reason if self.execution else None
+
+    @property
+    def should_stop(self) -> bool:
+        return self.execution is not None and self.execution.should_stop
+
+    @property
+    def usage(self) -> Usage:
+        return self.execution.usage if self.execution else Usage()
+
+    @property
+    def errors(self) -> tuple[ErrorRecord, ...]:
+        return self.execution.all_errors if self.execution else ()
+
+    @property
+    def has_errors(self) -> bool | None:
+        return bool(self.execution.all_errors) if self.execution else None
+
+    @property
+    def has_final_response(self) -> bool:
+        return self.last_step_type is AgentStepType.FINAL_RESPONSE
+
+    @property
+    def final_response(self) -> Message | None:
+        """The answer that ended the run; None while there is none."""
+        if not self.has_final_response or self.last_step is None or not self.last_step.output_messages:
+            return None
+        return self.last_step.output_messages[-1]
+
+    @property
+    def current_response(self) -> Sequence[Message]:
+        """The final response's messages, or else what the latest step has put out."""
+        if self.execution is None:
+            return ()
+        step = self.execution.current_step or self.execution.last_step
+        return step.output_messages if step else ()
+
+    def debug(self) -> dict[str, Any]:
+        """A summary for logs and assertions."""
+        run = self.execution
+        return {
+            "status": self.status,
+            "execution_count": self.execution_count,
+            "has_execution": run is not None,
+            "execution_id": run.execution_id if run else None,
+            "steps": self.step_count,
+            "continuation": run.continuation.explain() if run else None,
+            "has_errors": bool(self.has_errors),
+            "errors": self.errors,
+            "usage": {name: spent for name, spent in msgspec.structs.asdict(self.usage).items() if name != "unknown"},
+        }
+
+    def _with(self, **changes: Any) -> AgentState:
+        return msgspec.structs.replace(self, updated_at=now(), **changes)
+
+    def with_context(self, context: AgentContext) -> AgentState:
+        return self._with(context=context)
+
+    def _with_context(self, **changes: Any) -> AgentState:
+        return self._with(context=msgspec.structs.replace(self.context, **changes))
+
+    def with_transcript(self, transcript: Transcript) -> AgentState:
+        return self._with_context(transcript=transcript)
+
+    def with_messages(self, *messages: Message) -> AgentState:
+        """Messages at the end of the transcript."""
+        return self.with_transcript(self.transcript.append(*messages))
+
+    def with_system_prompt(self, text: str) -> AgentState:
+        return self._with_context(system_prompt=text)
+
+    def with_metadata(self, key: str, value: Any) -> AgentState:
+        return self._with_context(metadata={**self.metadata, key: value})
+
+    def with_response_format(self, schema: Mapping[str, Any] | None) -> AgentState:
+        return self._with_context(response_format=schema)
+
+    def with_model(self, model: ModelConfig | None) -> AgentState:
+        return self._with(model=model)
+
+    def with_task(self, text: str | None) -> AgentState:
+        return self._with(task=text)
+
+    def with_parent_agent(self, agent_id: str | None) -> AgentState:
+        return self._with(parent_agent_id=agent_id)
+
+    def with_execution(self, execution: ExecutionState | None) -> AgentState:
+        return self._with(execution=execution)
+
+    def with_execution_started(self) -> AgentState:
+        """A fresh execution, counted."""
+        return self._with(execution=ExecutionState.fresh(), execution_count=self.execution_count + 1)
+
+    def for_next_execution(self) -> AgentState:
+        """The same state between runs."""
+        return self._with(execution=None)
+
+    def with_stop_signal(self, signal: StopSignal) -> AgentState:
+        return self._with(execution=self._ensure_execution().with_stop_signal(signal))
+
+    def with_continuation_requested(self, requested: bool = True) -> AgentState:
+        return self._with(execution=self._ensure_execution().with_continuation_requested(requested))
+
+    def with_current_step(self, step: AgentStep) -> AgentState:
+        """The step under way; its output joins the transcript, each message tagged with where it comes from."""
+        run = self._ensure_execution()
+        tags: dict[str, Any] = {"step_id": step.id, "execution_id": run.execution_id, "agent_id": self.agent_id}
+        if step.step_type is not AgentStepType.FINAL_RESPONSE:
+            tags["is_trace"] = True
+        again = run.current_step is not None and run.current_step.id == step.id
+        known = run.current_step.output_messages if run.current_step and again else Transcript()
+        tagged = [message.with_metadata(**tags) for message in step.output_messages[len(known) :]]
+        transcript = self.transcript.append(*tagged)
+        produced = transcript[len(transcript) - len(tagged) :]
+        output = Transcript((*known.pieces, *produced.pieces))
+        run = run.with_current_step(msgspec.structs.replace(step, output_messages=output))
+        context = msgspec.structs.replace(self.context, transcript=transcript)
+        return self._with(context=context, execution=run)
+
+    def with_current_step_completed(self) -> AgentState:
+        return self._with(execution=self._ensure_execution().with_current_step_completed())
+
+    def _ensure_execution(self) -> ExecutionState:
+        return self.execution or ExecutionState.fresh()

@@ -1,0 +1,115 @@
+"""One step of a run: what went to the model, what came back, which tools ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+import msgspec
+
+from perdure.model.ids import Time, new_id, now
+from perdure.model.message import Message, ToolCall
+from perdure.model.stop import ExecutionContinuation
+from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
+from perdure.model.value import JSON, ErrorRecord, Value
+
+
+class AgentStepType(str, Enum):
+    """What a step came to. Always derived from what is in it."""
+
+    ERROR = "error"
+    TOOL_EXECUTION = "tool_execution"
+    FINAL_RESPONSE = "final_response"
+
+
+class InferenceResponse(Value, frozen=True):
+    """What the model's answer said about itself. Its message is the step's first output."""
+
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    model: str | None = None
+    provider: str | None = None
+    response_id: str | None = None
+
+
+class ToolExecution(Value, frozen=True):
+    """One tool call that was carried out: its result, or its error."""
+
+    call: ToolCall
+    started_at: Time
+    completed_at: Time | None = None
+    result: JSON = None
+    error: ErrorRecord | None = None
+    usage: Usage = Usage()
+
+    @property
+    def duration(self) -> float | None:
+        return None if self.completed_at is None else (self.completed_at - self.started_at).total_seconds()
+
+
+class AgentStep(Value, frozen=True):
+    """A snapshot of one model call and the tools it led to. Messages are spans of a transcript, not copies."""
+
+    id: str = msgspec.field(default_factory=new_id)
+    input_messages: Transcript = msgspec.field(default_factory=Transcript)
+    output_messages: Transcript = msgspec.field(default_factory=Transcript)
+    inference_response: InferenceResponse = InferenceResponse()
+    tool_executions: tuple[ToolExecution, ...] = ()
+    errors: tuple[ErrorRecord, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        output: Iterable[Message],
+        *,
+        input: Transcript | None = None,
+        response: InferenceResponse | None = None,
+        tool_executions: Iterable[ToolExecution] = (),
+        errors: Iterable[ErrorRecord] = (),
+    ) -> AgentStep:
+        return cls(
+            input_messages=input or Transcript(),
+            output_messages=Transcript.of(output),
+            inference_response=response or InferenceResponse(),
+            tool_executions=tuple(tool_executions),
+            errors=tuple(errors),
+        )
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that the model asked for in this step."""
+        return tuple(call for message in self.output_messages for call in message.tool_calls)
+
+    @property
+    def all_errors(self) -> tuple[ErrorRecord, ...]:
+        """The step's own errors and those of its tools."""
+        return (*self.errors, *(run.error for run in self.tool_executions if run.error is not None))
+
+    @property
+    def step_type(self) -> AgentStepType:
+        if self.all_errors:
+            return AgentStepType.ERROR
+        return AgentStepType.TOOL_EXECUTION if self.tool_calls else AgentStepType.FINAL_RESPONSE
+
+    @property
+    def usage(self) -> Usage:
+        """What the model call and the tools' own model calls (sub-agents) used."""
+        return sum((run.usage for run in self.tool_executions), start=self.inference_response.usage)
+
+
+class StepExecution(Value, frozen=True):
+    """A completed step with its times, and the signals that stood when it ended."""
+
+    step: AgentStep
+    started_at: Time
+    completed_at: Time = msgspec.field(default_factory=now)
+    continuation: ExecutionContinuation = ExecutionContinuation()
+
+    @property
+    def id(self) -> str:
+        return self.step.id
+
+    @property
+    def duration(self) -> float:
+        return (self.completed_at - self.started_at).total_seconds()

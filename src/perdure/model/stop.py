@@ -1,0 +1,72 @@
+"""Why a run stops: reasons by priority, signals, and the continuation that weighs them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from perdure.model.value import Value
+
+
+class StopReason(str, Enum):
+    """Why a run stopped. When several signals stand, the reason named first here is the run's."""
+
+    ERROR_FORBADE = "error_forbade"
+    STOP_REQUESTED = "stop_requested"
+    STEPS_LIMIT_REACHED = "steps_limit_reached"
+    TOKEN_LIMIT_REACHED = "token_limit_reached"
+    TIME_LIMIT_REACHED = "time_limit_reached"
+    RETRY_LIMIT_REACHED = "retry_limit_reached"
+    FINISH_REASON_RECEIVED = "finish_reason_received"
+    USER_REQUESTED = "user_requested"
+    COMPLETED = "completed"
+    UNKNOWN = "unknown"
+
+    @property
+    def priority(self) -> int:
+        """0 is the highest."""
+        return _PRIORITY[self]
+
+    @property
+    def was_force_stopped(self) -> bool:
+        """False only for the two natural ends: completed, and the model's own finish reason."""
+        return self not in (StopReason.COMPLETED, StopReason.FINISH_REASON_RECEIVED)
+
+
+_PRIORITY = {reason: place for place, reason in enumerate(StopReason)}
+
+
+class StopSignal(Value, frozen=True):
+    """Somebody asks the run to stop: why, and who. `limit` names the budget's field where one was reached."""
+
+    reason: StopReason
+    message: str = ""
+    source: str = ""
+    limit: str | None = None
+
+
+class ExecutionContinuation(Value, frozen=True):
+    """The stop signals of a run, and whether somebody asked it to go on all the same."""
+
+    stop_signals: tuple[StopSignal, ...] = ()
+    is_continuation_requested: bool = False
+
+    @property
+    def should_stop(self) -> bool:
+        return bool(self.stop_signals) and not self.is_continuation_requested
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """The reason of the signal with the highest priority."""
+        return min((s.reason for s in self.stop_signals), key=_PRIORITY.__getitem__, default=None)
+
+    def with_stop_signal(self, signal: StopSignal) -> ExecutionContinuation:
+        return msgspec.structs.replace(self, stop_signals=(*self.stop_signals, signal))
+
+    def with_continuation_requested(self, requested: bool = True) -> ExecutionContinuation:
+        return msgspec.structs.replace(self, is_continuation_requested=requested)
+
+    def explain(self) -> str:
+        signals = ", ".join(s.reason.value for s in self.stop_signals) or "No Stop Signals"
+        return f"{signals}; Continuation Requested: {'Yes' if self.is_continuation_requested else 'No'}"

@@ -1,0 +1,358 @@
+"""The transcript: a piece table over logs. It is what the model is shown; the logs are what was said.
+
+A `Tape` is the part of a log that is in memory. Tapes only grow, so any number of transcripts share one: each
+names the span it shows and never sees what was appended after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple, overload
+
+from msgspec.structs import replace
+
+from perdure.errors import InvalidData, NotLoaded
+from perdure.model.ids import Time, new_id, now
+from perdure.model.message import Message
+from perdure.model.value import Value, brief
+
+
+class LogRef(NamedTuple):
+    """A log in a store: `origin` is the store's own id, `key` the log's name in it."""
+
+    origin: str
+    key: int | str
+
+
+class Tape:
+    """Messages of one log from position `base` on. `ref` is None until a store has them; `items` None if unread."""
+
+    __slots__ = ("base", "items", "ref")
+
+    def __init__(self, items: list[Message] | None, ref: LogRef | None = None, base: int = 0) -> None:
+        self.items = items
+        self.ref = ref
+        self.base = base
+
+    @property
+    def end(self) -> int:
+        """The position after the last message held here."""
+        return self.base + len(self.items or ())
+
+    def read(self, start: int, stop: int) -> list[Message]:
+        if self.items is None:
+            raise NotLoaded(f"log {self.ref.key if self.ref else '?'}, messages {start} to {stop}")
+        return self.items[start - self.base : stop - self.base]
+
+    def push(self, messages: tuple[Message, ...], at: int) -> bool:
+        """Append at position `at`; False if that is not the end, or another thread was first: start a tape then."""
+        items = self.items
+        if items is None or at != self.end:
+            return False
+        index = at - self.base
+        items.extend(messages)  # in one step, so that no other thread's come between them
+        return all(map(is_, items[index : index + len(messages)], messages))
+
+
+class Span(NamedTuple):
+    """Messages `start` to `stop` of a tape's log."""
+
+    tape: Tape
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __reduce__(self) -> tuple[type[Span], tuple[Tape, int, int]]:
+        return Span, (self.tape, self.start, self.stop)  # a tuple copies itself by its length, which here is the span's
+
+    def messages(self) -> list[Message]:
+        return self.tape.read(self.start, self.stop)
+
+    def cut(self, start: int, stop: int) -> Span:
+        return Span(self.tape, self.start + start, self.start + stop)
+
+
+class Block(Value, frozen=True):
+    """A compaction overlay: shows some messages instead of the pieces it covers, which stay as they are."""
+
+    covered: tuple[Any, ...]
+    shown: tuple[Any, ...]
+    by: str = ""
+    id: str = ""
+    at: Time | None = None
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.shown))
+
+
+Piece = Span | Block
+
+
+class Transcript(Sequence[Message]):
+    """An immutable view over logs. As a sequence it is the messages that the view shows."""
+
+    __slots__ = ("_length", "pieces")
+
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        self.pieces: tuple[Piece, ...] = _joined(pieces)
+        self._length = sum(map(len, self.pieces))
+
+    @classmethod
+    def of(cls, messages: Iterable[Message]) -> Transcript:
+        return cls().append(*messages)
+
+    def append(self, *messages: Message) -> Transcript:
+        """This transcript with messages at its end. Costs what is appended, not what is there."""
+        if not messages:
+            return self
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, Span) and last.tape.ref is None and last.tape.push(messages, last.stop):
+            return self._with_last(Span(last.tape, last.start, last.stop + len(messages)))
+        return self._with_new(Span(Tape(list(messages)), 0, len(messages)))
+
+    def _with_last(self, piece: Piece) -> Transcript:
+        return _unchecked((*self.pieces[:-1], piece), self._length - len(self.pieces[-1]) + len(piece))
+
+    def _with_new(self, piece: Piece) -> Transcript:
+        return _unchecked((*self.pieces, piece), self._length + len(piece))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Message]:
+        return chain.from_iterable(span.messages() for span in self.spans())
+
+    def __reversed__(self) -> Iterator[Message]:
+        return chain.from_iterable(reversed(span.messages()) for span in reversed(tuple(self.spans())))
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Transcript: ...
+    def __getitem__(self, index: int | slice) -> Message | Transcript:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step != 1:
+                raise InvalidData("$.step", "a transcript can only be sliced in steps of 1")
+            return self.cut(start, stop)
+        place = index + self._length if index < 0 else index
+        if not 0 <= place < self._length:
+            raise IndexError(f"message {index} of a transcript of {self._length}")
+        for span in self.spans():
+            if place < len(span):
+                return span.cut(place, place + 1).messages()[0]
+            place -= len(span)
+        raise AssertionError("a transcript's length is the sum of its spans")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Transcript) and _content(self.pieces) == _content(other.pieces)
+
+    __hash__ = None  # type: ignore[assignment]  # equal by content, and content is not hashed
+
+    def __repr__(self) -> str:
+        return f"<Transcript of {self._length} messages in {len(self.pieces)} pieces>"
+
+    def spans(self) -> Iterator[Span]:
+        """The spans that are shown, in order."""
+        return visible(self.pieces)
+
+    def blocks(self) -> Iterator[Block]:
+        """Every compaction block, those inside other blocks too, outermost first."""
+        return _blocks(self.pieces)
+
+    def index(self, value: Message | str, start: int = 0, stop: int | None = None) -> int:
+        """Where a message, given itself or by id, stands in this view."""
+        wanted = value if isinstance(value, str) else value.id
+        start, stop, _ = slice(start, stop).indices(self._length)
+        for place, message in enumerate(self[start:stop], start):
+            if message.id == wanted:
+                return place
+        raise ValueError(f"message {wanted!r} is not in this transcript")
+
+    def cut(self, start: int, stop: int) -> Transcript:
+        """The messages from `start` to `stop` of this view. Nothing is copied."""
+        start, stop, _ = slice(start, stop).indices(self._length)
+        if (start, stop) == (0, self._length):
+            return self
+        return Transcript(_sliced(self.pieces, start, max(start, stop)))
+
+    def reset(self) -> Transcript:
+        """An empty view; every log keeps what it has."""
+        return Transcript()
+
+    def trim(self, keep_last: int) -> Transcript:
+        """At least the last `keep_last` messages: the cut moves earlier so that no result loses its call."""
+        if keep_last < 0:
+            raise InvalidData("$.keep_last", f"cannot keep {brief(keep_last)} messages; give 0 or more")
+        return self.cut(self.safe_cut(self._length - keep_last), self._length)
+
+    def safe_cut(self, at: int) -> int:
+        """The nearest place at or before `at` where a view may begin without parting a tool call from its result."""
+        at = max(0, min(at, self._length))
+        waiting = _results_before_calls(self[at:], at)
+        pairs: list[tuple[int, int]] = []
+        for place, message in zip(range(at - 1, -1, -1), reversed(self[:at]), strict=True):
+            if not waiting:
+                break
+            for result in message.tool_results:
+                waiting.setdefault(result.call_id, place)
+            pairs += [(waiting.pop(call.id), place) for call in message.tool_calls if call.id in waiting]
+        for result_at, call_at in sorted(pairs, reverse=True):
+            if call_at < at <= result_at:
+                at = call_at
+        return at
+
+    def cover(
+        self,
+        start: int,
+        stop: int,
+        shown: Iterable[Message],
+        *,
+        by: str,
+        tokens_before: int | None = None,
+        tokens_after: int | None = None,
+    ) -> Transcript:
+        """Show some messages in place of those from `start` to `stop`, which the new block keeps."""
+        if not 0 <= start < stop <= self._length:
+            raise InvalidData("$.cover", f"cannot cover {start} to {stop} of {self._length} messages")
+        if not (self._is_edge(start) and self._is_edge(stop)):
+            raise InvalidData("$.cover", f"{start} to {stop} ends inside a compaction block; cover the whole block")
+        block = Block(
+            covered=_sliced(self.pieces, start, stop),
+            shown=tuple(Transcript.of(shown).pieces),
+            by=by,
+            id=new_id(),
+            at=now(),
+            tokens_before=tokens_before,
+            tokens_after=tokens_after,
+        )
+        return Transcript((*_sliced(self.pieces, 0, start), block, *_sliced(self.pieces, stop, self._length)))
+
+    def uncover(self, block_id: str | None = None) -> Transcript:
+        """Take one block off (the last one, unless named), so that what it covered is shown again."""
+        places = [i for i, piece in enumerate(self.pieces) if isinstance(piece, Block) and block_id in (None, piece.id)]
+        if not places:
+            known = ", ".join(piece.id for piece in self.pieces if isinstance(piece, Block)) or "none"
+            raise InvalidData("$.block_id", f"no such compaction block on this view: {block_id}; there are: {known}")
+        block = self.pieces[places[-1]]
+        assert isinstance(block, Block)
+        return Transcript((*self.pieces[: places[-1]], *block.covered, *self.pieces[places[-1] + 1 :]))
+
+    def _is_edge(self, place: int) -> bool:
+        for piece in self.pieces:
+            if place <= 0:
+                break
+            if isinstance(piece, Block) and place < len(piece):
+                return False
+            place -= len(piece)
+        return True
+
+
+def _unchecked(pieces: tuple[Piece, ...], length: int) -> Transcript:
+    """A transcript of pieces known to be in normal form."""
+    transcript = Transcript.__new__(Transcript)
+    transcript.pieces = pieces
+    transcript._length = length
+    return transcript
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The normal form: no empty span, and neighbours on one tape are one."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Span):
+            if piece.start >= piece.stop:
+                continue
+            if isinstance(last, Span) and last.tape is piece.tape and last.stop == piece.start:
+                joined[-1] = Span(last.tape, last.start, piece.stop)
+                continue
+        joined.append(piece)
+    return tuple(joined)
+
+
+def visible(pieces: Iterable[Piece]) -> Iterator[Span]:
+    """The spans that pieces show."""
+    for piece in pieces:
+        if isinstance(piece, Span):
+            yield piece
+        else:
+            yield from piece.shown
+
+
+def every_span(pieces: Iterable[Piece]) -> Iterator[Span]:
+    """The spans that pieces name, covered ones too."""
+    todo = list(pieces)[::-1]  # not by recursion: each compaction may cover the one before, without end
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, Span):
+            yield piece
+        else:
+            todo += (*piece.covered, *piece.shown)[::-1]
+
+
+def _blocks(pieces: Iterable[Piece]) -> Iterator[Block]:
+    todo = list(pieces)[::-1]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, Block):
+            yield piece
+            todo += piece.covered[::-1]
+
+
+def _results_before_calls(messages: Iterable[Message], place: int) -> dict[str, int]:
+    """Call ids whose results come without, or before, their calls, and where the last such result stands."""
+    called: set[str] = set()
+    waiting: dict[str, int] = {}
+    for at, message in enumerate(messages, place):
+        called.update(call.id for call in message.tool_calls)
+        waiting.update((result.call_id, at) for result in message.tool_results if result.call_id not in called)
+    return waiting
+
+
+def _sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...]:
+    """Pieces that show `start` to `stop`. A block that the cut goes through dissolves into what is left of its view.
+
+    A block that shows nothing goes with the message after it, or at the very end with the one before.
+    """
+    kept: list[Piece] = []
+    to_the_end = start < sum(map(len, pieces)) <= stop
+    for piece in pieces:
+        length = len(piece)
+        low, high = max(start, 0), min(stop, length)
+        if length == 0 and start <= 0 and (stop > 0 or to_the_end):
+            kept.append(piece)
+        elif low < high:
+            if low == 0 and high == length:
+                kept.append(piece)
+            elif isinstance(piece, Span):
+                kept.append(piece.cut(low, high))
+            else:
+                kept.extend(_sliced(piece.shown, low, high))
+        start, stop = start - length, stop - length
+    return tuple(kept)
+
+
+def _content(pieces: tuple[Piece, ...]) -> list[object]:
+    """What pieces mean, whatever tapes they stand on: messages, unread spans, and blocks with what they cover."""
+    content: list[object] = []
+    todo: list[Any] = list(pieces)[::-1]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, Block):
+            content.append(replace(piece, covered=(), shown=()))
+            todo += ("covered", *piece.covered, "end")[::-1]
+            todo += piece.shown[::-1]
+        elif not isinstance(piece, Span):
+            content.append(piece)
+        elif piece.tape.items is None:
+            content.append((piece.tape.ref, piece.start, piece.stop))
+        else:
+            content.extend(piece.messages())
+    return content

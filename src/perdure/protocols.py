@@ -1,0 +1,381 @@
+"""All that a user may implement, on one page, and the values that pass through it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+
+import msgspec
+
+from perdure.errors import InvalidData
+from perdure.model.definition import ModelConfig
+from perdure.model.ids import SessionId
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, SessionInfoList, SessionStatus
+from perdure.model.step import InferenceResponse
+from perdure.model.transcript import LogRef
+from perdure.model.value import EMPTY, JSON, Value
+
+
+class SessionStage(str, Enum):
+    """Where in the runtime's pipelines a controller is called."""
+
+    BEFORE_CREATE = "before_create"
+    AFTER_CREATE = "after_create"
+    AFTER_LOAD = "after_load"
+    AFTER_ACTION = "after_action"
+    BEFORE_SAVE = "before_save"
+    AFTER_SAVE = "after_save"
+
+
+class SessionController(Protocol):
+    """Called at each stage with the session; what it returns goes on. A plain function may serve as well."""
+
+    def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession | Awaitable[AgentSession]: ...
+
+
+class ActionContext:
+    """What the runtime gives an action beside the session. Most actions ignore it.
+
+    An action that has run an agent tells here how its result is to be saved.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        emit: Callable[[object], Awaitable[None]],
+        execute: Callable[[str, Action], Awaitable[AgentSession]],
+    ) -> None:
+        self.store = store
+        self.emit = emit
+        self.execute = execute
+        self.journal: Journal | None = store if isinstance(store, Journal) else None
+        self.saving: Saving | None = None
+        self.answer: AgentSession | None = None
+        """Set where there is nothing to save: what the caller is given instead."""
+        self.interrupted: AgentSession | None = None
+        """Set where the action was cancelled: what is to be saved before the cancellation goes on."""
+        self.after_saved: Callable[[AgentSession], Awaitable[None]] | None = None
+
+
+class Action(Protocol):
+    """Turns a session into the next one. Anything with this method is an action."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession: ...
+
+
+class EventHandler(Protocol):
+    """Takes events and passes them on; an `EventBus` is one."""
+
+    async def emit(self, event: object) -> None: ...
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A tool as a model is told of it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+class ModelRequest(msgspec.Struct, frozen=True):
+    """One model call: a valid list of messages, in which every tool call has exactly one result."""
+
+    model: ModelConfig
+    messages: Sequence[Message]
+    system_prompt: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    response_format: Mapping[str, Any] | None = None
+    step: int = 0
+    """The index of the step within its run; a run that was recovered goes on counting where it was."""
+
+
+class Delta(Value, frozen=True):
+    """A piece of an answer as it comes: of its text, its thinking, or a tool call's arguments."""
+
+    kind: Literal["text", "thinking", "tool_call", "restart"]
+    """`restart`: what came so far is void, the answer begins anew."""
+    text: str
+    call_id: str | None = None
+    name: str | None = None
+
+
+class ModelReply(msgspec.Struct, frozen=True):
+    """A whole answer: an assistant's message, and what came with it."""
+
+    message: Message
+    response: InferenceResponse = InferenceResponse()
+
+
+OnDelta = Callable[[Delta], Awaitable[None]]
+
+
+class Driver(Protocol):
+    """One model call. DriverError when it fails for good; retries are made by whoever calls the driver."""
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply: ...
+
+
+class ToolContext(msgspec.Struct, frozen=True):
+    """What a tool may know of the call it serves: a parameter of this type is filled in, and hidden from the model."""
+
+    call_id: str
+    execution_id: str
+    agent_id: str
+    session_id: str | None = None
+    progress: Callable[[JSON], Awaitable[None]] | None = None
+    spawn: Callable[..., Awaitable[Any]] | None = None
+    """Runs a sub-agent in a session of its own; None where the run belongs to no session."""
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """Something the model may have called. `perdure.tool` makes one of a function."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The JSON schema of the arguments."""
+        ...
+
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def idempotent(self) -> bool: ...
+    @property
+    def on_unknown(self) -> Literal["error", "rerun", "ask"]:
+        """What becomes of a call whose outcome is unknown after a crash."""
+        ...
+
+    def needs_approval(self, arguments: Mapping[str, Any]) -> bool: ...
+
+    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments, fitted to the tool; ToolError if they do not fit."""
+        ...
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON: ...
+
+
+class Filters(TypedDict, total=False):
+    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for."""
+
+    id: str
+    agent: str
+    status: SessionStatus | str
+    owner: str
+    tag: str
+    parent: str
+    created_after: datetime
+    created_before: datetime
+    updated_after: datetime
+    updated_before: datetime
+    limit: int
+    after: str | None
+
+
+class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The filters of a list, checked."""
+
+    id: str | None = None
+    agent: str | None = None
+    status: SessionStatus | None = None
+    owner: str | None = None
+    tag: str | None = None
+    parent: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    updated_after: datetime | None = None
+    updated_before: datetime | None = None
+    limit: int = 50
+    after: str | None = None
+
+    @classmethod
+    def of(cls, filters: Mapping[str, Any]) -> SessionQuery:
+        for name in filters:
+            if name not in cls.__struct_fields__:
+                raise InvalidData(f"$.{name}", f"no such filter; there are {', '.join(cls.__struct_fields__)}")
+        try:
+            query = msgspec.convert({k: v for k, v in filters.items() if v is not None}, cls, dec_hook=_as_text)
+        except msgspec.ValidationError as error:
+            raise InvalidData("$", f"a filter has the wrong type or value: {error}") from None
+        if not 1 <= query.limit <= 1000:
+            raise InvalidData("$.limit", f"a page holds 1 to 1000 sessions, not {query.limit}")
+        for name in ("created_after", "created_before", "updated_after", "updated_before"):
+            time = getattr(query, name)
+            if time is not None and time.tzinfo is None:
+                raise InvalidData(f"$.{name}", "a time needs a time zone")
+        return query
+
+    @property
+    def shows_deleted(self) -> bool:
+        return self.status is not None or self.id is not None
+
+
+def _as_text(kind: type, value: Any) -> Any:
+    return str(value)
+
+
+@runtime_checkable
+class SessionStore(Protocol):
+    """Keeps sessions. Versions are compared inside the commit; see `perdure.testing.StoreContract`."""
+
+    async def create(self, session: AgentSession) -> AgentSession:
+        """Keep a session of version 0 as version 1; SessionConflict if the id is taken."""
+        ...
+
+    async def save(self, session: AgentSession) -> AgentSession:
+        """Keep the next version; SessionConflict unless the session's version is the stored one."""
+        ...
+
+    async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
+        """The session as of a version (the newest by default), or None."""
+        ...
+
+    async def exists(self, session_id: str) -> bool: ...
+
+    async def delete(self, session_id: str) -> None:
+        """Erase: nothing of it is left but what other sessions' versions show. SessionNotFound if there is none."""
+        ...
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        """A page of headers, newest first. Never reads a transcript."""
+        ...
+
+
+class StoredAt(msgspec.Struct, frozen=True):
+    """Where a message already stands in a log of a store."""
+
+    log: LogRef
+    position: int
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """The right to run one session. The store compares `epoch` on every write made under it."""
+
+    session_id: SessionId
+    epoch: int
+    version: int
+    owner: str
+    lease: float
+
+
+class Entry(Value, frozen=True):
+    """Something to be put on record: an event of a run, or an item for its inbox."""
+
+    kind: str
+    body: JSON = None
+    run: str | None = None
+
+
+class JournalEntry(msgspec.Struct, frozen=True):
+    """An entry as it stands on record, with its place in the session's sequence."""
+
+    seq: int
+    kind: str
+    body: JSON
+    run: str | None = None
+
+
+class Key(msgspec.Struct, frozen=True):
+    """An idempotency key, and a digest of the request that it stands for."""
+
+    name: str
+    digest: str
+
+
+class Saving(msgspec.Struct, frozen=True):
+    """What goes with the save of a run: its claim, what is written already, and what is still to be put on record."""
+
+    claim: Claim
+    written: Mapping[str, StoredAt] = EMPTY
+    entries: Sequence[Entry] = ()
+    taken: int = 0
+    """The last item of the inbox that the run has dealt with."""
+    key: Key | None = None
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """What an append came to: where each message now stands, and the last sequence number."""
+
+    written: Mapping[str, StoredAt]
+    seq: int
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere.
+
+    Stores with a journal also take `save(session, claim=…, written=…, entries=…, taken=…, key=…)`, the fields of
+    `Saving`: the save is fenced by the claim, refers to the messages already written, appends the entries, and
+    releases the claim, all in one commit.
+    """
+
+    async def claim(
+        self,
+        session_id: str,
+        *,
+        version: int,
+        owner: str,
+        lease: float = 30.0,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+    ) -> tuple[Claim, Appended]:
+        """Take the session at this version, with the run's first entries in the same commit.
+
+        SessionBusy while somebody else's claim stands; SessionConflict if the version has moved.
+        """
+        ...
+
+    async def heartbeat(self, claim: Claim) -> None:
+        """Extend the claim by its lease; ClaimLost if it is no longer held."""
+        ...
+
+    async def release(self, claim: Claim) -> None:
+        """Give the claim back without saving; nothing happens if it is no longer held."""
+        ...
+
+    async def append(
+        self,
+        claim: Claim,
+        *,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        log: str = "",
+        taken: int = 0,
+    ) -> Appended:
+        """Put messages and entries on record in one commit; ClaimLost if the claim is no longer held.
+
+        `log` names a branch's own log; the session's log by default. `taken` is the last item of the inbox that has
+        been dealt with. An append also extends the claim.
+        """
+        ...
+
+    async def read(
+        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+    ) -> Sequence[JournalEntry]:
+        """Entries after a sequence number, in order: of the record, or of the inbox those not taken yet."""
+        ...
+
+    async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
+        """Messages of a log, whether or not a version shows them. SessionNotFound if they have been erased."""
+        ...
+
+    async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        """The idempotency key of that name and the version that its run has saved, if there is one."""
+        ...
+
+    async def is_claimed(self, session_id: str) -> bool:
+        """Whether somebody's claim on the session stands."""
+        ...
+
+    async def post(self, session_id: str, entry: Entry) -> int:
+        """Put an item into a session's inbox, claim or no claim; its sequence number."""
+        ...
+
+
+NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY

@@ -1,0 +1,96 @@
+"""The form in which a run's events go on record, and the record that a run writes ahead into a journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+
+from perdure.model.loop_events import AgentEnd, LoopEvent, MessageEnd, MessageUpdate, ToolExecutionEnd, ToolExecutionUpdate
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.protocols import Claim, Entry, Journal, Key, Saving, StoredAt
+
+_IMPLIED = ("type", "loop_id", "session_id", "agent_id")
+
+
+def entry_of(event: LoopEvent) -> Entry:
+    """An event as it is stored: messages by id, and without what the record's columns say already."""
+    plain: dict[str, Any] = msgspec.to_builtins(_by_reference(event), enc_hook=str)
+    kind = str(plain["type"])
+    for name in _IMPLIED:
+        plain.pop(name, None)
+    if isinstance(event, MessageEnd):
+        plain["message"] = event.message.id
+    if isinstance(event, AgentEnd):
+        plain["messages"] = [message.id for message in event.messages]
+    return Entry(kind, plain, event.loop_id)
+
+
+def _by_reference(event: LoopEvent) -> LoopEvent:
+    if isinstance(event, MessageEnd):
+        return replace(event, message=_STUB)
+    if isinstance(event, AgentEnd):
+        return replace(event, messages=())
+    return event
+
+
+_STUB = Message("user", (), "")
+
+
+class JournalRecord:
+    """Writes a run's events ahead into a journal: nothing that cannot be undone happens before it is on record.
+
+    The claim on the session rides on the first write.
+    """
+
+    def __init__(self, journal: Journal, session: AgentSession, *, owner: str, lease: float) -> None:
+        self._journal = journal
+        self._session = session
+        self._owner = owner
+        self.lease = lease
+        self._messages: list[Message] = []
+        self._entries: list[Entry] = []
+        self.claim: Claim | None = None
+        self.written: dict[str, StoredAt] = {}
+        self.taken = 0
+
+    async def put(self, event: LoopEvent) -> None:
+        if isinstance(event, MessageUpdate | ToolExecutionUpdate):
+            return
+        if isinstance(event, MessageEnd):
+            self._messages.append(event.message)
+        self._entries.append(entry_of(event))
+
+    async def barrier(self) -> None:
+        if not self._entries and self.claim is not None:
+            return
+        messages, entries = self._messages, self._entries
+        self._messages, self._entries = [], []
+        if self.claim is None:
+            self.claim, appended = await self._journal.claim(
+                self._session.id,
+                version=self._session.version,
+                owner=self._owner,
+                lease=self.lease,
+                messages=messages,
+                entries=entries,
+            )
+        else:
+            appended = await self._journal.append(
+                self.claim, messages=messages, entries=entries, taken=self.taken
+            )
+        self.written.update(appended.written)
+
+    async def beat(self) -> None:
+        """Keep the claim alive."""
+        if self.claim is not None:
+            await self._journal.heartbeat(self.claim)
+
+    def saving(self, key: Key | None = None) -> Saving | None:
+        """What the save has to carry: the claim, where messages stand, and the entries that are not written yet."""
+        if self.claim is None:
+            return None
+        return Saving(self.claim, dict(self.written), tuple(self._entries), self.taken, key)

@@ -1,0 +1,96 @@
+"""A thin face over a store, for those who hold a session in their hands: a fork, or one built by a factory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack, cast
+
+from msgspec.structs import asdict, replace
+
+from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId, now
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_tags
+from perdure.model.state import AgentState
+from perdure.protocols import Filters, Saving, SessionStore
+
+
+class SessionRepository:
+    """A store whose `load` raises where there is nothing to load."""
+
+    def __init__(self, store: SessionStore) -> None:
+        if not isinstance(store, SessionStore):
+            raise ConfigurationError(f"{store!r} is not a session store; see perdure.protocols.SessionStore.")
+        self.store = store
+
+    async def create(self, session: AgentSession) -> AgentSession:
+        return await self.store.create(session)
+
+    async def save(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
+        """Keep the next version; with `saving`, that of a run, in a store that has a journal."""
+        if saving is None:
+            return await self.store.save(session)
+        kept: AgentSession = await cast(Any, self.store).save(session, **asdict(saving))
+        return kept
+
+    async def load(self, session_id: str, version: int | None = None) -> AgentSession:
+        session = await self.store.load(SessionId(session_id), version)
+        if session is None:
+            raise SessionNotFound(session_id, version)
+        return session
+
+    async def exists(self, session_id: str) -> bool:
+        return await self.store.exists(session_id)
+
+    async def delete(self, session_id: str) -> None:
+        await self.store.delete(session_id)
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        return await self.store.list(**filters)
+
+    async def info(self, session_id: str) -> AgentSessionInfo:
+        """A session's header, without its transcript."""
+        page = await self.store.list(id=SessionId(session_id), limit=1)
+        if page.damaged:
+            raise page.damaged[0]
+        if not page:
+            raise SessionNotFound(session_id)
+        return page.all()[0]
+
+
+class SessionFactory:
+    """Builds fresh sessions, of version 0, from a definition."""
+
+    def create(
+        self,
+        definition: AgentDefinition,
+        seed: AgentState | None = None,
+        *,
+        session_id: str | None = None,
+        owner: str | None = None,
+        tags: Iterable[str] = (),
+    ) -> AgentSession:
+        if not isinstance(definition, AgentDefinition):
+            raise InvalidData("$.definition", f"expected an AgentDefinition, got {type(definition).__name__}")
+        if owner is not None and (not isinstance(owner, str) or not owner):
+            raise InvalidData("$.owner", "an owner is a text, or None")
+        at = now()
+        info = AgentSessionInfo(
+            id=SessionId.generate() if session_id is None else SessionId(session_id),
+            agent_name=definition.name,
+            created_at=at,
+            updated_at=at,
+            owner=owner,
+            tags=check_tags(tags),
+        )
+        state = AgentState.of(definition) if seed is None else _seeded(seed, definition)
+        return AgentSession(info, definition, state)
+
+
+def _seeded(seed: AgentState, definition: AgentDefinition) -> AgentState:
+    """The seed, with what it leaves open filled in from the definition."""
+    if not isinstance(seed, AgentState):
+        raise InvalidData("$.seed", f"expected an AgentState, got {type(seed).__name__}")
+    metadata: Mapping[str, object] = {**definition.metadata, **seed.metadata}
+    prompt = seed.context.system_prompt or definition.system_prompt
+    return seed.with_context(replace(seed.context, metadata=metadata, system_prompt=prompt))

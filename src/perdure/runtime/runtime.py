@@ -1,0 +1,163 @@
+"""The session runtime: create, and load → action → save, with stages, events and optimistic locking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Unpack
+
+from perdure.errors import ConfigurationError
+from perdure.model.definition import AgentDefinition
+from perdure.model.events import (
+    SessionActionExecuted,
+    SessionLoaded,
+    SessionLoadFailed,
+    SessionSaved,
+    SessionSaveFailed,
+)
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
+from perdure.model.state import AgentState
+from perdure.protocols import (
+    Action,
+    ActionContext,
+    EventHandler,
+    Filters,
+    SessionController,
+    SessionStage,
+    SessionStore,
+)
+from perdure.runtime.bus import EventBus
+from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
+from perdure.runtime.repository import SessionFactory, SessionRepository
+
+
+class SessionRuntime:
+    """Creates sessions and executes actions on them. Reads change nothing; `execute` is the write path."""
+
+    def __init__(
+        self,
+        store: SessionStore | SessionRepository,
+        *,
+        controller: SessionController | None = None,
+        events: EventHandler | None = None,
+    ) -> None:
+        self._repository = store if isinstance(store, SessionRepository) else SessionRepository(store)
+        controller = controller or PassThroughSessionController()
+        SessionHookStack.empty().with_hook(controller)
+        self._controller = controller
+        self._events = events or EventBus()
+        self._factory = SessionFactory()
+
+    async def create(
+        self,
+        definition: AgentDefinition,
+        *,
+        seed: AgentState | None = None,
+        session_id: str | None = None,
+        owner: str | None = None,
+        tags: Iterable[str] = (),
+    ) -> AgentSession:
+        """A new session, kept as version 1."""
+        session = self._factory.create(definition, seed, session_id=session_id, owner=owner, tags=tags)
+        session = await self._pass(SessionStage.BEFORE_CREATE, session)
+        session = await self._pass(SessionStage.BEFORE_SAVE, session)
+        async with self._saving(session) as saving:
+            kept = saving.kept = await self._repository.create(session)
+            kept = await self._pass(SessionStage.AFTER_SAVE, kept)
+            kept = await self._pass(SessionStage.AFTER_CREATE, kept)
+        await self._emit_saved(kept)
+        return kept
+
+    async def execute(self, session_id: str, action: Action) -> AgentSession:
+        """Load a session, turn it into the next one with an action, and save that under the next version."""
+        if not callable(getattr(action, "execute_on", None)):
+            raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
+        before = await self.get_session(session_id)
+        context = ActionContext(self._repository.store, self._events.emit, self.execute)
+        try:
+            after = await action.execute_on(before, context)
+        except asyncio.CancelledError:
+            if context.interrupted is not None:
+                await self._save(action, before, context.interrupted, context)
+            raise
+        if context.answer is not None:
+            return context.answer
+        kept = await self._save(action, before, after, context)
+        if context.after_saved is not None:
+            await context.after_saved(kept)
+        return kept
+
+    async def _save(
+        self, action: Action, before: AgentSession, after: AgentSession, context: ActionContext
+    ) -> AgentSession:
+        try:
+            after = await self._pass(SessionStage.AFTER_ACTION, _checked(action, before, after))
+            after = await self._pass(SessionStage.BEFORE_SAVE, after)
+            await self._emit_executed(action, before, after)
+            async with self._saving(after) as saving:
+                kept = saving.kept = await self._repository.save(after, context.saving)
+                kept = await self._pass(SessionStage.AFTER_SAVE, kept)
+        except Exception:
+            # The run's work is on record; its claim must not keep others out until it lapses.
+            if context.saving is not None and context.journal is not None:
+                await context.journal.release(context.saving.claim)
+            raise
+        await self._emit_saved(kept)
+        return kept
+
+    async def get_session(self, session_id: str, *, version: int | None = None) -> AgentSession:
+        """A session as of a version, the newest by default."""
+        try:
+            session = await self._repository.load(session_id, version)
+            session = await self._pass(SessionStage.AFTER_LOAD, session)
+        except Exception as error:
+            await self._events.emit(SessionLoadFailed(str(session_id), str(error), type(error).__name__))
+            raise
+        await self._events.emit(SessionLoaded(session.id, session.version, session.status))
+        return session
+
+    async def get_session_info(self, session_id: str) -> AgentSessionInfo:
+        """A session's header. Its transcript is not read, and nobody is told."""
+        return await self._repository.info(session_id)
+
+    async def list_sessions(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        """A page of headers, newest first."""
+        return await self._repository.list(**filters)
+
+    async def _pass(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+        return await pass_stage(self._controller, stage, session)
+
+    async def _emit_executed(self, action: Action, before: AgentSession, after: AgentSession) -> None:
+        name = type(action).__name__
+        event = SessionActionExecuted(before.id, name, before.version, after.version, before.status, after.status)
+        await self._events.emit(event)
+
+    async def _emit_saved(self, session: AgentSession) -> None:
+        await self._events.emit(SessionSaved(session.id, session.version, session.status))
+
+    @asynccontextmanager
+    async def _saving(self, session: AgentSession) -> AsyncIterator[_Saving]:
+        """Tell of a failure inside the block, and whether the version had moved by then."""
+        saving = _Saving()
+        try:
+            yield saving
+        except Exception as error:
+            persisted = saving.kept is not None
+            await self._events.emit(SessionSaveFailed(session.id, str(error), type(error).__name__, persisted))
+            raise
+
+
+class _Saving:
+    kept: AgentSession | None = None
+
+
+def _checked(action: Action, before: AgentSession, after: AgentSession) -> AgentSession:
+    if not isinstance(after, AgentSession):
+        raise ConfigurationError(f"{type(action).__name__} must return a session; it returned {type(after).__name__}.")
+    if after.id != before.id or after.version != before.version:
+        raise ConfigurationError(
+            f"{type(action).__name__} returned another session than it was given. Execute it outside of the runtime "
+            "and keep what it returns with `await store.create(session)`."
+        )
+    return after

@@ -1,0 +1,1 @@
+"""Where sessions are kept: memory, a directory of files, SQLite, PostgreSQL."""

@@ -1,0 +1,193 @@
+"""Sessions as files in a directory, which people can read and any number of processes may share.
+
+`{id}.json` is the current session; `{id}.jsonl` its log, the truth for every version; `{id}.lock` keeps writers apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Self, TypeVar, Unpack
+
+from perdure import codec
+from perdure.errors import InvalidData, SessionNotFound, StoreError
+from perdure.model.ids import SessionId, new_id, now
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, SessionInfoList
+from perdure.model.transcript import LogRef
+from perdure.protocols import (
+    NOTHING_WRITTEN,
+    Appended,
+    Claim,
+    Entry,
+    Filters,
+    JournalEntry,
+    SessionQuery,
+    StoredAt,
+)
+from perdure.stores import file_erasure, file_reads, file_writes
+from perdure.stores.claims import Holder
+from perdure.stores.file_directory import Directory
+from perdure.stores.file_writes import Write, encode_entries
+from perdure.stores.rows import Placement, consolidate
+
+T = TypeVar("T")
+
+
+class FileStore:
+    """Keeps each session in files of its own: durable to a power cut, readable by people.
+
+    `lock_timeout` is how many seconds a writer waits for another one before it raises SessionLocked.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, lock_timeout: float = 10.0) -> None:
+        if not lock_timeout >= 0:
+            raise InvalidData(
+                "$.lock_timeout", f"a time-out is a number of seconds of at least 0, not {lock_timeout!r}"
+            )
+        self._given = Path(directory)
+        self._timeout = lock_timeout
+        self._open: _Open | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._open is not None:
+            raise StoreError("This store is open already.")
+        self._open = await _Open.at(self._given.absolute(), self._timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            await opened.close()
+
+    @property
+    def _files(self) -> _Open:
+        if self._open is None:
+            raise StoreError("This store is not open. Use it inside `async with FileStore(directory) as store:`.")
+        self._open.check_process()
+        return self._open
+
+    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
+        if session.version != 0:
+            raise InvalidData(
+                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
+            )
+        write = Write(session, Placement(session, self._files.origin, written), now(), new_id())
+        return consolidate(await self._files.run(lambda files: file_writes.create(files, write)))
+
+    async def save(
+        self,
+        session: AgentSession,
+        *,
+        claim: Claim | None = None,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        entries: Sequence[Entry] = (),
+    ) -> AgentSession:
+        placement = Placement(session, self._files.origin, written)
+        write = Write(session, placement, now(), new_id(), claim, encode_entries(entries))
+        return consolidate(await self._files.run(lambda files: file_writes.save(files, write)))
+
+    async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
+        key = SessionId(session_id)
+        return await self._files.run(lambda files: file_reads.load(files, key, version))
+
+    async def exists(self, session_id: str) -> bool:
+        key = SessionId(session_id)
+        return await self._files.run(lambda files: files.exists(key))
+
+    async def delete(self, session_id: str) -> None:
+        key, at = SessionId(session_id), now().timestamp()
+        await self._files.run(lambda files: file_erasure.delete(files, key, at))
+
+    async def claim(
+        self,
+        session_id: str,
+        *,
+        version: int,
+        owner: str,
+        lease: float = 30.0,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+    ) -> tuple[Claim, Appended]:
+        key, holder, at = SessionId(session_id), Holder.here(owner), now().timestamp()
+        rows, events = _encoded(messages), encode_entries(entries)
+        return await self._files.run(
+            lambda files: file_writes.claim(files, key, version, holder, lease, at, rows, events)
+        )
+
+    async def heartbeat(self, claim: Claim) -> None:
+        at = now().timestamp()
+        await self._files.run(lambda files: file_writes.heartbeat(files, claim, at))
+
+    async def release(self, claim: Claim) -> None:
+        await self._files.run(lambda files: file_writes.release(files, claim))
+
+    async def append(
+        self, claim: Claim, *, messages: Sequence[Message] = (), entries: Sequence[Entry] = (), log: str = ""
+    ) -> Appended:
+        at, rows, events = now().timestamp(), _encoded(messages), encode_entries(entries)
+        return await self._files.run(lambda files: file_writes.append(files, claim, at, log, rows, events))
+
+    async def read(
+        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+    ) -> Sequence[JournalEntry]:
+        key = SessionId(session_id)
+        return await self._files.run(lambda files: file_reads.entries(files, key, after, limit, inbox))
+
+    async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
+        if log.origin != self._files.origin:
+            raise SessionNotFound(f"log {log.key}")
+        return await self._files.run(lambda files: file_reads.messages(files, log.key, start, stop))
+
+    async def post(self, session_id: str, entry: Entry) -> int:
+        key, (encoded,) = SessionId(session_id), encode_entries([entry])
+        return await self._files.run(lambda files: file_writes.post(files, key, encoded))
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        query = SessionQuery.of(filters)
+        file_reads.page_start(query.after)
+        return await self._files.run(lambda files: file_reads.list_sessions(files, query))
+
+
+class _Open:
+    """An open directory, and the one thread that works in it."""
+
+    def __init__(self, thread: ThreadPoolExecutor, files: Directory) -> None:
+        self._pid = os.getpid()
+        self._thread = thread
+        self._directory = files
+        self.origin = files.origin
+
+    @classmethod
+    async def at(cls, path: Path, lock_timeout: float) -> _Open:
+        thread = ThreadPoolExecutor(1, f"perdure files {path.name}")
+        try:
+            files = await asyncio.get_running_loop().run_in_executor(thread, Directory, path, lock_timeout)
+        except BaseException:
+            thread.shutdown()
+            raise
+        return cls(thread, files)
+
+    def check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
+
+    async def run(self, job: Callable[[Directory], T]) -> T:
+        """What a job comes to. A caller that is cancelled does not cancel it: what was handed in is carried out."""
+        work = partial(self._directory.run, job)
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+    async def close(self) -> None:
+        """Carry out what is waiting, then let go of directory and thread."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._directory.close)
+        finally:
+            self._thread.shutdown()
+
+
+def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:
+    return [(message.id, codec.encode_message(message)) for message in messages]

@@ -1,0 +1,217 @@
+"""A directory of sessions: which files belong to which session, what they say now, and who may write them.
+
+Writers hold the lock of the session. Readers hold none: they see the operations that are complete, and look again
+under the lock before they call anything damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
+from perdure.stores.file_document import HEADER_LINES, Header, check_document, document_file, read_header
+from perdure.stores.file_folder import Folder, NotAFile, first_lines, lock_file, read_from
+from perdure.stores.file_log import LogKey, SessionLog, log_file
+from perdure.stores.live import LRU
+from perdure.stores.rows import checksum
+
+T = TypeVar("T")
+
+_IDENTITY = ".perdure"
+_SESSION = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})\.jsonl?")
+_REMAINDER = re.compile(r"(?P<base>[^@/]+@[0-9]+)\.jsonl")
+_LOGS_AT_HAND = 32
+
+
+class Directory:
+    """An open directory, for the use of one thread."""
+
+    def __init__(self, path: Path, lock_timeout: float) -> None:
+        self.folder = Folder(path)
+        self._timeout = lock_timeout
+        self._logs: LRU[str, SessionLog] = LRU(_LOGS_AT_HAND)
+        with ExitStack() as undo:
+            undo.callback(self.folder.close)
+            self.origin = _identity(self.folder, lock_timeout)
+            undo.pop_all()
+
+    def close(self) -> None:
+        self.forget_all()
+        self.folder.close()
+
+    def run(self, job: Callable[[Directory], T]) -> T:
+        """Do something here; an error of the system becomes one that says what it means."""
+        if self.folder.broken is not None:
+            raise self.folder.broken
+        try:
+            return job(self)
+        except OSError as error:
+            raise StoreError(
+                f"The file store failed at {error.filename or self.folder.path}: {error.strerror}. "
+                "Nothing of this was kept; repeat it when that is mended."
+            ) from None
+
+    def ids(self) -> list[str]:
+        """The ids under which there is something that may be a session."""
+        found = map(_SESSION.fullmatch, self.folder.names())
+        return sorted({match["id"] for match in found if match})
+
+    def remainders(self) -> set[str]:
+        """The keys of deleted sessions' logs of which something is left, since others show it."""
+        found = map(_REMAINDER.fullmatch, self.folder.names())
+        return {match["base"] for match in found if match}
+
+    def exists(self, session_id: str) -> bool:
+        if self.folder.size(document_file(session_id)) is not None:
+            return True
+        log = self.log(session_id)
+        return log.version > 0 or bool(log.damage)
+
+    def existing(self, session_id: str) -> SessionLog | None:
+        """A session's log, and it is sound; None if there is no such session."""
+        log = self.log(session_id)
+        if log.damage:
+            raise log.damage[0]
+        if log.version > 0:
+            return log
+        if self.folder.size(document_file(session_id)) is not None:
+            raise CorruptRecord(session_id, log.file, "the session's log is missing, though its document is there")
+        return None
+
+    def log(self, stem: str) -> SessionLog:
+        """A log as it stands now, damage and all; an empty one if there is no such file."""
+        known = self._logs.pop(stem, None)
+        try:
+            with self.folder.reading(log_file(stem)) as handle:
+                if handle is None:
+                    return SessionLog(stem)
+                log = known if known is not None and known.is_beginning_of(handle) else SessionLog(stem)
+                log.feed(read_from(handle, log.end))
+        except NotAFile as error:
+            raise CorruptRecord(stem, log_file(stem), str(error.strerror)) from None
+        self.remember(log)
+        return log
+
+    def remember(self, log: SessionLog) -> None:
+        if not log.damage:
+            self._logs.keep(log.stem, log)
+
+    def forget(self, log: SessionLog) -> None:
+        self._logs.pop(log.stem, None)
+
+    def forget_all(self) -> None:
+        self._logs.clear()
+
+    def log_of(self, key: int | str) -> SessionLog | None:
+        """The log of a key: the session's, if it still is that session, or what its deletion has left."""
+        found = LogKey.parse(key)
+        if found is None:
+            return None
+        for stem in (found.owner, found.base):
+            log = self.log(stem)
+            if log.key == found.base:
+                return log
+        return None
+
+    def rows(self, key: int | str) -> Mapping[int, bytes]:
+        """The messages of a log by position; none if there is no such log."""
+        log = self.log_of(key)
+        return {} if log is None else log.rows(key)
+
+    def since(self, session_id: str, header: Header) -> SessionLog:
+        """What has been written to a log since its document was made; nothing before that is read."""
+        log = SessionLog.from_middle(session_id, header.key, header.end)
+        try:
+            with self.folder.reading(log.file) as handle:
+                if handle is None or os.fstat(handle).st_size < header.end:
+                    raise cut_short(log, header)
+                log.feed(read_from(handle, header.end))
+        except NotAFile as error:
+            raise CorruptRecord(session_id, log.file, str(error.strerror)) from None
+        if log.damage:
+            raise log.damage[0]
+        return log
+
+    def document(self, session_id: str) -> Header | None:
+        """The header of a session's document, all of which has been checked; None if there is none."""
+        return self._header(session_id, lambda handle, path: check_document(read_from(handle, 0), path))
+
+    def header(self, session_id: str) -> Header | None:
+        """The same from its first lines alone."""
+        return self._header(session_id, lambda handle, path: read_header(first_lines(handle, HEADER_LINES), path))
+
+    def _header(self, session_id: str, read: Callable[[int, Path], Header]) -> Header | None:
+        path = self.path_of(session_id)
+        try:
+            with self.folder.reading(document_file(session_id)) as handle:
+                header = None if handle is None else read(handle, path)
+        except NotAFile as error:
+            raise InvalidSessionFile(path, str(error.strerror)) from None
+        if header is not None and header.info.id != session_id:
+            raise InvalidSessionFile(path, f"it is the document of session {header.info.id!r}")
+        return header
+
+    def path_of(self, session_id: str) -> Path:
+        return self.folder.path / document_file(session_id)
+
+    def surely(self, session_id: str, look: Callable[[], T]) -> T:
+        """What is seen in passing; under the lock, if that seems damaged, since a writer may have been at work."""
+        try:
+            return look()
+        except (CorruptRecord, InvalidSessionFile):
+            with self.locked({session_id}):
+                return look()
+
+    @contextmanager
+    def locked(self, ids: Iterable[str]) -> Iterator[None]:
+        """Hold sessions' locks. The lock of a session that is not there goes with its last holder."""
+        held = set(ids)
+        with self.folder.locked(held, self._timeout):
+            try:
+                yield
+            finally:
+                for session_id in held:
+                    files = (log_file(session_id), document_file(session_id))
+                    if all(self.folder.size(name) is None for name in files):
+                        self.folder.remove(lock_file(session_id))
+
+
+def cut_short(log: SessionLog, header: Header) -> CorruptRecord:
+    missing = f"{log.file} does not hold all that the session file was made from"
+    return CorruptRecord(log.stem, f"head {header.info.version}", missing)
+
+
+def _identity(folder: Folder, timeout: float) -> str:
+    """The store's own id, which whoever opens the directory first gives it."""
+    raw = folder.read(_IDENTITY)
+    if raw is None:
+        with folder.locked([_IDENTITY], timeout):
+            if folder.size(_IDENTITY) is None:
+                folder.replace(_IDENTITY, _encode_identity(os.urandom(16).hex()))
+            raw = folder.read(_IDENTITY)
+    uid = _uid_in(raw or b"")
+    if uid is None:
+        raise StoreError(
+            f"{folder.path / _IDENTITY} is damaged. Restore it, or remove it: the sessions beside it stay as they are, "
+            "and the store gets a new identity."
+        )
+    return uid
+
+
+def _uid_in(raw: bytes) -> str | None:
+    try:
+        plain: Any = codec.decode_plain(raw)
+        uid = plain["uid"]
+        return uid if _encode_identity(uid) == raw else None
+    except (InvalidData, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _encode_identity(uid: str) -> bytes:
+    return b'{"format":%d,"uid":"%b","crc":"%08x"}\n' % (codec.FORMAT, uid.encode(), checksum(uid.encode()))

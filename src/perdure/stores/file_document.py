@@ -1,0 +1,90 @@
+"""The file that people read: a session's current version, header first, as one JSON document.
+
+Its first four lines are the header, with a checksum of their own, so that a listing reads nothing else. The log is
+the truth; this file is made from it, and says up to where.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import InvalidData, InvalidSessionFile
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.stores.rows import checksum
+
+HEADER_LINES = 4
+_OURS = ("info", "log", "header_crc", "crc")
+
+
+class Header(NamedTuple):
+    """What a listing shows of a session, which log it comes from, and how much of it had been written then."""
+
+    info: AgentSessionInfo
+    key: str
+    end: int
+
+
+class _Log(msgspec.Struct, frozen=True):
+    key: str
+    end: int
+
+
+def document_file(session_id: str) -> str:
+    return f"{session_id}.json"
+
+
+def encode_document(session: AgentSession, key: str, end: int) -> bytes:
+    """The document of a session whose log has this key and, with the version in it, this length."""
+    log = msgspec.json.encode(_Log(key, end))
+    header = b'{\n"info": %b,\n"log": %b,\n' % (codec.encode(session.info), log)
+    body = b"".join(_entry(name, value) for name, value in codec.to_dict(session).items() if name not in _OURS)
+    return _closed(header + _seal("header_crc", header) + body)
+
+
+def _entry(name: str, value: Any) -> bytes:
+    return b"%b: %b,\n" % (msgspec.json.encode(name), msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def _seal(name: str, over: bytes) -> bytes:
+    return b'"%b": "%08x",\n' % (name.encode(), checksum(over))
+
+
+def _closed(body: bytes) -> bytes:
+    return body + b'"crc": "%08x"\n}\n' % checksum(body)
+
+
+_CLOSING = len(_closed(b""))
+
+
+def check_document(raw: bytes, path: Path) -> Header:
+    """The header of a whole document; InvalidSessionFile if any byte of it is not as it was written."""
+    if _closed(raw[:-_CLOSING]) != raw:
+        raise InvalidSessionFile(path, _fault(raw))
+    return read_header(raw.split(b"\n", HEADER_LINES)[:HEADER_LINES], path)
+
+
+def _fault(raw: bytes) -> str:
+    if not raw:
+        return "it is empty"
+    try:
+        codec.decode_plain(raw)
+    except InvalidData as error:
+        return error.problem
+    return "its checksum does not match, so it was not perdure that wrote it last"
+
+
+def read_header(lines: list[bytes], path: Path) -> Header:
+    """The header from the first lines of a document."""
+    header = b"".join(each + b"\n" for each in lines[:-1])
+    if len(lines) != HEADER_LINES or lines[-1] + b"\n" != _seal("header_crc", header):
+        raise InvalidSessionFile(path, "its header's checksum does not match")
+    try:
+        info = codec.decode(AgentSessionInfo, lines[1].removeprefix(b'"info": ').removesuffix(b","))
+        log = codec.decode(_Log, lines[2].removeprefix(b'"log": ').removesuffix(b","))
+    except InvalidData as error:
+        raise InvalidSessionFile(path, f"its header is of a form this release does not read: {error}") from None
+    return Header(info, log.key, log.end)

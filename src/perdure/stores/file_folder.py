@@ -1,0 +1,267 @@
+"""A directory whose files are written whole or not at all, and shared by any number of processes.
+
+Nothing here follows a symbolic link. A failed fsync is final: the kernel may have dropped what was to be written, so
+no later success could be believed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from perdure.errors import ConfigurationError, SessionLocked, StoreError
+
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
+# A pipe that somebody has put in place of a file must not hold the reader up.
+_READ = os.O_RDONLY | os.O_NONBLOCK | _SAFE
+_CHUNK = 4096
+
+
+class NotAFile(OSError):
+    """What stands under a file's name is a link, a pipe or a directory."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(errno.ELOOP, "it is a symbolic link or another thing that is not a plain file", name)
+
+
+class Folder:
+    """An open directory. Every name is taken relative to it, wherever the directory is moved."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.broken: StoreError | None = None
+        self._handle = _open_directory(path)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def names(self) -> list[str]:
+        return os.listdir(self._handle)
+
+    def size(self, name: str) -> int | None:
+        """A file's size; None if there is none of that name."""
+        try:
+            return os.stat(name, dir_fd=self._handle, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[int | None]:
+        """A handle on a file, or None if there is none of that name."""
+        handle = self._open_to_read(name)
+        try:
+            yield handle
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def _open_to_read(self, name: str) -> int | None:
+        try:
+            handle = os.open(name, _READ, dir_fd=self._handle)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise NotAFile(name) if error.errno == errno.ELOOP else error from None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise NotAFile(name)
+        return handle
+
+    def read(self, name: str) -> bytes | None:
+        with self.reading(name) as handle:
+            return None if handle is None else read_from(handle, 0)
+
+    def append(self, name: str, end: int, body: bytes) -> None:
+        """Put bytes at the end of a file, which is at `end`, and on the disk; or leave the file as it was."""
+        is_new = self.size(name) is None
+        handle = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _SAFE, 0o600, dir_fd=self._handle)
+        try:
+            with ExitStack() as undo:
+                undo.callback(_cut, handle, end)
+                _write_all(handle, body)
+                self._sync(handle)
+                if is_new:
+                    self.sync()
+                undo.pop_all()
+        finally:
+            os.close(handle)
+
+    def cut(self, name: str, end: int) -> None:
+        """Shorten a file, for good."""
+        handle = os.open(name, os.O_WRONLY | _SAFE, dir_fd=self._handle)
+        try:
+            os.ftruncate(handle, end)
+            self._sync(handle)
+        finally:
+            os.close(handle)
+
+    def stage(self, name: str, body: bytes) -> None:
+        """Write the file that `put_in_place` will make the one of this name."""
+        self.remove(temporary(name))
+        with ExitStack() as undo:
+            undo.callback(self.discard, temporary(name))
+            self.write_new(temporary(name), body)
+            undo.pop_all()
+
+    def discard(self, name: str) -> None:
+        """Remove a file, if that can be done."""
+        with suppress(OSError):
+            os.unlink(name, dir_fd=self._handle)
+
+    def write_new(self, name: str, body: bytes) -> None:
+        """Write a file of which there must be none."""
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=self._handle)
+        try:
+            _write_all(handle, body)
+            self._sync(handle)
+        finally:
+            os.close(handle)
+
+    def put_in_place(self, name: str) -> None:
+        os.rename(temporary(name), name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        self.sync()
+
+    def replace(self, name: str, body: bytes) -> None:
+        self.stage(name, body)
+        self.put_in_place(name)
+
+    def remove(self, *names: str) -> None:
+        """Remove those of these files that are there."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._handle)
+
+    def sync(self) -> None:
+        """Make what was created, renamed and removed last."""
+        self._sync(self._handle)
+
+    def _sync(self, handle: int) -> None:
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            self.broken = StoreError(
+                f"{self.path} could not be synced ({error.strerror}), and this store refuses more. "
+                "Check the disk, then reopen the store."
+            )
+            raise self.broken from None
+
+    @contextmanager
+    def locked(self, ids: Iterable[str], timeout: float) -> Iterator[None]:
+        """Hold the locks of several sessions, taken in one order by everybody; SessionLocked if that takes too long."""
+        deadline = time.monotonic() + timeout
+        with ExitStack() as held:
+            for session_id in sorted(ids):
+                handle = self._lock(session_id, deadline, timeout)
+                held.callback(_unlock, handle)
+            yield
+
+    def _lock(self, session_id: str, deadline: float, timeout: float) -> int:
+        name = lock_file(session_id)
+        while True:
+            handle = os.open(name, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=self._handle)
+            if not _flock(handle, deadline):
+                os.close(handle)
+                raise SessionLocked(session_id, self.path / name, timeout)
+            if self._is_named(handle, name):
+                return handle
+            # A deletion has removed the lock that was waited for: whoever comes now locks another file.
+            os.close(handle)
+
+    def _is_named(self, handle: int, name: str) -> bool:
+        try:
+            found = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(handle))
+
+
+def lock_file(session_id: str) -> str:
+    return f"{session_id}.lock"
+
+
+def temporary(name: str) -> str:
+    return f"{name}.tmp"
+
+
+def read_from(handle: int, start: int) -> bytes:
+    """Everything from a place in a file on."""
+    parts: list[bytes] = []
+    while part := os.pread(handle, max(_CHUNK, os.fstat(handle).st_size - start), start):
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+def first_lines(handle: int, count: int) -> list[bytes]:
+    """The first lines of a file, and little else of it."""
+    head = b""
+    while head.count(b"\n") < count and (part := os.pread(handle, _CHUNK, len(head))):
+        head += part
+    return head.split(b"\n")[:count]
+
+
+def _open_directory(path: Path) -> int:
+    if path.is_symlink():
+        raise ConfigurationError(
+            f"{path} is a symbolic link, which a store does not follow. Name the directory itself."
+        )
+    try:
+        _make(path)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be used as a directory of sessions: {error.strerror}.") from None
+
+
+def _make(path: Path) -> None:
+    """Create a directory, for its owner alone, and those above it that are not there either."""
+    if path.is_dir():
+        return
+    _make(path.parent)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
+
+
+def _write_all(handle: int, body: bytes) -> None:
+    """On a full disk a write may come back short and raise nothing."""
+    left = memoryview(body)
+    while left:
+        written = os.write(handle, left)
+        if written == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = left[written:]
+
+
+def _cut(handle: int, end: int) -> None:
+    """Take back what was written in vain. Where even that fails, the next writer finds it torn and cuts it."""
+    with suppress(OSError):
+        os.ftruncate(handle, end)
+
+
+def _flock(handle: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            # Waiters that pause at random do not starve each other.
+            time.sleep(random.uniform(0.0005, 0.003))
+
+
+def _unlock(handle: int) -> None:
+    # Said aloud, since a process forked meanwhile may have this handle too, and closing ours would not free the lock.
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)

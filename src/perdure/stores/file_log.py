@@ -1,0 +1,272 @@
+"""The log of one session as a file: lines of JSON, each with its number and checksum, appended and never changed.
+
+A line says how many more lines belong to its operation (`left`); an operation counts once its last line is there.
+What stands behind the last whole operation is torn: its writer died before it could acknowledge it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData
+from perdure.stores.claims import Holder
+from perdure.stores.rows import Stretch, checksum
+
+_SEAL = b'{"crc":"%08x",'
+_SEAL_LENGTH = len(_SEAL % 0)
+# A power cut can leave zeros where bytes were to be written; one flipped bit makes no two of them.
+_UNWRITTEN = b"\0\0"
+_KEY = re.compile(
+    r"(?P<base>(?P<owner>[A-Za-z0-9][A-Za-z0-9._-]{0,199})@(?P<birth>[0-9]{1,20}))(?:/(?P<name>.+))?", re.DOTALL
+)
+
+
+class LogKey(NamedTuple):
+    """The name of a log: `id@birth` for a session's own, `id@birth/loop` for a branch's.
+
+    The birth tells a session from an earlier one of the same id, so that nobody is ever shown a stranger's text.
+    """
+
+    base: str
+    owner: str
+    birth: int
+    name: str
+
+    @classmethod
+    def parse(cls, key: int | str) -> LogKey | None:
+        found = _KEY.fullmatch(str(key))
+        return found and cls(found["base"], found["owner"], int(found["birth"]), found["name"] or "")
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line: its number, how many follow in its operation, and what it records. `at` and `name` say where."""
+
+    n: int = 0
+    left: int = 0
+    kind: str = ""
+    name: str = ""
+    at: int = 0
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A claim as it stands in the log."""
+
+    holder: Holder
+    expires: float
+
+
+def line(kind: str, name: str = "", at: int = 0, body: bytes = b"null") -> Line:
+    """A line that has no place in a log yet."""
+    return Line(kind=kind, name=name, at=at, body=msgspec.Raw(body))
+
+
+def opening(key: str) -> Line:
+    """The first line of every log."""
+    return line("log", key, body=msgspec.json.encode({"format": codec.FORMAT}))
+
+
+def encode_operation(lines: Sequence[Line], first: int) -> bytes:
+    """Lines that count together or not at all."""
+    return b"".join(_sealed(replace(each, n=first + i, left=len(lines) - 1 - i)) for i, each in enumerate(lines))
+
+
+def _sealed(numbered: Line) -> bytes:
+    rest = msgspec.json.encode(numbered)[1:]
+    return (_SEAL % checksum(rest)) + rest + b"\n"
+
+
+_line_decoder = msgspec.json.Decoder(Line)
+
+
+def _opened(raw: bytes) -> Line | None:
+    """A line from its bytes; None if they are not what was written."""
+    rest = raw[_SEAL_LENGTH:]
+    if not raw.startswith(_SEAL % checksum(rest)):
+        return None
+    try:
+        return _line_decoder.decode(b"{" + rest)
+    except msgspec.MsgspecError:
+        return None
+
+
+class SessionLog:
+    """What the operations of one log have come to. `stem` is its file's name without the ending."""
+
+    def __init__(self, stem: str) -> None:
+        self.stem = stem
+        self.key = ""
+        self.end = 0
+        self.torn = False
+        self.damage: list[CorruptRecord] = []
+        self.heads: dict[int, bytes] = {}
+        self.values: dict[str, bytes] = {}
+        self.messages: dict[str, dict[int, bytes]] = {}
+        self.events: list[bytes] = []
+        self.inbox: list[bytes] = []
+        self.refs: set[Stretch] = set()
+        self.epoch = 0
+        self.held: Held | None = None
+        self._lines: int | None = 0
+        self._first = self._last = b""
+
+    @classmethod
+    def from_middle(cls, stem: str, key: str, end: int) -> SessionLog:
+        """A log of which only what follows `end` is going to be read."""
+        log = cls(stem)
+        log.key, log.end, log._lines = key, end, None
+        return log
+
+    @property
+    def file(self) -> str:
+        return log_file(self.stem)
+
+    @property
+    def version(self) -> int:
+        """The newest version; 0 if there is none."""
+        return next(reversed(self.heads), 0)
+
+    def owns(self, key: int | str) -> bool:
+        """Whether a key is that of this log or of a branch of it."""
+        found = LogKey.parse(key)
+        return found is not None and found.base == self.key
+
+    def key_of(self, name: str) -> str:
+        """The key of the main log or of a branch's."""
+        return f"{self.key}/{name}" if name else self.key
+
+    def rows(self, key: int | str) -> Mapping[int, bytes]:
+        """The messages under a key of this log, by position."""
+        found = LogKey.parse(key)
+        return self.messages.get(found.name, {}) if found else {}
+
+    def end_of(self, name: str) -> int:
+        """The position after the last message of the main log or a branch's."""
+        return next(reversed(self.messages.get(name, {})), -1) + 1
+
+    def notes(self, stretch: Stretch) -> bool:
+        """Whether it is on record that this session shows a stretch of another's log."""
+        key, start, stop = stretch
+        return any(key == noted and low <= start and stop <= high for noted, low, high in self.refs)
+
+    def shown(self) -> Iterator[Stretch]:
+        """All that this session shows of others' logs. Where lines are damaged, its heads say it again."""
+        yield from self.refs
+        if self.damage:
+            for raw in (*self.heads.values(), *self.values.values()):
+                yield from _stretches(codec.decode_plain(raw))
+
+    def encode(self, lines: Sequence[Line]) -> bytes:
+        """An operation to be appended to this log."""
+        assert self._lines is not None
+        return encode_operation(lines, self._lines + 1)
+
+    def is_beginning_of(self, handle: int) -> bool:
+        """Whether a file begins with what is known here: logs only grow, so the rest of it need not be read again."""
+        return (
+            self._first != b""
+            and os.pread(handle, len(self._first), 0) == self._first
+            and os.pread(handle, len(self._last), self.end - len(self._last)) == self._last
+        )
+
+    def feed(self, tail: bytes) -> None:
+        """Take in what stands in the file from `end` on."""
+        base, waiting, hole = self.end, list[Line](), False
+        expected = None if self._lines is None else self._lines + 1
+        self._first = self._first or tail[: tail.find(b"\n") + 1]
+        for start, stop in _line_ends(tail):
+            found = _opened(tail[start:stop])
+            if found is None:
+                expected = None
+                if _UNWRITTEN in tail[start:stop]:
+                    hole = True
+                else:
+                    self._note(base + start, "its checksum does not match")
+                continue
+            if expected not in (None, found.n):
+                self._note(base + start, f"it is line {found.n}, and line {expected} should stand here")
+            expected = found.n + 1
+            waiting.append(found)
+            if found.left == 0:
+                if hole and stop + 1 == len(tail):
+                    break
+                if hole:
+                    self._note(base + start, "the lines before it are missing")
+                self._commit(waiting, base + stop + 1, tail[start : stop + 1])
+                waiting, hole = [], False
+        self._look_at_end(tail, base)
+
+    def _look_at_end(self, tail: bytes, base: int) -> None:
+        rest = tail[tail.rfind(b"\n") + 1 :]
+        if rest and _opened(rest[:-1]) is not None:
+            self._note(base + len(tail) - 1, "the end of a line is not what was written")
+        self.torn = self.end < base + len(tail)
+
+    def _commit(self, lines: list[Line], end: int, last: bytes) -> None:
+        for each in lines:
+            try:
+                self._apply(each)
+            except (msgspec.MsgspecError, InvalidData) as error:
+                self._note(self.end, f"line {each.n} cannot be read: {error}")
+        self.end, self._last, self._lines = end, last, lines[-1].n
+
+    def _note(self, place: int, reason: str) -> None:
+        self.damage.append(CorruptRecord(self.stem, f"at byte {place} of {self.file}", reason))
+
+    def _apply(self, each: Line) -> None:
+        body = bytes(each.body)
+        match each.kind:
+            case "log":
+                codec.check_format(codec.decode_plain(body)["format"])
+                found = LogKey.parse(each.name)
+                # Epochs begin with the birth: a claim on an erased session is none on its successor of the same id.
+                self.key, self.epoch = each.name, found.birth if found else 0
+            case "message":
+                self.messages.setdefault(each.name, {})[each.at] = body
+            case "value":
+                self.values[each.name] = body
+            case "head":
+                self.heads[each.at] = body
+            case "event":
+                self.events.append(body)
+            case "inbox":
+                self.inbox.append(body)
+            case "ref":
+                self.refs.add((each.name, *msgspec.json.decode(body, type=tuple[int, int])))
+            case "claim":
+                self.epoch, self.held = each.at, msgspec.json.decode(body, type=Held)
+            case "beat" if self.held is not None and each.at == self.epoch:
+                self.held = replace(self.held, expires=msgspec.json.decode(body, type=float))
+            case "release" if each.at == self.epoch:
+                self.held = None
+
+
+def log_file(stem: str) -> str:
+    return f"{stem}.jsonl"
+
+
+def _line_ends(tail: bytes) -> Iterator[tuple[int, int]]:
+    start = 0
+    while (stop := tail.find(b"\n", start)) >= 0:
+        yield start, stop
+        start = stop + 1
+
+
+def _stretches(plain: Any) -> Iterator[Stretch]:
+    """Whatever in plain data has the form of a span."""
+    if isinstance(plain, dict):
+        plain = list(plain.values())
+    if isinstance(plain, list):
+        match plain:
+            case [str() as key, int() as start, int() as stop]:
+                yield key, start, stop
+            case _:
+                for item in plain:
+                    yield from _stretches(item)

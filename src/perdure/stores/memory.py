@@ -1,0 +1,303 @@
+"""Sessions in this process's memory: for tests, prototypes, and runs that need not last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import count
+from typing import Self, Unpack
+
+from perdure import codec
+from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotFound
+from perdure.model.ids import SessionId, new_id, now
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.model.transcript import LogRef
+from perdure.protocols import (
+    NOTHING_WRITTEN,
+    Appended,
+    Claim,
+    Entry,
+    Filters,
+    JournalEntry,
+    Key,
+    SessionQuery,
+    StoredAt,
+)
+from perdure.stores.rows import Placement, another_session, consolidate, encode_head, foreign_stretches
+
+
+class _Shelved:
+    """All that the store holds of one session."""
+
+    def __init__(self, number: int, first: AgentSession) -> None:
+        self.number = number
+        self.versions = [first]
+        self.record: list[JournalEntry] = []
+        self.inbox: list[JournalEntry] = []
+        self.taken = 0
+        self.keys: dict[str, tuple[Key, int]] = {}
+        # Numbers are never used twice: a claim on an erased session is none on its successor of the same id.
+        self.epoch = number << 32
+        self.claim: Claim | None = None
+        self.expires = now()
+
+    @property
+    def info(self) -> AgentSessionInfo:
+        return self.versions[-1].info
+
+
+class MemoryStore:
+    """Keeps every version in memory. What it accepts, every other store accepts."""
+
+    def __init__(self) -> None:
+        self._origin = new_id()
+        self._numbers = count(1)
+        self._sessions: dict[str, _Shelved] = {}
+        self._logs: dict[int | str, list[Message | None]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def create(
+        self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN
+    ) -> AgentSession:
+        if session.version != 0:
+            raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
+        found = self._sessions.get(session.id)
+        if found is not None:
+            raise SessionConflict(session.id, 0, found.info.version)
+        shelved = _Shelved(next(self._numbers), session)
+        kept = self._settled(shelved, session, written)
+        shelved.versions = [kept]
+        self._sessions[session.id] = shelved
+        return kept
+
+    async def save(
+        self,
+        session: AgentSession,
+        *,
+        claim: Claim | None = None,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> AgentSession:
+        shelved = self._find(session.id)
+        if claim is not None:
+            self._held(claim)
+        elif shelved.claim is not None and shelved.expires > now():
+            raise SessionBusy(session.id, shelved.claim.owner)
+        if shelved.info.version != session.version:
+            raise SessionConflict(session.id, session.version, shelved.info.version)
+        if shelved.info.created_at != session.info.created_at:
+            raise another_session(session)
+        _check_entries(entries)
+        kept = self._settled(shelved, session, written)
+        shelved.versions.append(kept)
+        _enter(shelved.record, entries)
+        shelved.taken = max(shelved.taken, taken)
+        if key is not None:
+            shelved.keys[key.name] = (key, kept.version)
+        shelved.claim = None
+        return kept
+
+    def _settled(
+        self, shelved: _Shelved, session: AgentSession, written: Mapping[str, StoredAt]
+    ) -> AgentSession:
+        placement = Placement(session, self._origin, written)
+        ref = self._log(shelved, "")
+        log = self._logs.get(ref.key, [])
+        settled = placement.settle(ref, len(log))
+        kept = AgentSession.reconstitute(settled, version=session.version + 1, updated_at=now())
+        encode_head(kept, "")
+        self._check_foreign(kept, ref)
+        self._logs[ref.key] = log
+        log.extend(placement.new_messages)
+        return consolidate(kept)
+
+    def _check_foreign(self, session: AgentSession, own: LogRef) -> None:
+        for key, start, stop in foreign_stretches(session, own):
+            if None in self._logs.get(key, [None])[start:stop]:
+                raise SessionNotFound(session.info.parent_id or str(key))
+
+    def _log(self, shelved: _Shelved, name: str) -> LogRef:
+        return LogRef(self._origin, f"{shelved.number}/{name}" if name else shelved.number)
+
+    async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
+        shelved = self._sessions.get(SessionId(session_id))
+        if shelved is None:
+            return None
+        if version is None:
+            return shelved.versions[-1]
+        return shelved.versions[version - 1] if 1 <= version <= len(shelved.versions) else None
+
+    async def exists(self, session_id: str) -> bool:
+        return SessionId(session_id) in self._sessions
+
+    async def delete(self, session_id: str) -> None:
+        shelved = self._find(session_id)
+        if shelved.claim is not None and shelved.expires > now():
+            raise SessionBusy(session_id, shelved.claim.owner)
+        del self._sessions[shelved.info.id]
+        self._erase_unnamed()
+
+    def _erase_unnamed(self) -> None:
+        """Forget every message in the logs of deleted sessions that no other session's version names."""
+        owned = {shelved.number for shelved in self._sessions.values()}
+        orphaned = {key for key in self._logs if int(str(key).partition("/")[0]) not in owned}
+        named: dict[int | str, set[int]] = {}
+        for shelved in self._sessions.values():
+            for session in shelved.versions if orphaned else ():
+                for key, start, stop in foreign_stretches(session, self._log(shelved, "")):
+                    named.setdefault(key, set()).update(range(start, stop))
+        for key in orphaned:
+            kept = named.get(key, set())
+            self._logs[key] = [m if place in kept else None for place, m in enumerate(self._logs[key])]
+            if not kept:
+                del self._logs[key]
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        query = SessionQuery.of(filters)
+        before = _page_start(query.after)
+        found: list[tuple[int, AgentSessionInfo]] = []
+        for shelved in reversed(self._sessions.values()):
+            if (before is None or shelved.number < before) and matches(shelved.info, query):
+                found.append((shelved.number, shelved.info))
+                if len(found) > query.limit:
+                    break
+        page = found[: query.limit]
+        more = str(page[-1][0]) if len(found) > query.limit else None
+        return SessionInfoList((info for _, info in page), next=more)
+
+    async def claim(
+        self,
+        session_id: str,
+        *,
+        version: int,
+        owner: str,
+        lease: float = 30.0,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+    ) -> tuple[Claim, Appended]:
+        shelved = self._find(session_id)
+        if shelved.claim is not None and shelved.expires > now():
+            raise SessionBusy(session_id, shelved.claim.owner)
+        if shelved.info.version != version:
+            raise SessionConflict(session_id, version, shelved.info.version)
+        _check_entries(entries, messages)
+        shelved.epoch += 1
+        shelved.claim = Claim(shelved.info.id, shelved.epoch, version, owner, lease)
+        return shelved.claim, self._put(shelved, shelved.claim, "", messages, entries)
+
+    async def heartbeat(self, claim: Claim) -> None:
+        shelved = self._held(claim)
+        shelved.expires = now() + timedelta(seconds=claim.lease)
+
+    async def release(self, claim: Claim) -> None:
+        shelved = self._sessions.get(claim.session_id)
+        if shelved is not None and shelved.epoch == claim.epoch:
+            shelved.claim = None
+
+    async def append(
+        self, claim: Claim, *, messages: Sequence[Message] = (), entries: Sequence[Entry] = (), log: str = ""
+    ) -> Appended:
+        shelved = self._held(claim)
+        _check_entries(entries, messages)
+        return self._put(shelved, claim, log, messages, entries)
+
+    def _put(
+        self, shelved: _Shelved, claim: Claim, name: str, messages: Sequence[Message], entries: Sequence[Entry]
+    ) -> Appended:
+        ref = self._log(shelved, name)
+        log = self._logs.setdefault(ref.key, [])
+        written = {message.id: StoredAt(ref, place) for place, message in enumerate(messages, len(log))}
+        log.extend(messages)
+        _enter(shelved.record, entries)
+        shelved.expires = now() + timedelta(seconds=claim.lease)
+        return Appended(written, len(shelved.record))
+
+    async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
+        found = [m for m in self._logs.get(log.key, [])[start:stop] if m is not None]
+        if log.origin != self._origin or len(found) != stop - start:
+            raise SessionNotFound(f"log {log.key}")
+        return found
+
+    async def read(
+        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+    ) -> Sequence[JournalEntry]:
+        shelved = self._find(session_id)
+        entries = shelved.inbox if inbox else shelved.record
+        after = max(after, shelved.taken) if inbox else after
+        return entries[after : None if limit is None else after + limit]
+
+    async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        return self._find(session_id).keys.get(name)
+
+    async def is_claimed(self, session_id: str) -> bool:
+        shelved = self._find(session_id)
+        return shelved.claim is not None and shelved.expires > now()
+
+    async def post(self, session_id: str, entry: Entry) -> int:
+        shelved = self._find(session_id)
+        _check_entries((entry,))
+        _enter(shelved.inbox, (entry,))
+        return len(shelved.inbox)
+
+    def _find(self, session_id: str) -> _Shelved:
+        shelved = self._sessions.get(SessionId(session_id))
+        if shelved is None:
+            raise SessionNotFound(session_id)
+        return shelved
+
+    def _held(self, claim: Claim) -> _Shelved:
+        shelved = self._sessions.get(claim.session_id)
+        if shelved is None or shelved.claim is None or shelved.epoch != claim.epoch:
+            raise ClaimLost(claim.session_id, claim.epoch)
+        return shelved
+
+
+def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
+    """Whether a header is one that a query asks for."""
+    if info.status is SessionStatus.DELETED and not query.shows_deleted:
+        return False
+    wanted = (
+        (query.id, info.id),
+        (query.agent, info.agent_name),
+        (query.status, info.status),
+        (query.owner, info.owner),
+        (query.parent, info.parent_id),
+    )
+    if any(asked is not None and asked != found for asked, found in wanted):
+        return False
+    if query.tag is not None and query.tag not in info.tags:
+        return False
+    return not (
+        (query.created_after is not None and info.created_at <= query.created_after)
+        or (query.created_before is not None and info.created_at >= query.created_before)
+        or (query.updated_after is not None and info.updated_at <= query.updated_after)
+        or (query.updated_before is not None and info.updated_at >= query.updated_before)
+    )
+
+
+def _page_start(after: str | None) -> int | None:
+    if after is None:
+        return None
+    if not after.isdecimal():
+        raise InvalidData("$.after", f"{after!r} is not a page's `next`")
+    return int(after)
+
+
+def _check_entries(entries: Sequence[Entry], messages: Sequence[Message] = ()) -> None:
+    for entry in entries:
+        codec.encode(entry)
+    for message in messages:
+        codec.encode_message(message)
+
+
+def _enter(record: list[JournalEntry], entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        record.append(JournalEntry(len(record) + 1, entry.kind, entry.body, entry.run))

@@ -1,0 +1,444 @@
+"""How a session becomes rows and comes back: shared by every store.
+
+A row of a log is one message; a head is one version. What is large in a head, or the same in many, stands once in a
+table of values under the hash of its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData, NotLoaded, SessionConflict
+from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionState
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.state import AgentContext, AgentState
+from perdure.model.step import AgentStep, StepExecution
+from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript, every_span
+from perdure.model.value import EMPTY, Value
+from perdure.protocols import NOTHING_WRITTEN, StoredAt
+
+INLINE = 256
+PREFIX = 32
+
+Values = dict[str, bytes]
+Stretch = tuple[int | str, int, int]
+Slot = tuple[Tape, int]
+
+
+def checksum(body: bytes, *place: int) -> int:
+    """A checksum of bytes at a place, so that a row that has moved is as wrong as one that has changed."""
+    seed = 0
+    for number in place:
+        seed = (seed * 1000003 + number) & 0xFFFFFFFF
+    return zlib.crc32(body, seed)
+
+
+def hash_of(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+class Head(Value, frozen=True):
+    """One version of a session, as it is stored. A part over INLINE bytes is named by hash in `hashed`."""
+
+    info: AgentSessionInfo
+    definition: str
+    state: msgspec.Raw
+    op: str
+    parts: dict[str, msgspec.Raw] = {}
+    hashed: dict[str, str] = {}
+    format: int = codec.FORMAT
+
+
+class _InfoOfHead(msgspec.Struct, frozen=True):
+    info: AgentSessionInfo
+    format: int = codec.FORMAT
+
+
+def transcripts_of(state: AgentState) -> Iterator[Transcript]:
+    """The state's transcript, then the views that its execution's steps name."""
+    yield state.transcript
+    for step in _steps(state.execution):
+        yield step.input_messages
+        yield step.output_messages
+
+
+def _steps(execution: ExecutionState | None) -> Iterator[AgentStep]:
+    if execution is not None:
+        for done in execution.step_executions:
+            yield done.step
+        if execution.current_step is not None:
+            yield execution.current_step
+
+
+def is_at_hand(session: AgentSession) -> bool:
+    """Whether all that a load would have read is in memory: what the view shows, and what the last run's steps put out."""
+    shown = [session.state.transcript, *(step.output_messages for step in _steps(session.state.execution))]
+    return all(span.tape.items is not None for transcript in shown for span in transcript.spans())
+
+
+class Placement:
+    """The messages of a session that a store does not have yet, and, once it knows, where they go."""
+
+    def __init__(self, session: AgentSession, origin: str, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> None:
+        self._session = session
+        self._origin = origin
+        self._places: dict[Slot, StoredAt | None] = {}
+        self.new: list[bytes] = []
+        self.new_messages: list[Message] = []
+        for transcript in transcripts_of(session.state):
+            for span in every_span(transcript.pieces):
+                if not self._is_stored(span):
+                    self._meet(span, written)
+
+    def _is_stored(self, span: Span) -> bool:
+        return span.tape.ref is not None and span.tape.ref.origin == self._origin
+
+    def _meet(self, span: Span, written: Mapping[str, StoredAt]) -> None:
+        if span.tape.items is None:
+            raise NotLoaded(f"log {span.tape.ref.key if span.tape.ref else '?'} of another store")
+        for position, message in enumerate(span.messages(), start=span.start):
+            slot = (span.tape, position)
+            if slot in self._places:
+                continue
+            if not isinstance(message, Message):
+                raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
+            self._places[slot] = written.get(message.id)
+            if self._places[slot] is None:
+                self.new.append(codec.encode_message(message))
+                self.new_messages.append(message)
+
+    def settle(self, log: LogRef, start: int) -> AgentSession:
+        """The session with every message at its place in a log; new ones stand from `start` on."""
+        if not self._places:
+            return self._session
+        home = Tape(self.new_messages, log, start)
+        spans: dict[Slot, Span] = {}
+        for slot, place in self._places.items():
+            if place is None:
+                spans[slot] = Span(home, start, start + 1)
+                start += 1
+            else:
+                message = slot[0].read(slot[1], slot[1] + 1)
+                spans[slot] = Span(Tape(message, place.log, place.position), place.position, place.position + 1)
+        state = map_transcripts(self._session.state, lambda transcript: self._settled(transcript, spans))
+        return replace(self._session, state=state)
+
+    def _settled(self, transcript: Transcript, spans: Mapping[Slot, Span]) -> Transcript:
+        return Transcript(self._settled_pieces(transcript.pieces, spans))
+
+    def _settled_pieces(self, pieces: Iterable[Piece], spans: Mapping[Slot, Span]) -> Iterator[Piece]:
+        for piece in pieces:
+            if isinstance(piece, Block):
+                covered = Transcript(self._settled_pieces(piece.covered, spans)).pieces
+                shown = Transcript(self._settled_pieces(piece.shown, spans)).pieces
+                yield replace(piece, covered=covered, shown=shown)
+            elif self._is_stored(piece):
+                yield piece
+            else:
+                for position in range(piece.start, piece.stop):
+                    yield spans[piece.tape, position]
+
+
+def map_transcripts(state: AgentState, change: Callable[[Transcript], Transcript]) -> AgentState:
+    """The state with every transcript in it changed; times stay as they are."""
+    context = replace(state.context, transcript=change(state.transcript))
+    return replace(state, context=context, execution=_map_execution(state.execution, change))
+
+
+def _map_execution(
+    execution: ExecutionState | None, change: Callable[[Transcript], Transcript]
+) -> ExecutionState | None:
+    if execution is None:
+        return None
+
+    def step(given: AgentStep) -> AgentStep:
+        return replace(
+            given, input_messages=change(given.input_messages), output_messages=change(given.output_messages)
+        )
+
+    done: tuple[StepExecution, ...] = tuple(replace(each, step=step(each.step)) for each in execution.step_executions)
+    current = None if execution.current_step is None else step(execution.current_step)
+    return replace(execution, step_executions=done, current_step=current)
+
+
+def consolidate(session: AgentSession) -> AgentSession:
+    """The same session on fewer tapes: what a save has put behind a tape's end moves onto it.
+
+    To be called only once the save is durable: a tape must never hold what the log does not.
+    """
+    pieces: list[Piece] = []
+    for piece in session.state.transcript.pieces:
+        last = pieces[-1] if pieces else None
+        if isinstance(last, Span) and isinstance(piece, Span) and _follows(last, piece):
+            assert last.tape.items is not None
+            last.tape.items.extend(piece.messages())
+            pieces[-1] = Span(last.tape, last.start, piece.stop)
+        else:
+            pieces.append(piece)
+    if len(pieces) == len(session.state.transcript.pieces):
+        return session
+    context = replace(session.state.context, transcript=Transcript(pieces))
+    return replace(session, state=replace(session.state, context=context))
+
+
+def _follows(last: Span, span: Span) -> bool:
+    return (
+        last.tape is not span.tape
+        and last.tape.ref is not None
+        and last.tape.ref == span.tape.ref
+        and last.tape.items is not None
+        and span.tape.items is not None
+        and last.tape.end == last.stop == span.start
+    )
+
+
+def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
+    """The head of a settled session, and the values it names by hash."""
+    values: Values = {}
+
+    def by_hash(raw: bytes) -> str:
+        key = hash_of(raw)
+        values[key] = raw
+        return key
+
+    parts: dict[str, msgspec.Raw] = {}
+    hashed: dict[str, str] = {}
+    for name, raw in _parts_of(session):
+        if len(raw) > INLINE and name != "transcript":
+            hashed[name] = by_hash(raw)
+        else:
+            parts[name] = msgspec.Raw(raw)
+    head = Head(
+        info=session.info,
+        definition=by_hash(encode_definition(session.definition)),
+        state=msgspec.Raw(codec.encode(_slim(session.state), _stored_name)),
+        op=op,
+        parts=parts,
+        hashed=hashed,
+        unknown=session.unknown,
+    )
+    return codec.encode(head), values
+
+
+def encode_definition(definition: AgentDefinition) -> bytes:
+    codec.check_json(definition.metadata, "$.definition.metadata")
+    return codec.encode(definition)
+
+
+def _slim(state: AgentState) -> AgentState:
+    return replace(state, context=AgentContext(unknown=state.context.unknown), execution=None)
+
+
+def _parts_of(session: AgentSession) -> Iterator[tuple[str, bytes]]:
+    state = session.state
+    pieces = _numbered(state.transcript.pieces)
+    kept = len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0
+    if kept:
+        yield "prefix", msgspec.json.encode(pieces[:kept])
+    if pieces[kept:]:
+        yield "transcript", msgspec.json.encode(pieces[kept:])
+    if state.metadata:
+        codec.check_json(state.metadata, "$.state.metadata")
+        yield "metadata", codec.encode(state.metadata)
+    if state.context.system_prompt != session.definition.system_prompt:
+        yield "system_prompt", codec.encode(state.context.system_prompt)
+    if state.context.response_format is not None:
+        codec.check_json(state.context.response_format, "$.state.response_format")
+        yield "response_format", codec.encode(state.context.response_format)
+    if state.execution is not None:
+        yield "execution", codec.encode(state.execution, _stored_name)
+
+
+def _numbered(pieces: Iterable[Piece]) -> list[Any]:
+    """Pieces as they are stored: neighbours in one log are one, whatever tapes they stand on."""
+    plain: list[Any] = []
+    for piece in codec.dump_pieces(tuple(pieces), _stored_name):
+        last = plain[-1] if plain else None
+        if isinstance(piece, list) and isinstance(last, list) and last[0] == piece[0] and last[2] == piece[1]:
+            last[2] = piece[2]
+        else:
+            plain.append(piece)
+    return plain
+
+
+def _stored_name(span: Span) -> int | str:
+    if span.tape.ref is None:
+        raise InvalidData("$", "a head can only name messages that are in a log")
+    return span.tape.ref.key
+
+
+class StoredHead:
+    """A head that has been read, on its way to being a session again."""
+
+    def __init__(self, raw: bytes, session_id: str, version: int) -> None:
+        self._where = (session_id, f"head {version}")
+        try:
+            self.head = codec.decode(Head, raw)
+            codec.check_format(self.head.format)
+        except InvalidData as error:
+            raise CorruptRecord(*self._where, str(error)) from None
+        if self.head.info.id != session_id:
+            raise CorruptRecord(*self._where, f"it is a head of session {self.head.info.id!r}")
+
+    def hashes(self) -> list[str]:
+        """The values it takes to rebuild the session."""
+        return [self.head.definition, *self.head.hashed.values()]
+
+    def wanted(self, values: Mapping[str, bytes]) -> list[Stretch]:
+        """The stretches of logs that the session shows: its view, and its last run's output."""
+        try:
+            found = [*_shown(self._pieces(values))]
+            execution = self._part("execution", values)
+            if execution is not None:
+                found += _outputs(codec.decode_plain(execution))
+        except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptRecord(*self._where, str(error)) from None
+        return found
+
+    def session(
+        self, values: Mapping[str, bytes], span_of: codec.SpanOf, definition: AgentDefinition | None = None
+    ) -> AgentSession:
+        try:
+            if definition is None:
+                definition = codec.decode(AgentDefinition, values[self.head.definition])
+            state = codec.decode(AgentState, bytes(self.head.state), span_of)
+            context = replace(
+                state.context,
+                transcript=Transcript(codec.load_pieces(self._pieces(values), span_of)),
+                metadata=self._decoded("metadata", values, EMPTY),
+                system_prompt=self._decoded("system_prompt", values, definition.system_prompt),
+                response_format=self._decoded("response_format", values, None),
+            )
+            execution = self._part("execution", values)
+            run = None if execution is None else codec.decode(ExecutionState, execution, span_of)
+        except (InvalidData, KeyError, ValueError) as error:
+            raise CorruptRecord(*self._where, str(error)) from None
+        state = replace(state, context=context, execution=run)
+        return AgentSession(self.head.info, definition, state, unknown=self.head.unknown)
+
+    def _part(self, name: str, values: Mapping[str, bytes]) -> bytes | None:
+        if name in self.head.hashed:
+            return values[self.head.hashed[name]]
+        return bytes(self.head.parts[name]) if name in self.head.parts else None
+
+    def _decoded(self, name: str, values: Mapping[str, bytes], default: Any) -> Any:
+        raw = self._part(name, values)
+        return default if raw is None else codec.decode_plain(raw)
+
+    def _pieces(self, values: Mapping[str, bytes]) -> list[Any]:
+        return [*self._decoded("prefix", values, []), *self._decoded("transcript", values, [])]
+
+
+def decode_info(raw: bytes, session_id: str, version: int) -> AgentSessionInfo:
+    """The header in a head, without the rest of it."""
+    try:
+        return codec.decode(_InfoOfHead, raw).info
+    except InvalidData as error:
+        raise CorruptRecord(session_id, f"head {version}", str(error)) from None
+
+
+def _shown(pieces: Iterable[Any]) -> Iterator[Stretch]:
+    for piece in pieces:
+        if isinstance(piece, Mapping):
+            yield from _shown(piece["shown"])
+        else:
+            log, start, stop = piece
+            yield log, start, stop
+
+
+def _outputs(execution: Mapping[str, Any]) -> Iterator[Stretch]:
+    for done in execution.get("step_executions", ()):
+        yield from _shown(done["step"]["output_messages"])
+    if execution.get("current_step"):
+        yield from _shown(execution["current_step"]["output_messages"])
+
+
+class Shelf:
+    """The tapes at hand for one load: those of a session known from before, and what is read in addition."""
+
+    def __init__(self, origin: str, known: AgentSession | None = None) -> None:
+        self._origin = origin
+        self._tapes: dict[int | str, list[Tape]] = {}
+        self._unread: dict[int | str, Tape] = {}
+        if known is not None:
+            for transcript in transcripts_of(known.state):
+                for span in every_span(transcript.pieces):
+                    self._keep(span.tape)
+
+    def _keep(self, tape: Tape) -> None:
+        if tape.ref is not None and tape.ref.origin == self._origin and tape.items is not None:
+            tapes = self._tapes.setdefault(tape.ref.key, [])
+            if not any(tape is other for other in tapes):
+                tapes.append(tape)
+
+    def missing(self, wanted: Iterable[Stretch]) -> list[Stretch]:
+        """What has to be read, merged and in order."""
+        merged: list[list[Any]] = []
+        for log, start, stop in sorted(wanted, key=lambda stretch: (str(stretch[0]), stretch[1])):
+            if merged and merged[-1][0] == log and start <= merged[-1][2]:
+                merged[-1][2] = max(merged[-1][2], stop)
+            else:
+                merged.append([log, start, stop])
+        gaps = [(log, self._known_up_to(log, start), stop) for log, start, stop in merged]
+        return [gap for gap in gaps if gap[1] < gap[2]]
+
+    def _known_up_to(self, log: int | str, start: int) -> int:
+        return max((t.end for t in self._tapes.get(log, ()) if t.base <= start <= t.end), default=start)
+
+    def put(self, log: int | str, start: int, messages: list[Message]) -> None:
+        """Messages that were read from a log: onto the tape that ends there, or a new one."""
+        for tape in self._tapes.get(log, ()):
+            if tape.base <= start <= tape.end and tape.items is not None:
+                tape.items.extend(messages[tape.end - start :])
+                return
+        self._keep(Tape(messages, LogRef(self._origin, log), start))
+
+    def span(self, log: int | str, start: int, stop: int) -> Span:
+        for tape in self._tapes.get(log, ()):
+            if tape.base <= start and stop <= tape.end:
+                return Span(tape, start, stop)
+        return Span(self._unread.setdefault(log, Tape(None, LogRef(self._origin, log))), start, stop)
+
+
+def check_row(body: bytes, crc: int, session_id: str | None, position: str, *place: int) -> None:
+    """Raise CorruptRecord unless a row matches its checksum."""
+    if checksum(body, *place) != crc:
+        raise CorruptRecord(session_id, position, "its checksum does not match")
+
+
+def decode_row(body: bytes, session_id: str | None, position: str) -> Message:
+    try:
+        return codec.decode_message(body)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, position, str(error)) from None
+
+
+def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:
+    """The stretches of other sessions' logs that a settled session names, covered ones too."""
+    found: set[Stretch] = set()
+    for transcript in transcripts_of(session.state):
+        for span in every_span(transcript.pieces):
+            if span.tape.ref != own:
+                assert span.tape.ref is not None
+                found.add((span.tape.ref.key, span.start, span.stop))
+    return found
+
+
+def another_session(session: AgentSession) -> SessionConflict:
+    """The session in the store has this one's id and version, and is another: created at another time."""
+    return SessionConflict(
+        session.id,
+        session.version,
+        session.version,
+        f"Session {session.id!r} has been erased and created anew since this one was loaded. Nothing was saved. "
+        "Load it again and repeat the action, or create this one under another id.",
+    )

@@ -1,0 +1,321 @@
+"""Sessions in one SQLite file, which any number of processes may share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import apsw
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData, SessionNotFound, StoreError
+from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId, new_id, now
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, SessionInfoList
+from perdure.model.transcript import LogRef
+from perdure.protocols import (
+    NOTHING_WRITTEN,
+    Appended,
+    Claim,
+    Entry,
+    Filters,
+    JournalEntry,
+    Key,
+    SessionQuery,
+    StoredAt,
+)
+from perdure.stores import sqlite_jobs as jobs
+from perdure.stores.claims import Holder
+from perdure.stores.live import LRU, Live
+from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand
+from perdure.stores.sqlite_schema import connect, migrate, prepare_file
+from perdure.stores.worker import FileLock, Worker, WritingWorker
+
+
+class SqliteStore:
+    """Keeps sessions in a SQLite file: durable to a power cut, one fsync for all the saves that wait together.
+
+    `cache` is how many sessions are kept at hand; a cached session is checked against the file at every load.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, cache: int = 128) -> None:
+        if str(path) in ("", ":memory:"):
+            raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
+        self._given = Path(path)
+        self._live: LRU[str, Live] = LRU(cache)
+        self._definitions: LRU[str, AgentDefinition] = LRU(256)
+        self._values: LRU[str, bytes] = LRU(256)
+        self._open: _Open | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._open is not None:
+            raise StoreError("This store is open already.")
+        path = await asyncio.to_thread(_prepare, self._given)
+        self._open = _Open(path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            self._live.clear()
+            await opened.close()
+
+    @property
+    def _db(self) -> _Open:
+        if self._open is None:
+            raise StoreError("This store is not open. Use it inside `async with SqliteStore(path) as store:`.")
+        self._open.check_process()
+        return self._open
+
+    async def create(
+        self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN
+    ) -> AgentSession:
+        if session.version != 0:
+            raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
+        write = jobs.Write(session, Placement(session, self._db.origin, written), now(), new_id(), self._db.origin)
+        return await self._commit(partial(jobs.create, write=write))
+
+    async def save(
+        self,
+        session: AgentSession,
+        *,
+        claim: Claim | None = None,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> AgentSession:
+        write = jobs.Write(
+            session,
+            Placement(session, self._db.origin, written),
+            now(),
+            new_id(),
+            self._db.origin,
+            self._known(session),
+            claim,
+            jobs.prepare_entries(entries),
+            taken,
+            key,
+        )
+        return await self._commit(partial(jobs.save, write=write))
+
+    def _known(self, session: AgentSession) -> Live | None:
+        """What is cached of a session, if it is of the version to be replaced: only then has nothing changed since."""
+        live = self._live.get(session.id)
+        return live if live is not None and live.session.version == session.version else None
+
+    async def _commit(self, job: Any) -> AgentSession:
+        live: Live = await self._db.writer.run(job, self._remember)
+        if not live.at_hand:
+            with suppress(CorruptRecord):  # it is saved all the same
+                return await self.load(live.session.id, live.session.version) or live.session
+        return live.session
+
+    def _remember(self, live: Live) -> Live:
+        session = consolidate(live.session)
+        kept = Live(session, live.erasures, live.hashes, live.refs, is_at_hand(session))
+        self._live.keep(session.id, kept)
+        return kept
+
+    async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
+        key = SessionId(session_id)
+        if version is not None and not 0 < version <= jobs.LAST:
+            return None
+        live = self._live.recall(key)
+        newest = live is not None and version in (None, live.session.version) and self._is_current(key, live)
+        if live is not None and newest and live.at_hand:
+            return live.session
+        known = live.session if live is not None and self._db.erasures() == live.erasures else None
+        shelf = Shelf(self._db.origin, known)
+        job = partial(jobs.load, session_id=key, version=version, shelf=shelf, cached=dict(self._values))
+        loaded: jobs.Loaded | None = await self._db.reader.run(job)
+        if loaded is None:
+            self._live.pop(key, None)
+            return None
+        session = self._assembled(loaded, shelf)
+        if newest or version is None:
+            self._live.keep(key, Live(session, loaded.erasures, frozenset(loaded.values)))
+        return session
+
+    def _assembled(self, loaded: jobs.Loaded, shelf: Shelf) -> AgentSession:
+        for log, start, messages in loaded.fetched:
+            shelf.put(log, start, messages)
+        key = loaded.head.head.definition
+        session = loaded.head.session(loaded.values, shelf.span, self._definitions.recall(key))
+        self._definitions.keep(key, session.definition)
+        self._values.keep(key, loaded.values[key])
+        return session
+
+    def _is_current(self, key: str, live: Live) -> bool:
+        return self._db.peek(key) == (live.session.version, live.erasures)
+
+    async def exists(self, session_id: str) -> bool:
+        return self._db.peek(SessionId(session_id)) is not None
+
+    async def delete(self, session_id: str) -> None:
+        key = SessionId(session_id)
+        self._live.pop(key, None)
+        self._values.clear()
+        self._definitions.clear()
+        await self._db.writer.run(partial(jobs.delete, session_id=key, at=now().timestamp()))
+        await self._db.writer.run(jobs.checkpoint, alone=True)
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        query = SessionQuery.of(filters)
+        jobs.page_start(query.after)
+        page: SessionInfoList = await self._db.reader.run(partial(jobs.list_sessions, query=query))
+        return page
+
+    async def claim(
+        self,
+        session_id: str,
+        *,
+        version: int,
+        owner: str,
+        lease: float = 30.0,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+    ) -> tuple[Claim, Appended]:
+        job = partial(
+            jobs.claim,
+            session_id=SessionId(session_id),
+            version=version,
+            holder=Holder.here(owner),
+            lease=lease,
+            at=now().timestamp(),
+            origin=self._db.origin,
+            rows=_encoded(messages),
+            entries=jobs.prepare_entries(entries),
+        )
+        taken: tuple[Claim, Appended] = await self._db.writer.run(job)
+        return taken
+
+    async def heartbeat(self, claim: Claim) -> None:
+        await self._db.writer.run(partial(jobs.heartbeat, claim=claim, at=now().timestamp()))
+
+    async def release(self, claim: Claim) -> None:
+        await self._db.writer.run(partial(jobs.release, claim=claim))
+
+    async def append(
+        self,
+        claim: Claim,
+        *,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        log: str = "",
+        taken: int = 0,
+    ) -> Appended:
+        job = partial(
+            jobs.append,
+            claim=claim,
+            at=now().timestamp(),
+            origin=self._db.origin,
+            log_name=log,
+            rows=_encoded(messages),
+            entries=jobs.prepare_entries(entries),
+            taken=taken,
+        )
+        appended: Appended = await self._db.writer.run(job)
+        return appended
+
+    async def read(
+        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+    ) -> Sequence[JournalEntry]:
+        table = "inbox" if inbox else "event"
+        job = partial(jobs.read_entries, session_id=SessionId(session_id), table=table, after=after, limit=limit)
+        entries: Sequence[JournalEntry] = await self._db.reader.run(job)
+        return entries
+
+    async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
+        if log.origin != self._db.origin:
+            raise SessionNotFound(f"log {log.key}")
+        job = partial(jobs.read_log, log=int(log.key), start=start, stop=stop)
+        messages: Sequence[Message] = await self._db.reader.run(job)
+        return messages
+
+    async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        found: tuple[Key, int] | None = await self._db.reader.run(
+            partial(jobs.find_key, session_id=SessionId(session_id), name=name)
+        )
+        return found
+
+    async def is_claimed(self, session_id: str) -> bool:
+        job = partial(jobs.is_claimed, session_id=SessionId(session_id), at=now().timestamp())
+        claimed: bool = await self._db.reader.run(job)
+        return claimed
+
+    async def post(self, session_id: str, entry: Entry) -> int:
+        (prepared,) = jobs.prepare_entries([entry])
+        seq: int = await self._db.writer.run(partial(jobs.post, session_id=SessionId(session_id), entry=prepared))
+        return seq
+
+
+class _Open:
+    """An open file: a writing thread, a reading thread, and a connection for looking at one row in passing."""
+
+    def __init__(self, path: Path) -> None:
+        self._pid = os.getpid()
+        self._peeking = threading.Lock()
+        self._peeker = connect(path, reader=True)
+        self.origin = str(self._look("SELECT value FROM meta WHERE key = 'uid'", ())[0])
+        self._lock = FileLock(lock_path(path))
+        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
+        self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
+
+    def check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
+
+    def peek(self, session_id: str) -> tuple[int, int] | None:
+        """Version and erasures, read at once: a few microseconds, less than handing it to a thread."""
+        found: tuple[int, int] | None = self._look(jobs.PEEK, (str(session_id),))
+        return found
+
+    def erasures(self) -> int:
+        found = self._look("SELECT value FROM meta WHERE key = 'erasures'", ())
+        return int(found[0])
+
+    def _look(self, sql: str, bindings: tuple[Any, ...]) -> Any:
+        try:
+            with self._peeking:
+                return self._peeker.execute(sql, bindings).fetchone()
+        except apsw.Error as error:
+            raise StoreError(f"SQLite failed: {error}") from None
+
+    async def close(self) -> None:
+        await self.reader.close()
+        await self.writer.close()
+        self._lock.close()
+        self._peeker.close()
+
+
+def lock_path(path: Path) -> Path:
+    return path.with_name(path.name + "-lock")
+
+
+def _prepare(given: Path) -> Path:
+    path = prepare_file(given)
+    lock = FileLock(lock_path(path))
+    try:
+        with lock:
+            connection = connect(path)
+            try:
+                migrate(connection)
+            finally:
+                connection.close()
+    except apsw.Error as error:
+        raise StoreError(f"{path} cannot be opened as a SQLite database: {error}") from None
+    finally:
+        lock.close()
+    return path
+
+
+def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:
+    return [(message.id, codec.encode_message(message)) for message in messages]

@@ -1,0 +1,237 @@
+"""A thread that owns one SQLite connection and serves jobs from any event loop.
+
+A writing worker commits all the jobs that are waiting together, a savepoint for each; so a lone save commits at
+once, and a crowd shares one fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
+
+T = TypeVar("T")
+Job = Callable[[apsw.Connection], Any]
+Finish = Callable[[Any], Any]
+
+MOST_PER_COMMIT = 256
+
+
+class _Request:
+    __slots__ = ("alone", "error", "finish", "future", "job", "loop", "result")
+
+    def __init__(self, job: Job, finish: Finish | None, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
+        self.alone = alone
+        self.job = job
+        self.finish = finish
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def deliver(self) -> None:
+        """In the caller's loop. `finish` runs though the caller may be gone: the job has been carried out."""
+        if self.error is None and self.finish is not None:
+            try:
+                self.result = self.finish(self.result)
+            except Exception as error:  # around a request: whatever it is, the caller must hear of it
+                self.error = error
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class Worker:
+    """A thread with a connection. `run` hands it a job and waits for what comes of it."""
+
+    def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
+        self._connect = connect
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._pid = os.getpid()
+        self._closed = False
+        self._broken: BaseException | None = None
+        self._thread.start()
+
+    async def run(
+        self, job: Callable[[apsw.Connection], T], finish: Callable[[T], Any] | None = None, *, alone: bool = False
+    ) -> Any:
+        """What the job returns, passed through `finish` in this loop; or the error it raised.
+
+        A job that is to run `alone` is given the connection outside of any transaction.
+        """
+        if self._closed:
+            raise StoreError("This store is closed. Open it with `async with`, and keep the block open while it is used.")
+        if self._pid != os.getpid():
+            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
+        request = _Request(job, finish, asyncio.get_running_loop(), alone=alone)
+        self._queue.put(request)
+        return await request.future
+
+    async def close(self) -> None:
+        """Carry out what is waiting, then end the thread."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _serve(self) -> None:
+        try:
+            connection = self._connect()
+        except (apsw.Error, OSError, PerdureError) as error:
+            self._broken = _as_store_error(error)
+            self._refuse_all()
+            return
+        open_for_more = True
+        while open_for_more:
+            batch, open_for_more = self._next_batch()
+            alone = [request for request in batch if request.alone]
+            together = [request for request in batch if not request.alone]
+            if together:
+                self._carry_out(connection, together)
+                _deliver(together)
+            for request in alone:
+                _try_outside(connection, request)
+                _deliver([request])
+        connection.close()
+
+    def _next_batch(self) -> tuple[list[_Request], bool]:
+        batch: list[_Request] = []
+        request = self._queue.get()
+        while request is not None:
+            batch.append(request)
+            if len(batch) == MOST_PER_COMMIT:
+                return batch, True
+            try:
+                request = self._queue.get_nowait()
+            except queue.Empty:
+                return batch, True
+        return batch, False
+
+    def _refuse_all(self) -> None:
+        while (request := self._queue.get()) is not None:
+            request.error = self._broken
+            _deliver([request])
+
+    def _carry_out(self, connection: apsw.Connection, batch: list[_Request]) -> None:
+        for request in batch:
+            try:
+                connection.execute("BEGIN")
+                request.result = request.job(connection)
+            except Exception as error:  # around a request: the thread serves others after it
+                request.error = _as_store_error(error)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("COMMIT")
+
+
+class WritingWorker(Worker):
+    """A worker that commits in groups, one process at a time.
+
+    SQLite's own busy handler is unfair between processes; a lock on a file beside the database is not.
+    """
+
+    def __init__(self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock) -> None:
+        self._lock = lock
+        super().__init__(name, connect)
+
+    def _carry_out(self, connection: apsw.Connection, batch: list[_Request]) -> None:
+        if self._broken is not None:
+            for request in batch:
+                request.error = self._broken
+            return
+        with self._lock:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                for request in batch:
+                    self._try_one(connection, request)
+                connection.execute("COMMIT")
+            except (apsw.Error, OSError) as error:
+                self._fail_all(connection, batch, error)
+
+    def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
+        connection.execute("SAVEPOINT one")
+        try:
+            request.result = request.job(connection)
+        except apsw.FullError:
+            raise
+        except Exception as error:  # around a request: those that share its commit are not to suffer
+            request.error = _as_store_error(error)
+            connection.execute("ROLLBACK TO one")
+        connection.execute("RELEASE one")
+
+    def _fail_all(self, connection: apsw.Connection, batch: list[_Request], error: BaseException) -> None:
+        with suppress(apsw.Error):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        failure = _as_store_error(error)
+        if isinstance(error, apsw.IOError):
+            # After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
+            self._broken = StoreError(f"This store failed to write ({error}) and refuses more. Check the disk, then reopen it.")
+            failure = self._broken
+        for request in batch:
+            request.error = failure
+
+
+class FileLock:
+    """An OS lock on a side file that is never replaced. `flock`, since any unrelated close would drop a `lockf`."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def _try_outside(connection: apsw.Connection, request: _Request) -> None:
+    try:
+        request.result = request.job(connection)
+    except Exception as error:  # around a request: the thread serves others after it
+        request.error = _as_store_error(error)
+
+
+def _deliver(batch: list[_Request]) -> None:
+    """Wake each event loop once, whatever the number of its requests."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
+    for request in batch:
+        by_loop.setdefault(request.loop, []).append(request)
+    for loop, requests in by_loop.items():
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
+            loop.call_soon_threadsafe(_deliver_in_loop, requests)
+
+
+def _deliver_in_loop(requests: list[_Request]) -> None:
+    for request in requests:
+        request.deliver()
+
+
+def _as_store_error(error: BaseException) -> BaseException:
+    """What SQLite or the system says in perdure's words; anything else as it is."""
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidData("$", "a text holds half of a surrogate pair, which UTF-8 cannot carry")
+    if not isinstance(error, apsw.Error | OSError):
+        return error
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return CorruptRecord(None, "of the database file", str(error))
+    if isinstance(error, apsw.FullError):
+        return StoreError("The disk is full. Nothing of this save was kept; free some space and repeat it.")
+    return StoreError(f"SQLite failed: {error}")

@@ -1,0 +1,32 @@
+"""What every store has to do, as test classes. Apply them to yours in three lines:
+
+    class TestMyStore(StoreContract):
+        def open_store(self, where):
+            return MyStore(where / "sessions")
+
+`where` is an empty directory (pytest's `tmp_path`), and what `open_store` returns is an async context manager. Set
+`shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
+takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`.
+
+The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
+"""
+
+from __future__ import annotations
+
+from perdure.testing.parts.claims import Claims
+from perdure.testing.parts.erasure import Erasure
+from perdure.testing.parts.listing import Listing
+from perdure.testing.parts.logs import Logs
+from perdure.testing.parts.payloads import Payloads
+from perdure.testing.parts.records import Records
+from perdure.testing.parts.together import Together
+from perdure.testing.parts.versions import Versions
+from perdure.testing.parts.views import Views
+
+
+class StoreContract(Versions, Views, Payloads, Listing, Erasure, Together):
+    """The contract of `perdure.protocols.SessionStore`."""
+
+
+class JournalContract(Claims, Records, Logs):
+    """The contract of `perdure.protocols.Journal`, and of the logs that it writes ahead."""

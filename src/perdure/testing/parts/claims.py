@@ -1,0 +1,262 @@
+"""Claims: one runner a session, fenced by an epoch, gone when its lease or its process is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotFound
+from perdure.model import ids
+from perdure.protocols import Claim, Entry
+from perdure.testing.clock import FrozenClock
+from perdure.testing.parts.journal import JournaledStore, entries, kinds, messages, spoken
+from perdure.testing.parts.together import ROUNDS
+from perdure.testing.processes import ask_all, processes
+from perdure.testing.samples import new_session, note, say, texts
+from perdure.testing.scene import Contract, in_directory, in_store, refused
+
+LEASE = 30.0
+NAN = float("nan")
+
+
+class Claims(Contract):
+    """A session has one runner at a time, and one that was taken over can write nothing."""
+
+    @in_store
+    async def test_a_claim_says_what_was_taken(self, store: JournaledStore) -> None:
+        """It names session, version, owner and lease, and its epoch grows from claim to claim."""
+        session = await store.create(new_session("Hello"))
+        first, appended = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+        assert (first.session_id, first.version, first.owner, first.lease) == (session.id, 1, "ann", LEASE)
+        assert (dict(appended.written), appended.seq) == ({}, 0)
+        await store.release(first)
+        second, _ = await store.claim(session.id, version=1, owner="ben")
+        assert second.epoch > first.epoch
+
+    @in_store
+    async def test_what_cannot_be_claimed(self, store: JournaledStore) -> None:
+        """An unknown session is not found; a version that has moved is a conflict, and nothing is written."""
+        session = await store.save(await store.create(new_session("Hello")))
+        with refused(SessionNotFound):
+            await store.claim("nobody", version=1, owner="ann")
+        for version in (0, 1, 3):
+            with refused(SessionConflict):
+                await store.claim(
+                    session.id, version=version, owner="ann", messages=messages("x"), entries=entries("start")
+                )
+        assert await store.read(session.id) == []
+        assert (await store.save(say(session, "free"))).version == 3
+
+    @in_store
+    async def test_a_claimed_session_is_busy(self, store: JournaledStore) -> None:
+        """While a run holds it, it can be neither claimed, saved nor erased by others; reading goes on."""
+        session = await store.create(new_session("Hello"))
+        claim, _ = await store.claim(session.id, version=1, owner="ann")
+        with refused(SessionBusy) as busy:
+            await store.claim(session.id, version=1, owner="ben", messages=messages("x"), entries=entries("start"))
+        assert busy.error.owner == "ann"
+        with refused(SessionBusy):
+            await store.save(say(session, "no"))
+        with refused(SessionBusy):
+            await store.delete(session.id)
+        assert await store.load(session.id) == session
+        assert (await store.list()).all() == (session.info,)
+        assert await store.read(session.id) == []
+        await store.heartbeat(claim)
+
+    @in_store
+    async def test_a_released_session_is_free(self, store: JournaledStore) -> None:
+        """After `release` others may claim and save, and the old claim can write nothing."""
+        session = await store.create(new_session("Hello"))
+        claim, _ = await store.claim(session.id, version=1, owner="ann")
+        await store.release(claim)
+        await store.release(claim)
+        await _assert_lost(store, claim)
+        assert (await store.save(say(session, "free"))).version == 2
+
+    @in_store
+    async def test_a_late_release_frees_nobody_elses_claim(self, store: JournaledStore) -> None:
+        """Releasing a claim that was lost leaves the new one standing."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello"))
+            old, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            clock.advance(LEASE + 1)
+            new, _ = await store.claim(session.id, version=1, owner="ben", lease=LEASE)
+            await store.release(old)
+            with refused(SessionBusy):
+                await store.save(session)
+            await store.heartbeat(new)
+
+    @in_store
+    async def test_a_claim_lapses_with_its_lease(self, store: JournaledStore) -> None:
+        """Others wait as long as the lease, and no longer; heartbeats and appends extend it."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello"))
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            for extend in (lambda: store.heartbeat(claim), lambda: store.append(claim, entries=entries("on"))):
+                clock.advance(LEASE - 1)
+                await extend()
+                clock.advance(LEASE - 1)
+                with refused(SessionBusy):
+                    await store.claim(session.id, version=1, owner="ben")
+            clock.advance(2)
+            taken, _ = await store.claim(session.id, version=1, owner="ben")
+            assert taken.epoch > claim.epoch
+
+    @in_store
+    async def test_a_lapsed_claim_that_nobody_took_still_holds(self, store: JournaledStore) -> None:
+        """A lease decides when others may take over; until one does, a slow runner goes on."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello"))
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            clock.advance(10 * LEASE)
+            await store.append(claim, messages=messages("late"))
+            with refused(SessionBusy):
+                await store.claim(session.id, version=1, owner="ben")
+            clock.advance(10 * LEASE)
+            assert (await store.save(say(session, "done"), claim=claim)).version == 2
+
+    @in_store
+    async def test_who_was_taken_over_can_write_nothing(self, store: JournaledStore) -> None:
+        """Under an old epoch append, heartbeat and save are ClaimLost, and nothing is written."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello"))
+            old, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE, entries=entries("start"))
+            clock.advance(LEASE + 1)
+            new, _ = await store.claim(session.id, version=1, owner="ben", lease=LEASE, entries=entries("again"))
+            await _assert_lost(store, old)
+            with refused(ClaimLost):
+                await store.save(say(session, "no"), claim=old, entries=entries("no"))
+            assert await kinds(store, session.id) == ["start", "again"]
+            assert await store.load(session.id) == session
+            appended = await store.append(new, messages=messages("mine"))
+            assert await spoken(store, *appended.written.values()) == ["mine"]
+
+    @in_store
+    async def test_a_lapsed_claim_gives_way_to_a_save(self, store: JournaledStore) -> None:
+        """After the lease a save without the claim passes, and the runner has lost its claim."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello"))
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            clock.advance(LEASE + 1)
+            saved = await store.save(say(session, "meanwhile"))
+            await _assert_lost(store, claim)
+            with refused(ClaimLost, SessionConflict):
+                await store.save(say(session, "late"), claim=claim)
+            assert await store.load(session.id) == saved
+
+    @in_store
+    async def test_a_lapsed_claim_gives_way_to_erasure(self, store: JournaledStore) -> None:
+        """After the lease the session can be erased, and the runner has lost its claim, also on a successor."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello", id="again"))
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            clock.advance(LEASE + 1)
+            await store.delete(session.id)
+            await _assert_lost(store, claim)
+            anew = await store.create(new_session("anew", id="again"))
+            await _assert_lost(store, claim)
+            taken, _ = await store.claim("again", version=1, owner="ben", lease=LEASE)
+            await _assert_lost(store, claim)
+            await store.release(claim)
+            await store.heartbeat(taken)
+            with refused(ClaimLost, SessionConflict):
+                await store.save(note(anew, "by", "ann"), claim=claim)
+            assert await store.read("again") == []
+
+    @in_store
+    async def test_bad_content_is_refused_and_nothing_is_taken(self, store: JournaledStore) -> None:
+        """What JSON cannot carry is InvalidData in a claim, an append, a save and a post, and nothing is written."""
+        session = await store.create(new_session("Hello"))
+        bad_entry, bad_message = entries("fine", "bad"), messages("fine", "bad")
+        bad_entry[1] = Entry("bad", {"cost": NAN})
+        bad_message[1] = bad_message[1].with_metadata(cost=NAN)
+        with refused(InvalidData):
+            await store.claim(session.id, version=1, owner="ann", entries=bad_entry)
+        with refused(InvalidData):
+            await store.claim(session.id, version=1, owner="ann", messages=bad_message)
+        claim, _ = await store.claim(session.id, version=1, owner="ann")
+        with refused(InvalidData):
+            await store.append(claim, messages=messages("fine"), entries=bad_entry)
+        with refused(InvalidData):
+            await store.append(claim, messages=bad_message, entries=entries("fine"))
+        with refused(InvalidData):
+            await store.save(session, claim=claim, entries=bad_entry)
+        for odd in (bad_entry[1], Entry("half \ud800"), Entry("kind", run="half \ud800"), Entry("kind", object())):
+            with refused(InvalidData):
+                await store.post(session.id, odd)
+            with refused(InvalidData):
+                await store.append(claim, entries=[odd])
+        assert await store.read(session.id) == await store.read(session.id, inbox=True) == []
+        assert await store.load(session.id) == session
+        saved = await store.save(say(session, "fine"), claim=claim)
+        assert texts(saved) == ["Hello", "fine"]
+
+    @in_directory
+    async def test_instances_respect_each_others_claims(self, where: Path) -> None:
+        """A claim holds against every instance, and each sees what was written under it."""
+        if not self.shared:
+            return
+        async with self.open_store(where) as one, self.open_store(where) as two:
+            session = await one.create(new_session("Hello"))
+            assert await two.load(session.id) == session
+            claim, _ = await one.claim(session.id, version=1, owner="ann", entries=entries("start"))
+            with refused(SessionBusy):
+                await two.save(say(session, "no"))
+            with refused(SessionBusy):
+                await two.claim(session.id, version=1, owner="ben")
+            await two.post(session.id, entries("cancel")[0])
+            assert await kinds(one, session.id, inbox=True) == ["cancel"]
+            assert await kinds(two, session.id) == ["start"]
+            saved = await one.save(say(session, "done"), claim=claim)
+            assert await two.load(session.id) == saved
+            await two.claim(session.id, version=2, owner="ben")
+
+    @in_directory
+    async def test_of_processes_that_claim_at_once_one_wins(self, where: Path) -> None:
+        """Processes that claim one session: one holds it, the others are told that it is busy."""
+        if not self.shared:
+            return
+        async with self.open_store(where) as store:
+            session = await store.create(new_session("Hello"))
+            async with processes(self, where, session.id, "one", "two") as racers:
+                epochs = []
+                for _ in range(ROUNDS):
+                    assert await ask_all(racers, "load") == [{"did": 1}] * 2
+                    answers = await ask_all(racers, "claim")
+                    assert sorted(answer.get("error", "won") for answer in answers) == ["SessionBusy", "won"]
+                    epochs += [answer["did"] for answer in answers if "did" in answer]
+                    await ask_all(racers, "release")
+                assert epochs == sorted(set(epochs))
+
+    @in_directory
+    async def test_the_claim_of_a_process_that_is_gone_lapses_at_once(self, where: Path) -> None:
+        """A runner that was killed on this machine keeps nobody waiting (on Linux, where that can be told)."""
+        if not self.shared or not sys.platform.startswith("linux"):
+            return
+        async with self.open_store(where) as store:
+            for act in ("claim", "save"):
+                session = await store.create(new_session("Hello", id=f"of-{act}"))
+                async with processes(self, where, session.id, "doomed") as (doomed,):
+                    await doomed.ask("load")
+                    assert "did" in await doomed.ask("claim")
+                    with refused(SessionBusy):
+                        await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+                    await doomed.kill()
+                if act == "claim":
+                    await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+                else:
+                    await store.save(say(session, "free"))
+
+
+async def _assert_lost(store: JournaledStore, claim: Claim) -> None:
+    with refused(ClaimLost):
+        await store.append(claim, messages=messages("no"), entries=entries("no"))
+    with refused(ClaimLost):
+        await store.heartbeat(claim)

@@ -1,0 +1,188 @@
+"""Lists: newest first, in pages that neither repeat nor skip, narrowed by filters."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from perdure.errors import InvalidData
+from perdure.model import ids
+from perdure.model.definition import AgentDefinition
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.protocols import SessionStore
+from perdure.testing.clock import FrozenClock
+from perdure.testing.samples import fork, ids_of, new_session, say
+from perdure.testing.scene import Contract, in_store, refused
+
+
+async def create_many(store: SessionStore, count: int, prefix: str = "s") -> list[str]:
+    """Sessions created one second apart, the oldest first."""
+    names = [f"{prefix}{number:03}" for number in range(count)]
+    for name in names:
+        await store.create(new_session("Hello", id=name))
+    return names
+
+
+class Listing(Contract):
+    """`list` shows headers, the newest session first."""
+
+    @in_store
+    async def test_an_empty_store_lists_nothing(self, store: SessionStore) -> None:
+        """No sessions, no next page, nothing damaged."""
+        page = await store.list()
+        assert (page.all(), page.next, page.damaged) == ((), None, ())
+
+    @in_store
+    async def test_headers_are_those_of_the_newest_version(self, store: SessionStore) -> None:
+        """A list shows each session once, as of its last save."""
+        session = await store.create(new_session("Hello", owner="ann"))
+        session = await store.save(session.with_tags(["vip"]).with_name("Order 7"))
+        session = await store.save(session.with_definition(AgentDefinition("sales")).suspended())
+        assert (await store.list()).all() == (session.info,)
+
+    @in_store
+    async def test_the_newest_session_comes_first(self, store: SessionStore) -> None:
+        """Sessions are listed by when they were created; a save does not move them."""
+        with ids.use(clock=FrozenClock(tick=1)):
+            names = await create_many(store, 5)
+            oldest = await store.load(names[0])
+            assert oldest is not None
+            await store.save(say(oldest, "more"))
+            assert ids_of(await store.list()) == names[::-1]
+
+    @in_store
+    async def test_pages_have_neither_repeats_nor_gaps(self, store: SessionStore) -> None:
+        """`next` leads from page to page until there is none."""
+        with ids.use(clock=FrozenClock(tick=1)):
+            names = await create_many(store, 10)
+        for limit in (1, 3, 5, 9, 10, 11):
+            found, page = [], await store.list(limit=limit)
+            while page.next is not None:
+                assert len(page) == limit
+                found += ids_of(page)
+                page = await store.list(limit=limit, after=page.next)
+            assert found + ids_of(page) == names[::-1]
+
+    @in_store
+    async def test_pages_stand_while_sessions_come_and_go(self, store: SessionStore) -> None:
+        """Sessions created or erased between two pages neither shift nor repeat the others."""
+        with ids.use(clock=FrozenClock(tick=1)):
+            names = await create_many(store, 9)
+            first = await store.list(limit=3)
+            await create_many(store, 4, prefix="new")
+            await store.delete(ids_of(first)[-1])
+            second = await store.list(limit=3, after=first.next)
+            await store.delete(ids_of(second)[-1])
+            await store.delete(names[0])
+            third = await store.list(limit=3, after=second.next)
+        assert ids_of(first) + ids_of(second) + ids_of(third) == names[:0:-1]
+        assert third.next is None
+
+    @in_store
+    async def test_filters_apply_to_every_page(self, store: SessionStore) -> None:
+        """A page is full of what was asked for, however much lies between."""
+        with ids.use(clock=FrozenClock(tick=1)):
+            for number in range(12):
+                await store.create(new_session(id=f"s{number:02}", owner="ann" if number % 3 else "ben"))
+        page = await store.list(owner="ben", limit=3)
+        rest = await store.list(owner="ben", limit=3, after=page.next)
+        assert ids_of(page) + ids_of(rest) == ["s09", "s06", "s03", "s00"]
+        assert rest.next is None
+
+    @in_store
+    async def test_each_filter_narrows(self, store: SessionStore) -> None:
+        """By id, agent, status, owner, tag, parent and time; several at once are all meant."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            await _create_three(store, clock)
+            start = clock.advance(0) - timedelta(seconds=300)
+        cases: list[tuple[dict[str, Any], list[str]]] = [
+            ({"id": "b"}, ["b"]),
+            ({"id": "nobody"}, []),
+            ({"agent": "sales"}, ["b"]),
+            ({"status": "suspended"}, ["b"]),
+            ({"status": SessionStatus.ACTIVE}, ["c", "a"]),
+            ({"owner": "ann"}, ["b", "a"]),
+            ({"tag": "vip"}, ["b", "a"]),
+            ({"tag": "late"}, ["b"]),
+            ({"parent": "a"}, ["c"]),
+            ({"created_after": start + timedelta(seconds=100)}, ["c"]),
+            ({"created_after": start + timedelta(seconds=99)}, ["c", "b"]),
+            ({"created_before": start + timedelta(seconds=100)}, ["a"]),
+            ({"updated_after": start + timedelta(seconds=200)}, ["b"]),
+            ({"updated_before": start + timedelta(seconds=200)}, ["a"]),
+            ({"updated_before": (start + timedelta(seconds=201)).astimezone(timezone(timedelta(hours=5)))}, ["c", "a"]),
+            ({"owner": "ann", "tag": "late", "status": "suspended", "agent": "sales"}, ["b"]),
+            ({"owner": "ann", "status": "completed"}, []),
+            ({"owner": None, "tag": None, "after": None}, ["c", "b", "a"]),
+        ]
+        for filters, expected in cases:
+            assert ids_of(await store.list(**filters)) == expected, filters
+
+    @in_store
+    async def test_filters_see_the_newest_version_only(self, store: SessionStore) -> None:
+        """A session is found by what it is, not by what it was."""
+        session = await store.create(new_session(tags=("old", "kept")))
+        await store.save(session.with_tags(["kept", "new"]).with_definition(AgentDefinition("sales")).suspended())
+        gone: list[dict[str, Any]] = [{"tag": "old"}, {"agent": "support"}, {"status": "active"}]
+        there: list[dict[str, Any]] = [{"tag": "new"}, {"tag": "kept"}, {"agent": "sales"}, {"status": "suspended"}]
+        assert [len(await store.list(**filters)) for filters in gone] == [0, 0, 0]
+        assert [len(await store.list(**filters)) for filters in there] == [1, 1, 1, 1]
+
+    @in_store
+    async def test_deleted_sessions_show_only_when_asked_for(self, store: SessionStore) -> None:
+        """The status `deleted` hides a session from every list that does not name it."""
+        session = await store.create(new_session(id="hidden", owner="ann", tags=("vip",)))
+        await store.create(new_session(id="seen"))
+        await store.save(session.deleted())
+        assert ids_of(await store.list()) == ["seen"]
+        assert ids_of(await store.list(owner="ann")) == []
+        assert ids_of(await store.list(tag="vip")) == []
+        assert ids_of(await store.list(status="deleted")) == ["hidden"]
+        assert ids_of(await store.list(id="hidden")) == ["hidden"]
+
+    @in_store
+    async def test_wrong_filters_are_refused(self, store: SessionStore) -> None:
+        """An unknown filter, a wrong type or a limit out of bounds is an error, never ignored."""
+        await create_many(store, 2)
+        wrong: list[dict[str, Any]] = [
+            {"colour": "red"},
+            {"session_id": "a"},
+            {"status": "asleep"},
+            {"owner": 7},
+            {"limit": 0},
+            {"limit": -1},
+            {"limit": 1001},
+            {"limit": "ten"},
+            {"limit": 2.5},
+            {"after": "not a page"},
+            {"after": ""},
+            {"after": 7},
+            {"created_after": "yesterday"},
+            {"created_after": datetime(2025, 1, 1)},  # without a time zone
+        ]
+        for filters in wrong:
+            with refused(InvalidData):
+                await store.list(**filters)
+
+    @in_store
+    async def test_filters_are_values_not_syntax(self, store: SessionStore) -> None:
+        """Quotes, wildcards and empty texts match nothing but themselves."""
+        await store.create(new_session(id="plain", owner="ann"))
+        for odd in ("", "%", "*", "an_", "ann' OR '1'='1", 'x" OR 1=1 --', "ANN", "ann ", "\x00", "null"):
+            assert ids_of(await store.list(owner=odd)) == []
+            await store.create(new_session(id=f"odd{len(odd)}.{ord(odd[:1] or '0')}", owner=odd, tags=("t" + odd,)))
+            assert len(await store.list(owner=odd)) == 1
+            assert len(await store.list(tag="t" + odd)) == 1
+
+
+async def _create_three(store: SessionStore, clock: FrozenClock) -> None:
+    """`a`, `b` and `c`, created at 0, 100 and 200 s; `b` is suspended at 300 s, when the clock is left."""
+    first = await store.create(new_session(id="a", owner="ann", tags=("vip",)))
+    clock.advance(100)
+    sales = AgentDefinition("sales")
+    second: AgentSession = await store.create(new_session(id="b", owner="ann", tags=("vip", "late"), definition=sales))
+    clock.advance(100)
+    await store.create(fork(first, id="c"))
+    clock.advance(100)
+    await store.save(second.suspended())

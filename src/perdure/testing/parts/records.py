@@ -1,0 +1,136 @@
+"""The record of a run and the inbox: sequences of entries beside a session's versions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from perdure.errors import InvalidSessionId, SessionNotFound
+from perdure.protocols import Entry, JournalEntry
+from perdure.testing.parts.journal import JournaledStore, entries, kinds, messages
+from perdure.testing.parts.payloads import ODD_TEXTS
+from perdure.testing.parts.versions import PATH_LIKE
+from perdure.testing.samples import new_session, say
+from perdure.testing.scene import Contract, for_a_while, in_store, refused
+
+
+class Records(Contract):
+    """Entries are numbered from 1, stay in order, and move no version."""
+
+    @in_store
+    async def test_a_record_reads_back_in_order(self, store: JournaledStore) -> None:
+        """What claim, append and save have entered stands in one sequence."""
+        session = await store.create(new_session("Hello"))
+        claim, first = await store.claim(session.id, version=1, owner="ann", entries=entries("start", "ask"))
+        second = await store.append(claim, entries=entries("answer"))
+        nothing = await store.append(claim)
+        await store.save(say(session, "done"), claim=claim, entries=entries("end"))
+        assert (first.seq, second.seq, nothing.seq) == (2, 3, 3)
+        assert await store.read(session.id) == [
+            JournalEntry(seq, kind, {"said": kind}, "run-1")
+            for seq, kind in enumerate(("start", "ask", "answer", "end"), start=1)
+        ]
+
+    @in_store
+    async def test_a_record_is_read_in_parts(self, store: JournaledStore) -> None:
+        """`after` and `limit` choose a stretch of the sequence."""
+        session = await store.create(new_session())
+        await store.claim(session.id, version=1, owner="ann", entries=entries(*"abcdef"))
+        assert await kinds(store, session.id, after=2) == [*"cdef"]
+        assert await kinds(store, session.id, after=2, limit=2) == [*"cd"]
+        assert await kinds(store, session.id, limit=1) == ["a"]
+        assert await kinds(store, session.id, after=6) == []
+        assert await kinds(store, session.id, after=2**63) == []
+
+    @in_store
+    async def test_bodies_survive(self, store: JournaledStore) -> None:
+        """Any JSON comes back as it went in, with or without a run."""
+        session = await store.create(new_session())
+        bodies: list[Any] = [None, True, 0, -0.5, "", [], {}, {"a": [1, {"b": None}]}, *ODD_TEXTS, {"k": [*ODD_TEXTS]}]
+        given = [Entry("kind / \x00é", body, None if n % 2 else f"run {n}") for n, body in enumerate(bodies)]
+        await store.claim(session.id, version=1, owner="ann", entries=given)
+        for entry in given:
+            await store.post(session.id, entry)
+        expected = [JournalEntry(n, each.kind, each.body, each.run) for n, each in enumerate(given, start=1)]
+        assert await store.read(session.id) == expected
+        assert await store.read(session.id, inbox=True) == expected
+
+    @in_store
+    async def test_the_inbox_keeps_order_and_moves_no_version(self, store: JournaledStore) -> None:
+        """Items are numbered as they come, claim or no claim, apart from the record."""
+        session = await store.create(new_session())
+        assert await store.post(session.id, Entry("steer", "left")) == 1
+        claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("start"))
+        assert await store.post(session.id, Entry("cancel")) == 2
+        await store.append(claim, entries=entries("on"))
+        assert await kinds(store, session.id, inbox=True) == ["steer", "cancel"]
+        assert await kinds(store, session.id, inbox=True, after=1) == ["cancel"]
+        assert await kinds(store, session.id) == ["start", "on"]
+        loaded = await store.load(session.id)
+        assert loaded == session
+
+    @in_store
+    async def test_many_may_post_at_once(self, store: JournaledStore) -> None:
+        """Every item gets a number of its own, and none is lost."""
+        session = await store.create(new_session())
+        numbers = await asyncio.gather(*(store.post(session.id, Entry(f"k{n}")) for n in range(20)))
+        found = await store.read(session.id, inbox=True)
+        assert sorted(numbers) == [entry.seq for entry in found] == [*range(1, 21)]
+        assert {entry.seq: entry.kind for entry in found} == {seq: f"k{n}" for n, seq in enumerate(numbers)}
+
+    @in_store
+    async def test_an_unknown_session_has_no_record(self, store: JournaledStore) -> None:
+        """Reading and posting need a session; one without entries reads as empty."""
+        session = await store.create(new_session())
+        assert await store.read(session.id) == await store.read(session.id, inbox=True) == []
+        for inbox in (False, True):
+            with refused(SessionNotFound):
+                await store.read("nobody", inbox=inbox)
+        with refused(SessionNotFound):
+            await store.post("nobody", Entry("steer"))
+
+    @in_store
+    async def test_a_record_goes_with_its_session(self, store: JournaledStore) -> None:
+        """After erasure there is neither record nor inbox, and a successor begins with none."""
+        session = await store.create(new_session(id="again"))
+        claim, _ = await store.claim("again", version=1, owner="ann", entries=entries("start"))
+        await store.post("again", Entry("steer"))
+        await store.release(claim)
+        await store.delete(session.id)
+        with refused(SessionNotFound):
+            await store.read("again")
+        await store.create(new_session(id="again"))
+        assert await store.read("again") == await store.read("again", inbox=True) == []
+        assert await store.post("again", Entry("steer")) == 1
+
+    @in_store
+    async def test_ids_that_look_like_paths_are_refused_here_too(self, store: JournaledStore) -> None:
+        """The journal's verbs refuse an id that could lead elsewhere."""
+        for odd in PATH_LIKE:
+            with refused(InvalidSessionId):
+                await store.claim(odd, version=1, owner="ann")
+            with refused(InvalidSessionId):
+                await store.read(odd)
+            with refused(InvalidSessionId):
+                await store.post(odd, Entry("steer"))
+
+    @in_store
+    async def test_a_cancelled_append_is_whole_or_not_at_all(self, store: JournaledStore) -> None:
+        """A runner that is cancelled while it appends leaves the messages with their entries, or neither."""
+        session = await store.create(new_session())
+        claim, _ = await store.claim(session.id, version=1, owner="ann")
+        for delay in range(16):
+            attempt = asyncio.create_task(
+                store.append(claim, messages=messages(f"m{delay}"), entries=entries(f"e{delay}", f"f{delay}"))
+            )
+            await for_a_while(delay)
+            attempt.cancel()
+            await asyncio.gather(attempt, return_exceptions=True)
+        last = await store.append(claim, messages=messages("last"), entries=entries("last"))
+        (place,) = last.written.values()
+        found = await store.read(session.id)
+        assert [entry.seq for entry in found] == [*range(1, last.seq + 1)]
+        ends = [int(entry.kind[1:]) for entry in found if entry.kind.startswith("e")]
+        assert [entry.kind for entry in found] == [f"{kind}{n}" for n in ends for kind in "ef"] + ["last"]
+        written = await store.messages(place.log, 0, place.position + 1)
+        assert [message.text for message in written] == [*(f"m{n}" for n in ends), "last"]

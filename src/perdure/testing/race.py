@@ -1,0 +1,86 @@
+"""One runner of a race between processes: `python -m perdure.testing.race`, told by its parent when to move.
+
+Each line on standard input is a command, each line on standard output its answer, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from perdure.errors import PerdureError
+from perdure.model.session import AgentSession
+from perdure.testing.samples import new_session, note
+
+
+def load_class(file: str, module: str, qualname: str) -> Any:
+    """The class that applies the contract, from the file that it was written in."""
+    spec = importlib.util.spec_from_file_location(module, file)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[module] = loaded
+    spec.loader.exec_module(loaded)
+    return reduce(getattr, qualname.split("."), loaded)
+
+
+class Runner:
+    """Does one thing at a time to one session, and says what came of it."""
+
+    def __init__(self, store: Any, name: str, session_id: str) -> None:
+        self._store = store
+        self._name = name
+        self._session_id = session_id
+        self._session: AgentSession | None = None
+        self._claim: Any = None
+
+    async def load(self) -> int | None:
+        """The version it will race with."""
+        self._session = await self._store.load(self._session_id)
+        return None if self._session is None else self._session.version
+
+    async def save(self) -> int:
+        assert self._session is not None
+        saved = await self._store.save(note(self._session, "winner", self._name))
+        return int(saved.version)
+
+    async def create(self) -> int:
+        created = await self._store.create(note(new_session(id=self._session_id), "winner", self._name))
+        return int(created.version)
+
+    async def claim(self) -> int:
+        assert self._session is not None
+        self._claim, _ = await self._store.claim(self._session_id, version=self._session.version, owner=self._name)
+        return int(self._claim.epoch)
+
+    async def release(self) -> None:
+        if self._claim is not None:
+            await self._store.release(self._claim)
+            self._claim = None
+
+    async def answer(self, command: str) -> dict[str, Any]:
+        verb, _, argument = command.partition(" ")
+        if argument:
+            self._session_id = argument
+        try:
+            return {"did": await getattr(self, verb)()}
+        except PerdureError as error:
+            return {"error": type(error).__name__, "message": str(error)}
+
+
+async def main(file: str, module: str, qualname: str, where: str, name: str, session_id: str) -> None:
+    contract = load_class(file, module, qualname)()
+    async with contract.open_store(Path(where)) as store:
+        runner = Runner(store, name, session_id)
+        print(json.dumps({"did": "open"}), flush=True)
+        while command := await asyncio.to_thread(sys.stdin.readline):
+            print(json.dumps(await runner.answer(command.strip())), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

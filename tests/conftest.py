@@ -1,0 +1,38 @@
+"""What every test shares: `async def` tests run without a plugin, and how hard hypothesis tries."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no reason for a property to fail, so neither profile looks at the clock.
+settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("torture", settings.get_profile("default"), max_examples=5_000)
+settings.load_profile("torture" if os.environ.get("PERDURE_TORTURE") else "default")
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test, also under `@given`, in an event loop of its own."""
+    property_test = getattr(pyfuncitem.obj, "hypothesis", None)
+    if property_test is not None and inspect.iscoroutinefunction(property_test.inner_test):
+        property_test.inner_test = _blocking(property_test.inner_test)
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
+def _blocking(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run

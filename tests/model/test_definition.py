@@ -1,0 +1,142 @@
+"""What an agent is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from perdure.errors import ConfigurationError, InvalidData
+from perdure.model.definition import AgentDefinition, ModelConfig
+from perdure.model.execution import ExecutionBudget
+
+
+def test_a_name_is_enough():
+    """Everything but the name has a default: every tool allowed, nothing limited."""
+    agent = AgentDefinition("support")
+    assert (agent.name, agent.label, agent.description, agent.system_prompt) == ("support", None, "", "")
+    assert (agent.model, agent.tools, agent.tools_deny, agent.capabilities) == (None, None, (), ())
+    assert (agent.budget, agent.metadata) == (ExecutionBudget.unlimited(), {})
+
+
+def test_only_the_name_is_positional():
+    """The other fields are given by name, so that their order means nothing."""
+    with pytest.raises(TypeError):
+        AgentDefinition("support", "label")
+
+
+def test_names_may_come_as_lists():
+    """Lists of names become tuples; no tools and every tool are two things."""
+    agent = AgentDefinition("a", tools=["x"], tools_deny=["y"], capabilities=["z"])
+    assert (agent.tools, agent.tools_deny, agent.capabilities) == (("x",), ("y",), ("z",))
+    assert AgentDefinition("a", tools=()).tools == ()
+
+
+def test_a_model_may_be_given_by_name():
+    """A model's name stands for a config of that name."""
+    assert AgentDefinition("a", model="openai:gpt-5") == AgentDefinition("a", model=ModelConfig("openai:gpt-5"))
+    assert AgentDefinition("a", model="offline").model_config == ModelConfig("offline")
+    assert AgentDefinition("a").model_config is None
+
+
+def test_the_provider_is_what_stands_before_the_colon():
+    """A name without a colon is its own provider."""
+    assert ModelConfig("openai:gpt-5").provider == "openai"
+    assert ModelConfig("offline").provider == "offline"
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"name": ""}, "$.name"),
+        ({"name": "  "}, "$.name"),
+        ({"name": 5}, "$.name"),
+        ({"label": 5}, "$.label"),
+        ({"description": None}, "$.description"),
+        ({"system_prompt": b"x"}, "$.system_prompt"),
+        ({"model": ""}, "$.model.name"),
+        ({"model": 5}, "$.model.name"),
+        ({"tools": "search"}, "$.tools"),
+        ({"tools": 5}, "$.tools"),
+        ({"tools": ["ok", 5]}, "$.tools[1]"),
+        ({"tools_deny": None}, "$.tools_deny"),
+        ({"capabilities": {"a": 1}}, "$.capabilities"),
+        ({"budget": {"max_steps": 5}}, "$.budget"),
+        ({"metadata": 5}, "$.metadata"),
+        ({"metadata": None}, "$.metadata"),
+    ],
+)
+def test_wrong_types_are_refused_where_they_stand(given, path):
+    """A field of a wrong type is InvalidData that names the field."""
+    with pytest.raises(InvalidData) as caught:
+        AgentDefinition(**{"name": "a", **given})
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"api_key": "sk-1"},
+        {"OPENAI_API_KEY": "sk-1"},
+        {"x-api-key": "sk-1"},
+        {"apiKey": "sk-1"},
+        {"password": "x"},
+        {"headers": {"Authorization": "Bearer x"}},
+        {"servers": [{"headers": {"authorization": "Bearer x"}}]},
+        {"deep": ({"refresh_token": "x"},)},
+    ],
+)
+def test_secrets_are_refused(metadata):
+    """A key that names a secret is refused however deep it stands, in metadata and in model settings."""
+    with pytest.raises(ConfigurationError, match="looks like a secret"):
+        AgentDefinition("a", metadata=metadata)
+    with pytest.raises(ConfigurationError, match="looks like a secret"):
+        ModelConfig("m", settings=metadata)
+
+
+@pytest.mark.parametrize("metadata", [{"api_key": None}, {"max_tokens": 5}, {"keys": ["a"]}, {"tokenizer": "x"}])
+def test_what_holds_no_secret_is_kept(metadata):
+    """An empty place for a secret, and words that only resemble one, are fine."""
+    assert AgentDefinition("a", metadata=metadata).metadata == metadata
+
+
+def test_looking_for_secrets_ends():
+    """Metadata that holds itself, or is very deep, does not send the search for secrets in circles."""
+    circle: dict = {"a": [1, 2]}
+    circle["self"], circle["again"] = circle, [circle, circle]
+    deep: dict = {}
+    for _ in range(2000):
+        deep = {"in": deep, "and": deep}
+    for metadata in (circle, deep):
+        with pytest.raises(InvalidData, match="nested deeper"):
+            AgentDefinition("a", metadata=metadata).to_dict()
+
+
+@pytest.mark.parametrize("url", ["https://user:pw@host/v1", "https://token@host", "user:pw@host"])
+def test_an_address_with_credentials_is_refused(url):
+    """A base URL that carries credentials would be stored with every session."""
+    with pytest.raises(ConfigurationError, match="credentials"):
+        ModelConfig("m", base_url=url)
+
+
+def test_an_address_may_have_an_at_sign_in_its_path():
+    """Only the host part can carry credentials."""
+    assert ModelConfig("m", base_url="https://host/v1/@me").base_url == "https://host/v1/@me"
+
+
+def test_mappings_refuse_mutation():
+    """Metadata and settings are frozen, and copied from what was given."""
+    source = {"a": 1}
+    for mapping in (AgentDefinition("a", metadata=source).metadata, ModelConfig("m", settings=source).settings):
+        with pytest.raises(TypeError):
+            mapping["a"] = 2
+    with pytest.raises(AttributeError):
+        AgentDefinition("a").name = "b"
+
+
+def test_copies_are_equal():
+    """deepcopy and pickle give an equal definition."""
+    definition = AgentDefinition("a", model="offline", tools=["x"], budget=ExecutionBudget(5), metadata={"a": [1]})
+    assert copy.deepcopy(definition) == definition
+    assert pickle.loads(pickle.dumps(definition)) == definition

@@ -1,0 +1,273 @@
+"""The runtime's pipelines: order of stages and events, what each failure does, who is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from perdure import (
+    AgentDefinition,
+    AgentSession,
+    AgentState,
+    ConfigurationError,
+    EventBus,
+    ForkSession,
+    InvalidData,
+    InvalidSessionId,
+    MemoryStore,
+    Message,
+    SessionActionExecuted,
+    SessionConflict,
+    SessionHookStack,
+    SessionLoaded,
+    SessionLoadFailed,
+    SessionNotFound,
+    SessionRepository,
+    SessionRuntime,
+    SessionSaved,
+    SessionSaveFailed,
+    SessionStage,
+    SessionStatus,
+    WriteMetadata,
+)
+
+AGENT = AgentDefinition("support", system_prompt="Be brief.", metadata={"tier": 1})
+
+
+class Recorder:
+    """A controller and a wiretap that write down what they meet, in one list."""
+
+    def __init__(self, fail_at: SessionStage | None = None) -> None:
+        self.story: list[str] = []
+        self.events: list[object] = []
+        self.fail_at = fail_at
+
+    async def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+        self.story.append(stage.value)
+        if stage is self.fail_at:
+            raise RuntimeError(f"failed at {stage.value}")
+        return session
+
+    def hear(self, event: object) -> None:
+        self.story.append(type(event).__name__)
+        self.events.append(event)
+
+
+def runtime_with(recorder: Recorder, store: MemoryStore | None = None) -> SessionRuntime:
+    bus = EventBus()
+    bus.wiretap(recorder.hear)
+    return SessionRuntime(store or MemoryStore(), controller=recorder, events=bus)
+
+
+async def test_create_passes_its_stages_in_order() -> None:
+    """before_create, before_save, the store, after_save, after_create, then SessionSaved."""
+    recorder = Recorder()
+    session = await runtime_with(recorder).create(AGENT, owner="ann", tags=("vip",))
+    assert recorder.story == ["before_create", "before_save", "after_save", "after_create", "SessionSaved"]
+    assert recorder.events == [SessionSaved(session.id, 1, SessionStatus.ACTIVE)]
+    assert (session.version, session.info.owner, session.info.tags) == (1, "ann", ("vip",))
+    assert session.state.context.system_prompt == "Be brief."
+
+
+async def test_execute_passes_its_stages_in_order() -> None:
+    """Load part, action part, save part, each with its stages before its event."""
+    recorder = Recorder()
+    runtime = runtime_with(recorder)
+    session = await runtime.create(AGENT)
+    recorder.story.clear()
+    saved = await runtime.execute(session.id, WriteMetadata("ticket_id", "OPS-142"))
+    assert recorder.story == [
+        "after_load",
+        "SessionLoaded",
+        "after_action",
+        "before_save",
+        "SessionActionExecuted",
+        "after_save",
+        "SessionSaved",
+    ]
+    assert recorder.events[1:] == [
+        SessionLoaded(session.id, 1, SessionStatus.ACTIVE),
+        SessionActionExecuted(session.id, "WriteMetadata", 1, 1, SessionStatus.ACTIVE, SessionStatus.ACTIVE),
+        SessionSaved(session.id, 2, SessionStatus.ACTIVE),
+    ]
+    assert saved.version == 2
+    assert saved.state.metadata == {"tier": 1, "ticket_id": "OPS-142"}
+
+
+@pytest.mark.parametrize("stage", [SessionStage.BEFORE_CREATE, SessionStage.BEFORE_SAVE])
+async def test_a_create_that_fails_before_the_store_keeps_nothing(stage: SessionStage) -> None:
+    """A controller that refuses before the commit leaves no session, and no event tells of a save."""
+    recorder, store = Recorder(stage), MemoryStore()
+    with pytest.raises(RuntimeError, match=stage.value):
+        await runtime_with(recorder, store).create(AGENT)
+    assert recorder.events == []
+    assert len(await store.list()) == 0
+
+
+@pytest.mark.parametrize("stage", [SessionStage.AFTER_SAVE, SessionStage.AFTER_CREATE])
+async def test_a_create_that_fails_after_the_store_says_that_it_persisted(stage: SessionStage) -> None:
+    """The session is there, and SessionSaveFailed says so."""
+    recorder, store = Recorder(stage), MemoryStore()
+    with pytest.raises(RuntimeError, match=stage.value):
+        await runtime_with(recorder, store).create(AGENT)
+    (info,) = await store.list()
+    assert recorder.events == [SessionSaveFailed(info.id, f"failed at {stage.value}", "RuntimeError", True)]
+
+
+@pytest.mark.parametrize("stage", [SessionStage.AFTER_ACTION, SessionStage.BEFORE_SAVE])
+async def test_an_action_that_fails_saves_nothing(stage: SessionStage) -> None:
+    """A failure between load and save leaves the version where it was, and is no failed save."""
+    recorder = Recorder()
+    runtime = runtime_with(recorder)
+    session = await runtime.create(AGENT)
+    recorder.events.clear()
+    recorder.fail_at = stage
+    with pytest.raises(RuntimeError, match=stage.value):
+        await runtime.execute(session.id, WriteMetadata("a", 1))
+    assert [type(event) for event in recorder.events] == [SessionLoaded]
+    assert (await runtime.get_session_info(session.id)).version == 1
+
+
+async def test_an_after_save_hook_that_fails_leaves_the_new_version() -> None:
+    """The version has moved; the original error comes back, and the event says persisted."""
+    recorder = Recorder()
+    runtime = runtime_with(recorder)
+    session = await runtime.create(AGENT)
+    recorder.fail_at = SessionStage.AFTER_SAVE
+    with pytest.raises(RuntimeError, match="after_save"):
+        await runtime.execute(session.id, WriteMetadata("a", 1))
+    assert recorder.events[-1] == SessionSaveFailed(session.id, "failed at after_save", "RuntimeError", True)
+    assert (await runtime.get_session_info(session.id)).version == 2
+
+
+async def test_a_failed_load_is_told_and_raised() -> None:
+    """Unknown ids and refusing after_load hooks emit SessionLoadFailed with the error's own words."""
+    recorder = Recorder()
+    runtime = runtime_with(recorder)
+    with pytest.raises(SessionNotFound):
+        await runtime.execute("nobody", WriteMetadata("a", 1))
+    assert isinstance(recorder.events[0], SessionLoadFailed)
+    assert (recorder.events[0].session_id, recorder.events[0].error_type) == ("nobody", "SessionNotFound")
+    session = await runtime.create(AGENT)
+    recorder.fail_at = SessionStage.AFTER_LOAD
+    with pytest.raises(RuntimeError, match="after_load"):
+        await runtime.get_session(session.id)
+    assert isinstance(recorder.events[-1], SessionLoadFailed)
+
+
+async def test_a_conflicting_save_is_told_and_raised() -> None:
+    """Two executes from one version: one wins, the other gets SessionConflict and SessionSaveFailed."""
+    recorder = Recorder()
+    runtime = runtime_with(recorder)
+    session = await runtime.create(AGENT)
+
+    class Slow:
+        async def execute_on(self, session: AgentSession, context: object = None) -> AgentSession:
+            await asyncio.sleep(0.01)
+            return session.with_state(session.state.with_task("slow"))
+
+    outcomes = await asyncio.gather(
+        runtime.execute(session.id, Slow()), runtime.execute(session.id, Slow()), return_exceptions=True
+    )
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["AgentSession", "SessionConflict"]
+    failed = [event for event in recorder.events if isinstance(event, SessionSaveFailed)]
+    assert [(event.error_type, event.persisted) for event in failed] == [("SessionConflict", False)]
+    assert (await runtime.get_session_info(session.id)).version == 2
+
+
+async def test_controllers_change_what_is_saved() -> None:
+    """A before_save controller's session is the one that is stored; an after_save one's goes to the caller only."""
+
+    class Suspender:
+        def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+            if stage is SessionStage.BEFORE_SAVE:
+                return session.suspended()
+            return session.with_name("caller's") if stage is SessionStage.AFTER_SAVE else session
+
+    runtime = SessionRuntime(MemoryStore(), controller=Suspender())
+    session = await runtime.create(AGENT)
+    assert (session.status, session.info.name) == (SessionStatus.SUSPENDED, "caller's")
+    stored = await runtime.get_session(session.id)
+    assert (stored.status, stored.info.name) == (SessionStatus.SUSPENDED, None)
+
+
+async def test_hooks_run_by_priority_then_by_registration() -> None:
+    """Highest first; ties in the order they were added; a stack stands inside another."""
+    order: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+            if stage is SessionStage.BEFORE_CREATE:
+                order.append(self.name)
+            return session
+
+    inner = SessionHookStack.empty().with_hook(Named("d")).with_hook(Named("c"), priority=1)
+    stack = SessionHookStack.empty().with_hook(inner, priority=-1).with_hook(Named("b")).with_hook(Named("b2"))
+    await SessionRuntime(MemoryStore(), controller=stack.with_hook(Named("a"), priority=9)).create(AGENT)
+    assert order == ["a", "b", "b2", "c", "d"]
+
+
+async def test_a_controller_must_hand_the_session_on() -> None:
+    """Returning nothing, or another session, is a ConfigurationError that names the controller."""
+
+    class Forgetful:
+        def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(ConfigurationError, match="Forgetful"):
+        await SessionRuntime(MemoryStore(), controller=Forgetful()).create(AGENT)
+    with pytest.raises(ConfigurationError, match="on_stage"):
+        SessionHookStack.empty().with_hook(object())  # type: ignore[arg-type]
+
+
+async def test_execute_refuses_what_is_not_an_action_or_makes_another_session() -> None:
+    """ForkSession inside execute is told where it belongs; nothing is saved."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    with pytest.raises(ConfigurationError, match=r"store\.create"):
+        await runtime.execute(session.id, ForkSession())
+    with pytest.raises(ConfigurationError, match="execute_on"):
+        await runtime.execute(session.id, "send")  # type: ignore[arg-type]
+    assert (await runtime.get_session_info(session.id)).version == 1
+
+
+async def test_reads_at_any_version() -> None:
+    """get_session(version=…) shows the past; an unknown version is SessionNotFound that names it."""
+    runtime = SessionRuntime(SessionRepository(MemoryStore()))
+    session = await runtime.create(AGENT)
+    for number in range(3):
+        await runtime.execute(session.id, WriteMetadata("n", number))
+    assert (await runtime.get_session(session.id, version=3)).state.metadata["n"] == 1
+    with pytest.raises(SessionNotFound, match="version 9"):
+        await runtime.get_session(session.id, version=9)
+
+
+async def test_bad_arguments_change_nothing() -> None:
+    """Ids, owners, tags, seeds and filters of the wrong form each have their typed error."""
+    runtime = SessionRuntime(MemoryStore())
+    with pytest.raises(InvalidSessionId):
+        await runtime.create(AGENT, session_id="../etc/passwd")
+    for arguments in ({"owner": ""}, {"tags": "vip"}, {"tags": ("",)}, {"seed": {}}):
+        with pytest.raises(InvalidData):
+            await runtime.create(AGENT, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(InvalidData, match="there are id, agent"):
+        await runtime.list_sessions(colour="red")  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError):
+        SessionRuntime("sqlite")  # type: ignore[arg-type]
+    assert len(await runtime.list_sessions()) == 0
+    await runtime.create(AGENT, session_id="taken")
+    with pytest.raises(SessionConflict):
+        await runtime.create(AGENT, session_id="taken")
+
+
+async def test_a_seed_is_filled_up_from_the_definition() -> None:
+    """A seed's messages stand; what it leaves open comes from the definition."""
+    seed = AgentState().with_messages(Message.user("Hello")).with_metadata("own", True)
+    session = await SessionRuntime(MemoryStore()).create(AGENT, seed=seed)
+    assert [message.text for message in session.state.messages] == ["Hello"]
+    assert session.state.context.system_prompt == "Be brief."
+    assert session.state.metadata == {"tier": 1, "own": True}
