@@ -56,7 +56,8 @@ async def rate(side: Callable[[int], Awaitable[int]], tasks: int, seconds: float
     async def worker(number: int) -> None:
         nonlocal done
         while time.perf_counter() < stop:
-            done += await side(number)
+            units = await side(number)  # not `done += await …`, which reads `done` before it waits
+            done += units
 
     start = time.perf_counter()
     await asyncio.gather(*(worker(number) for number in range(tasks)))

@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.actions.approval import ApproveToolCalls as ApproveToolCalls
+    from perdure.actions.approval import DenyToolCalls as DenyToolCalls
     from perdure.actions.clear import ClearSession as ClearSession
     from perdure.actions.definition import ChangeDefinition as ChangeDefinition
     from perdure.actions.definition import ChangeModel as ChangeModel
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from perdure.actions.metadata import TagSession as TagSession
     from perdure.actions.metadata import UpdateTask as UpdateTask
     from perdure.actions.metadata import WriteMetadata as WriteMetadata
+    from perdure.actions.resume import RecoveryReport as RecoveryReport
+    from perdure.actions.resume import ResumeExecution as ResumeExecution
+    from perdure.actions.resume import recover as recover
+    from perdure.actions.send import SendMessage as SendMessage
     from perdure.actions.transcript import InjectMessage as InjectMessage
     from perdure.actions.transcript import ResetTranscript as ResetTranscript
     from perdure.actions.transcript import Rewind as Rewind
@@ -43,6 +49,27 @@ if TYPE_CHECKING:
     from perdure.errors import SessionNotFound as SessionNotFound
     from perdure.errors import StoreError as StoreError
     from perdure.errors import ToolError as ToolError
+    from perdure.loop.agent_loop import AgentLoop as AgentLoop
+    from perdure.loop.agent_loop import LoopSetup as LoopSetup
+    from perdure.loop.drivers.offline import OfflineDriver as OfflineDriver
+    from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
+    from perdure.loop.drivers.retry import ContextTooLong as ContextTooLong
+    from perdure.loop.drivers.retry import RetriesExhausted as RetriesExhausted
+    from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
+    from perdure.loop.factory import LoopFactory as LoopFactory
+    from perdure.loop.factory import UseGuards as UseGuards
+    from perdure.loop.guards import BudgetGuard as BudgetGuard
+    from perdure.loop.interceptors import AgentStop as AgentStop
+    from perdure.loop.interceptors import Blocked as Blocked
+    from perdure.loop.interceptors import Interceptor as Interceptor
+    from perdure.loop.response_format import final_value as final_value
+    from perdure.loop.response_format import schema_of as schema_of
+    from perdure.loop.subagents import SubagentPolicy as SubagentPolicy
+    from perdure.loop.tool_use import Outcome as Outcome
+    from perdure.loop.tool_use import current_session as current_session
+    from perdure.loop.tools import FunctionTool as FunctionTool
+    from perdure.loop.tools import ToolRegistry as ToolRegistry
+    from perdure.loop.tools import tool as tool
     from perdure.model.definition import AgentDefinition as AgentDefinition
     from perdure.model.definition import ModelConfig as ModelConfig
     from perdure.model.events import SessionActionExecuted as SessionActionExecuted
@@ -57,6 +84,17 @@ if TYPE_CHECKING:
     from perdure.model.ids import SessionId as SessionId
     from perdure.model.lineage import ChildLoopRef as ChildLoopRef
     from perdure.model.lineage import SpawnRef as SpawnRef
+    from perdure.model.loop_events import AgentEnd as AgentEnd
+    from perdure.model.loop_events import AgentStart as AgentStart
+    from perdure.model.loop_events import LoopEvent as LoopEvent
+    from perdure.model.loop_events import MessageEnd as MessageEnd
+    from perdure.model.loop_events import MessageStart as MessageStart
+    from perdure.model.loop_events import MessageUpdate as MessageUpdate
+    from perdure.model.loop_events import ToolExecutionEnd as ToolExecutionEnd
+    from perdure.model.loop_events import ToolExecutionStart as ToolExecutionStart
+    from perdure.model.loop_events import ToolExecutionUpdate as ToolExecutionUpdate
+    from perdure.model.loop_events import TurnEnd as TurnEnd
+    from perdure.model.loop_events import TurnStart as TurnStart
     from perdure.model.message import Media as Media
     from perdure.model.message import Message as Message
     from perdure.model.message import Opaque as Opaque
@@ -85,13 +123,20 @@ if TYPE_CHECKING:
     from perdure.protocols import Action as Action
     from perdure.protocols import ActionContext as ActionContext
     from perdure.protocols import Claim as Claim
+    from perdure.protocols import Delta as Delta
+    from perdure.protocols import Driver as Driver
     from perdure.protocols import Entry as Entry
     from perdure.protocols import EventHandler as EventHandler
     from perdure.protocols import Journal as Journal
     from perdure.protocols import JournalEntry as JournalEntry
+    from perdure.protocols import ModelReply as ModelReply
+    from perdure.protocols import ModelRequest as ModelRequest
     from perdure.protocols import SessionController as SessionController
     from perdure.protocols import SessionStage as SessionStage
     from perdure.protocols import SessionStore as SessionStore
+    from perdure.protocols import Tool as Tool
+    from perdure.protocols import ToolContext as ToolContext
+    from perdure.protocols import ToolSpec as ToolSpec
     from perdure.runtime.bus import EventBus as EventBus
     from perdure.runtime.bus import Subscription as Subscription
     from perdure.runtime.hooks import PassThroughSessionController as PassThroughSessionController
@@ -106,19 +151,36 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "actions.approval": "ApproveToolCalls DenyToolCalls",
     "actions.clear": "ClearSession",
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",
     "actions.fork": "ForkSession",
     "actions.lifecycle": "CompleteSession DeleteSession FailSession ResumeSession SuspendSession",
     "actions.metadata": "RenameSession TagSession UpdateTask WriteMetadata",
+    "actions.resume": "RecoveryReport ResumeExecution recover",
+    "actions.send": "SendMessage",
     "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript",
     "definition_files": "load_definition load_definitions",
-    "errors": "ClaimLost ConfigurationError CorruptRecord DriverError IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError ToolError",
+    "errors": "ClaimLost ConfigurationError CorruptRecord DriverError IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId "
+    "NotLoaded PerdureError SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError ToolError",
+    "loop.agent_loop": "AgentLoop LoopSetup",
+    "loop.drivers.offline": "OfflineDriver",
+    "loop.drivers.provider": "ProviderDriver",
+    "loop.drivers.retry": "ContextTooLong RetriesExhausted RetryingDriver",
+    "loop.factory": "LoopFactory UseGuards",
+    "loop.guards": "BudgetGuard",
+    "loop.interceptors": "AgentStop Blocked Interceptor",
+    "loop.response_format": "final_value schema_of",
+    "loop.subagents": "SubagentPolicy",
+    "loop.tool_use": "Outcome current_session",
+    "loop.tools": "FunctionTool ToolRegistry tool",
     "model.definition": "AgentDefinition ModelConfig",
     "model.events": "SessionActionExecuted SessionLoadFailed SessionLoaded SessionSaveFailed SessionSaved",
     "model.execution": "ExecutionBudget ExecutionState ExecutionStatus Spent",
     "model.ids": "SessionId",
     "model.lineage": "ChildLoopRef SpawnRef",
+    "model.loop_events": "AgentEnd AgentStart LoopEvent MessageEnd MessageStart "
+    "MessageUpdate ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
     "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.session": "AgentSession AgentSessionInfo SessionInfoList SessionStatus",
     "model.state": "AgentContext AgentState",
@@ -127,7 +189,8 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Claim Entry EventHandler Journal JournalEntry SessionController SessionStage SessionStore",
+    "protocols": "Action ActionContext Claim Delta Driver Entry EventHandler Journal "
+    "JournalEntry ModelReply ModelRequest SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
     "runtime.repository": "SessionFactory SessionRepository",

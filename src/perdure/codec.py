@@ -45,7 +45,7 @@ def encode(value: object, name_of: NameOf | None = None) -> bytes:
     try:
         raw = msgspec.json.encode(value, enc_hook=hook)
         if _is_marked(raw):
-            raw = msgspec.json.encode(_plain(value, hook))
+            raw = msgspec.json.encode(_restored(value, msgspec.json.decode(raw)))
     except PerdureError:
         raise
     except (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -96,7 +96,11 @@ def decode_plain(raw: bytes | str) -> Any:
 
 def convert(kind: type[V], plain: object, span_of: SpanOf | None = None) -> V:
     """A value from plain data, with its unknown fields kept."""
-    check_json(plain)
+    _check_document(plain)
+    return _converted(kind, plain, span_of)
+
+
+def _converted(kind: type[V], plain: object, span_of: SpanOf | None = None) -> V:
     try:
         stashed = _stashed(_type_info(kind), plain)  # type: ignore[arg-type]  # every type is hashable
         value = msgspec.convert(stashed, kind, dec_hook=_read_hook(span_of))
@@ -108,16 +112,15 @@ def convert(kind: type[V], plain: object, span_of: SpanOf | None = None) -> V:
 
 def to_dict(value: Value) -> dict[str, Any]:
     """A document: the value's fields, a format number, and `logs` in which each of its messages stands once."""
-    _check_fields(value, "$")
     met: list[Span] = []
 
     def meet(span: Span) -> str:
         met.append(span)
         return ""
 
-    _document(value, meet)
+    encode(value, meet)
     logs = _Logs(met)
-    document = {"format": FORMAT, **_document(value, logs.name)}
+    document = {"format": FORMAT, **decode_plain(encode(value, logs.name))}
     return {**document, "logs": logs.plain()} if met else document
 
 
@@ -126,23 +129,13 @@ def from_dict(kind: type[V], document: Mapping[str, Any]) -> V:
     if not isinstance(document, Mapping):
         raise InvalidData("$", f"expected an object, got {type(document).__name__}")
     plain = dict(document)
-    check_json(plain)
+    _check_document(plain)
     check_format(plain.pop("format", None))
     logs = plain.pop("logs", {})
     if not isinstance(logs, Mapping):
         raise InvalidData("$.logs", f"expected an object, got {type(logs).__name__}")
     tapes = {name: _tape(name, log) for name, log in logs.items()}
-    return convert(kind, plain, functools.partial(_span_on, tapes))
-
-
-def _document(value: Value, name_of: NameOf | None) -> dict[str, Any]:
-    """A value's plain data, which is known to be readable."""
-    plain: dict[str, Any] = _checked_plain(value, _write_hook(name_of))
-    try:
-        msgspec.convert(plain, type(value), dec_hook=_read_hook(_span_nowhere))
-    except _DECODE_ERRORS:
-        convert(type(value), plain, _span_nowhere)
-    return plain
+    return _converted(kind, plain, functools.partial(_span_on, tapes))
 
 
 def check_format(number: object) -> None:
@@ -156,6 +149,11 @@ def check_format(number: object) -> None:
 def check_json(value: object, path: str = "$", depth: int = 0) -> None:
     """Raise InvalidData, with the path, unless a value is JSON; bytes and datetimes pass, for fields of those types."""
     _check_json(value, path, depth, (bool, bytes, datetime))
+
+
+def _check_document(plain: object) -> None:
+    """The same for a whole document, in which callers' own data, deep as it may be, stands at some depth."""
+    check_json(plain, depth=-MAX_DEPTH)
 
 
 def _check_json(value: object, path: str, depth: int = 0, plain: tuple[type, ...] = (bool, msgspec.Raw)) -> None:
@@ -365,8 +363,6 @@ def _write_hook(name_of: NameOf | None) -> Callable[[object], Any]:
             return dump_pieces(value.pieces, name_of)
         if isinstance(value, str):
             return str.__str__(value)
-        if isinstance(value, msgspec.Raw):
-            return msgspec.json.decode(value)
         raise TypeError(f"a {type(value).__name__} is not JSON")
 
     return hook
@@ -389,22 +385,6 @@ def _read_hook(span_of: SpanOf | None) -> Callable[[type, Any], Any]:
 def _is_marked(raw: bytes) -> bool:
     """Whether bytes hold an unknown field or part, or else the marks under which a value keeps them."""
     return b"~" in raw and (b'"~":' in raw or b'"~part"' in raw)
-
-
-def _checked_plain(value: Any, hook: Callable[[object], Any]) -> Any:
-    try:
-        plain = _plain(value, hook)
-        check_json(plain)
-        return plain
-    except PerdureError:
-        raise
-    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidData("$", f"{type(value).__name__} cannot be stored: {error}") from None
-
-
-def _plain(value: Any, hook: Callable[[object], Any]) -> Any:
-    """Plain data with unknown fields and parts back in their places."""
-    return _restored(value, msgspec.to_builtins(value, enc_hook=hook, builtin_types=()))
 
 
 def _restored(value: object, plain: Any) -> Any:
@@ -510,8 +490,8 @@ def _dump_log(name: str, tape: Tape, start: int, stop: int) -> dict[str, Any]:
 
 def _dump_message(path: str, message: Message) -> dict[str, Any]:
     try:
-        _check_fields(message, "$")
-        return _document(message, None)
+        plain: dict[str, Any] = decode_plain(encode_message(message))
+        return plain
     except InvalidData as error:
         raise _under(path, error) from None
 
@@ -549,7 +529,7 @@ def _tape(name: str, plain: object) -> Tape:
 
 def _message_at(path: str, plain: object) -> Message:
     try:
-        return convert(Message, plain)
+        return _converted(Message, plain)
     except InvalidData as error:
         raise _under(path, error) from None
 

@@ -356,9 +356,27 @@ class Journal(Protocol):
         ...
 
     async def read(
-        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        last: int | None = None,
+        run: str | None = None,
+        inbox: bool = False,
     ) -> Sequence[JournalEntry]:
-        """Entries after a sequence number, in order: of the record, or of the inbox those not taken yet."""
+        """Entries after a sequence number, in order: of the record, or of the inbox those not taken yet.
+
+        `limit` takes the first so many, `last` the last so many, `run` those of one run.
+        """
+        ...
+
+    async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        """A session's log, or the branch log of that name, and the position after its last message."""
+        ...
+
+    async def lapsed(self) -> Sequence[SessionId]:
+        """The sessions whose claim no longer stands though nobody gave it back: their runs were killed."""
         ...
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:

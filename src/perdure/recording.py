@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from perdure import codec
 
-from perdure.model.loop_events import AgentEnd, LoopEvent, MessageEnd, MessageUpdate, ToolExecutionEnd, ToolExecutionUpdate
+from perdure.model.loop_events import (
+    AgentEnd,
+    AnyLoopEvent,
+    LoopEvent,
+    MessageEnd,
+    MessageUpdate,
+    ToolExecutionUpdate,
+)
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.protocols import Claim, Entry, Journal, Key, Saving, StoredAt
+from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
 
 _IMPLIED = ("type", "loop_id", "session_id", "agent_id")
 
@@ -38,6 +47,17 @@ def _by_reference(event: LoopEvent) -> LoopEvent:
 
 
 _STUB = Message("user", (), "")
+
+
+def event_of(entry: JournalEntry, session_id: str, agent_id: str, message_of: Callable[[str], Message]) -> AnyLoopEvent:
+    """The event that an entry of the record stands for; `message_of` finds a message by its id."""
+    plain = {**entry.body, "type": entry.kind, "loop_id": entry.run, "session_id": session_id, "agent_id": agent_id}
+    if entry.kind == "message_end":
+        plain["message"] = msgspec.to_builtins(message_of(plain["message"]))
+    if entry.kind == "agent_end":
+        plain["messages"] = [msgspec.to_builtins(message_of(each)) for each in plain["messages"]]
+    event: AnyLoopEvent = codec.convert(AnyLoopEvent, plain)  # type: ignore[arg-type]  # a union is a type to msgspec
+    return event
 
 
 class JournalRecord:

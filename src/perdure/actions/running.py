@@ -18,7 +18,8 @@ from perdure.loop.tool_use import Decisions
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key
+from perdure.model.value import EMPTY
+from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
 from perdure.recording import JournalRecord
 
 LEASE = 30.0
@@ -34,11 +35,12 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     inputs: Sequence[Message] = ()
     decisions: Decisions = Decisions()
-    metadata: Mapping[str, Any] = {}
     key: Key | None = None
     depth: int = 0
     lease: float = LEASE
     taken: int = 0
+    written: Mapping[str, StoredAt] = EMPTY
+    """Where messages of the state stand in the log already, from before a crash."""
 
 
 async def run_agent(
@@ -55,13 +57,14 @@ async def run_agent(
     if context is not None and context.journal is not None:
         record = JournalRecord(context.journal, session, owner=_owner(), lease=options.lease)
         record.taken = options.taken
+        record.written.update(options.written)
     run = loop.start(
         state,
         record=record,
         session_id=session.id,
         decisions=options.decisions,
         inputs=options.inputs,
-        metadata=options.metadata,
+        facts={"base_version": session.version, "spawn_ref": session.info.spawn_ref},
         spawn=spawn,
     )
     try:

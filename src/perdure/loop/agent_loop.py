@@ -73,15 +73,16 @@ class AgentLoop:
         session_id: str | None = None,
         decisions: Decisions | None = None,
         inputs: Sequence[Message] = (),
-        metadata: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
         spawn: Callable[..., Awaitable[Any]] | None = None,
     ) -> Run:
         """A run that has not begun yet, for callers who need its state at any time.
 
-        `inputs` are the messages at the end of the transcript that the run answers, told as its first.
+        `inputs` are the messages at the end of the transcript that the run answers, told as its first; `facts` go
+        into the AgentStart event.
         """
         return Run(
-            self.setup, state, record or Unrecorded(), session_id, decisions or Decisions(), inputs, metadata or {}, spawn
+            self.setup, state, record or Unrecorded(), session_id, decisions or Decisions(), inputs, facts or {}, spawn
         )
 
 
@@ -96,7 +97,7 @@ class Run:
         session_id: str | None,
         decisions: Decisions,
         inputs: Sequence[Message],
-        metadata: Mapping[str, Any],
+        facts: Mapping[str, Any],
         spawn: Callable[..., Awaitable[Any]] | None,
     ) -> None:
         self.state = state
@@ -104,7 +105,7 @@ class Run:
         self.spawn = spawn
         self._inputs = inputs
         self._setup = setup
-        self._metadata = metadata
+        self._facts = {**facts, "approved": decisions.approved, "denied": decisions.denied}
         self._interceptors = Interceptors(setup.interceptors)
         self._guard = BudgetGuard(setup.budget)
         self._narrator = Narrator(record, setup.events, session_id)
@@ -163,10 +164,10 @@ class Run:
         if not resumed:
             parent = self.state.execution.execution_id if self.state.execution else None
             self.state = self.state.with_execution_started()
-            self._narrator.begin(self.state, self._setup.model, self._metadata, parent, resumed=False)
+            self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=False)
             self.state = await self._interceptors.pass_through("before_execution", self.state)
         else:
-            self._narrator.begin(self.state, self._setup.model, self._metadata, None, resumed=True)
+            self._narrator.begin(self.state, self._setup.model, self._facts, None, resumed=True)
         await self._narrator.started()
         for message in self._inputs:
             await self._narrator.message_ended(message)

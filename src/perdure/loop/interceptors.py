@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from inspect import isawaitable
 from typing import Any
 
-from perdure.errors import PerdureError
+from perdure.errors import ConfigurationError, PerdureError
 from perdure.model.message import ToolCall
 from perdure.model.state import AgentState
 from perdure.model.step import ToolExecution
@@ -62,7 +62,7 @@ class Interceptor:
         """The run is about to stop. A state with `with_continuation_requested()` makes it go on for another step."""
         return state
 
-    def on_error(self, error: Exception, state: AgentState) -> Any:
+    def on_error(self, error: BaseException, state: AgentState) -> Any:
         """The run has met an error that will end it."""
         return state
 
@@ -72,19 +72,32 @@ class Interceptors:
 
     def __init__(self, given: Iterable[Interceptor | tuple[Interceptor, int]] = ()) -> None:
         ranked = [each if isinstance(each, tuple) else (each, 0) for each in given]
+        for each, _ in ranked:
+            if not isinstance(each, Interceptor):
+                raise ConfigurationError(f"An interceptor is a subclass of perdure.Interceptor, which {each!r} is not.")
         self._ordered: Sequence[Interceptor] = [each for each, _ in sorted(ranked, key=lambda pair: -pair[1])]
 
     async def pass_through(self, point: str, value: Any, *rest: Any) -> Any:
         """What the interceptors make of a value at a point, one after the other."""
         for interceptor in self._ordered:
             answer = getattr(interceptor, point)(value, *rest)
-            value = await answer if isawaitable(answer) else answer
-            if isinstance(value, Blocked):
-                return value
+            answer = await answer if isawaitable(answer) else answer
+            if isinstance(answer, Blocked) and point == "before_tool_use":
+                return answer
+            value = _checked(interceptor, point, value, answer)
         return value
 
-    async def on_error(self, error: Exception, state: AgentState) -> AgentState:
+    async def on_error(self, error: BaseException, state: AgentState) -> AgentState:
         for interceptor in self._ordered:
             answer = interceptor.on_error(error, state)
-            state = await answer if isawaitable(answer) else answer
+            state = _checked(interceptor, "on_error", state, await answer if isawaitable(answer) else answer)
         return state
+
+
+def _checked(interceptor: Interceptor, point: str, given: Any, answer: Any) -> Any:
+    if not isinstance(answer, type(given)):
+        raise ConfigurationError(
+            f"{type(interceptor).__name__}.{point} must return the {type(given).__name__} it was given, changed or "
+            f"not; it returned {type(answer).__name__}."
+        )
+    return answer

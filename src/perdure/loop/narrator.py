@@ -74,7 +74,7 @@ class Narrator:
         self,
         state: AgentState,
         model: ModelConfig,
-        metadata: Mapping[str, Any],
+        facts: Mapping[str, Any],
         parent: str | None,
         *,
         resumed: bool,
@@ -85,8 +85,8 @@ class Narrator:
             "parent_loop_id": parent,
             "continuation": ContinuationKind("default" if parent else "initial"),
             "config": snapshot(model),
-            "metadata": metadata,
             "resumed": resumed,
+            **facts,
         }
 
     async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:

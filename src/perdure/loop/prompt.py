@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from perdure.model.message import Message, ToolCall, ToolResult
+from msgspec.structs import replace
+
+from perdure.model.message import Message, Part, ToolCall, ToolResult
 
 NO_RESULT = (
     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
@@ -56,18 +58,16 @@ def _without_traces(messages: Iterable[Message], execution_id: str | None) -> It
 def _paired(messages: list[Message]) -> Iterator[Message]:
     results = _Results(messages)
     for place, message in enumerate(messages):
-        if message.tool_results:
-            rest = tuple(part for part in message.parts if not isinstance(part, ToolResult))
-            if rest and message.role != "tool":
-                yield _with_parts(message, rest)
-            continue
-        calls = _distinct(message.tool_calls)
-        if calls and message.role == "assistant":
-            yield message if len(calls) == len(message.tool_calls) else _with_calls(message, calls)
-            for call in calls:
-                yield results.take(call, after=place)
-        elif message.parts:
-            yield message
+        calls = _distinct(message.tool_calls) if message.role == "assistant" else ()
+        said = tuple(part for part in message.parts if _stands_alone(part) or any(part is call for call in calls))
+        if said and message.role != "tool":
+            yield message if len(said) == len(message.parts) else replace(message, parts=said)
+        for call in calls:
+            yield results.take(call, at=place)
+
+
+def _stands_alone(part: Part) -> bool:
+    return not isinstance(part, ToolCall | ToolResult)
 
 
 class _Results:
@@ -75,31 +75,26 @@ class _Results:
 
     def __init__(self, messages: list[Message]) -> None:
         self._by_call: dict[str, list[tuple[int, Message, ToolResult]]] = {}
+        self._places: dict[str, list[int]] = {}
         for place, message in enumerate(messages):
             for result in message.tool_results:
                 self._by_call.setdefault(result.call_id, []).append((place, message, result))
-        self._next_call: dict[str, list[int]] = {}
-        for place, message in enumerate(messages):
-            for call in message.tool_calls:
-                self._next_call.setdefault(call.id, []).append(place)
+            for call in message.tool_calls if message.role == "assistant" else ():
+                self._places.setdefault(call.id, []).append(place)
 
-    def take(self, call: ToolCall, after: int) -> Message:
-        later = [place for place in self._next_call.get(call.id, ()) if place > after]
-        until = later[0] if later else None
+    def take(self, call: ToolCall, at: int) -> Message:
+        """The first result of a call that stands before the next call with the same id."""
+        until = next((place for place in self._places[call.id] if place > at), None)
         for place, message, result in self._by_call.get(call.id, ()):
-            if place > after and (until is None or place < until):
-                return message if len(message.parts) == 1 else _with_parts(message, (result,), role="tool")
+            if place >= at and (until is None or place < until):
+                is_bare = message.role == "tool" and len(message.parts) == 1
+                return message if is_bare else replace(message, role="tool", parts=(result,))
         return Message.tool(call.id, NO_RESULT, name=call.name, is_error=True, id=f"unknown-{call.id}")
 
 
-def _distinct(calls: tuple[ToolCall, ...]) -> list[ToolCall]:
-    return list({call.id: call for call in calls}.values())
-
-
-def _with_calls(message: Message, calls: list[ToolCall]) -> Message:
-    others = tuple(part for part in message.parts if not isinstance(part, ToolCall))
-    return _with_parts(message, (*others, *calls))
-
-
-def _with_parts(message: Message, parts: tuple[object, ...], role: str | None = None) -> Message:
-    return Message(role or message.role, parts, message.id, message.metadata)  # type: ignore[arg-type]  # parts of a message
+def _distinct(calls: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """The calls, but of those that share an id the first: it is the one that a run carries out."""
+    by_id: dict[str, ToolCall] = {}
+    for call in calls:
+        by_id.setdefault(call.id, call)
+    return tuple(by_id.values())

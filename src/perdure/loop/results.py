@@ -8,22 +8,32 @@ from typing import Any
 import msgspec
 
 from perdure import codec
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, ToolError
 from perdure.model.value import JSON, clean_text
+
+MAX_RESULT_BYTES = codec.MAX_BYTES // 4
+"""A run's results stand together in one stored version, which has a cap of its own."""
 
 
 def as_json(value: Any) -> JSON:
     """Any value as JSON: structures as they are, NaN and infinities as text, anything else by its own text form."""
-    dump = getattr(value, "model_dump", None)
     try:
-        plain = dump(mode="json") if callable(dump) else msgspec.to_builtins(value, str_keys=True)
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
     except (TypeError, ValueError, RecursionError):
-        return clean_text(str(value))
+        plain = str(value)
     try:
         codec.check_json(plain)
     except InvalidData:
-        return _cleaned(plain)
+        plain = _cleaned(plain)
+    size = len(msgspec.json.encode(plain))
+    if size > MAX_RESULT_BYTES:
+        raise ToolError(f"The result has {size:,} bytes, and {MAX_RESULT_BYTES:,} can be kept. Ask for less at a time.")
     return plain
+
+
+def _plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(value)
 
 
 def _cleaned(value: Any, depth: int = 0) -> JSON:
@@ -49,5 +59,5 @@ def shortened(result: JSON, most: int) -> JSON:
         return result
     tail = most // 3
     head = most - tail
-    left_out = len(text) - head - tail
-    return f"{text[:head]}\n[… {left_out:,} characters left out here; the whole result is on record …]\n{text[-tail:] if tail else ''}"
+    note = f"[… {len(text) - most:,} characters left out here; the whole result is on record …]"
+    return f"{text[:head]}\n{note}\n{text[len(text) - tail :]}"

@@ -6,7 +6,9 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, get_type_hints, overload
+from enum import Enum
+from functools import partial
+from typing import Annotated, Any, Literal, Optional, get_args, get_type_hints, overload
 
 import msgspec
 
@@ -59,7 +61,8 @@ class FunctionTool:
         try:
             fitted = msgspec.convert(dict(arguments), self._arguments, strict=False, dec_hook=_revive)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
-            raise ToolError(f"The arguments do not fit {self.name}: {error}. Its schema: {_brief(self.parameters)}") from None
+            schema = _brief(self.parameters)
+            raise ToolError(f"The arguments do not fit {self.name}: {error}. Its schema: {schema}") from None
         return {name: getattr(fitted, name) for name in fitted.__struct_fields__}
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
@@ -69,7 +72,7 @@ class FunctionTool:
             given[self._context_name] = context
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**given)
-        outcome = await asyncio.to_thread(self._function, **given)
+        outcome = await asyncio.to_thread(_called, self._function, given)
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +144,16 @@ class ToolRegistry:
         return name in self._tools
 
 
+def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    try:
+        return function(**given)
+    except StopIteration as error:  # asyncio cannot carry it from a thread: whoever waits would wait for ever
+        raise RuntimeError("the tool raised StopIteration") from error
+
+
 def _as_tool(function: Callable[..., Any]) -> Tool:
+    if not callable(function):
+        raise ConfigurationError(f"{function!r} is no tool: give a function, or an object with the members of Tool.")
     return FunctionTool(function)
 
 
@@ -159,52 +171,46 @@ def _arguments_of(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigurationError(f"Tool {name}: a model calls by name, so {parameter} cannot be filled in.")
         hint = hints.get(parameter.name, Any)
-        if hint is ToolContext:
+        if ToolContext in (hint, *get_args(hint)):
             context_name = parameter.name
             continue
+        if parameter.default is None:
+            hint = Optional[hint]  # noqa: UP045  # a hint may be a text or a special form, which have no `|`
         if parameter.name in described:
             hint = Annotated[hint, msgspec.Meta(description=described[parameter.name])]
         required = parameter.default is parameter.empty
         fields.append((parameter.name, hint) if required else (parameter.name, hint, _default(parameter.default)))
-    made = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+    # No type of a user's can be named so: msgspec tells types apart by their names.
+    made = msgspec.defstruct(f"arguments of {name}", fields, kw_only=True, forbid_unknown_fields=True)
     return made, context_name
 
 
 def _default(value: Any) -> Any:
-    return msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict | set) and value else value
+    """A parameter's default as a struct's; one that is not a plain value is left out of the schema."""
+    is_plain = value is None or isinstance(value, str | int | float | Enum) or value in ([], {}, set())
+    return value if is_plain else msgspec.field(default_factory=lambda: value)
 
 
 def _schema_of(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    hoisted: dict[str, Any] = {}
     try:
-        (schema,), components = msgspec.json.schema_components([arguments], schema_hook=_describe)
+        (schema,), components = msgspec.json.schema_components([arguments], schema_hook=partial(_describe, hoisted))
     except TypeError as error:
         raise ConfigurationError(f"Tool {name} has a parameter whose type has no JSON schema: {error}.") from None
-    own = components.pop(name, schema)
+    own = components.pop(schema["$ref"].rpartition("/")[2])
     own.pop("title", None)
-    own.setdefault("properties", {})
-    own.setdefault("required", [])
-    own["additionalProperties"] = False
-    renamed: dict[str, Any] = _renamed({**own, "$defs": components} if components else own)
-    return renamed
+    defined = {**components, **hoisted}
+    parts = {"$defs": defined} if defined else {}
+    return {"properties": {}, "required": [], **own, "additionalProperties": False, **parts}
 
 
-def _renamed(schema: Any) -> Any:
-    """The same schema with references into `$defs`, where tool schemas keep them."""
-    if isinstance(schema, dict):
-        return {key: _local(value) if key == "$ref" else _renamed(value) for key, value in schema.items()}
-    return [_renamed(item) for item in schema] if isinstance(schema, list) else schema
-
-
-def _local(reference: str) -> str:
-    return f"#/$defs/{reference.rpartition('/')[2]}"
-
-
-def _describe(kind: type) -> dict[str, Any]:
-    """The schema of a type that brings its own, as pydantic models do."""
+def _describe(hoisted: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The schema of a type that brings its own, as pydantic models do. What it defines goes to the root's `$defs`."""
     described = getattr(kind, "model_json_schema", None)
     if described is None:
         raise TypeError(f"{kind.__name__} is not supported")
-    schema: dict[str, Any] = described()
+    schema: dict[str, Any] = described(ref_template=f"#/$defs/{kind.__name__}.{{model}}")
+    hoisted.update((f"{kind.__name__}.{name}", each) for name, each in schema.pop("$defs", {}).items())
     return schema
 
 

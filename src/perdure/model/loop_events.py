@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import now
-from perdure.model.lineage import ChildLoopRef
+from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.message import Message, Role, ToolCall
 from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.stop import StopSignal
@@ -58,10 +58,16 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     continuation: ContinuationKind = ContinuationKind()
     config: LoopConfigSnapshot | None = None
     metadata: Mapping[str, Any] = EMPTY
+    spawn_ref: SpawnRef | None = None
+    base_version: int | None = None
+    """The version of the session that the run set out from; until a save, the record is all there is beyond it."""
     resumed: bool = False
+    approved: Mapping[str, str] = EMPTY
+    denied: Mapping[str, str] = EMPTY
 
     def __post_init__(self) -> None:
-        freeze(self, "metadata")
+        for name in ("metadata", "approved", "denied"):
+            freeze(self, name)
 
 
 class TurnStart(LoopEvent, frozen=True, kw_only=True, tag="turn_start"):
@@ -137,8 +143,52 @@ class AgentEnd(LoopEvent, frozen=True, kw_only=True, tag="agent_end"):
     rejection: str | None = None
 
 
+class InputRejected(LoopEvent, frozen=True, kw_only=True, tag="input_rejected"):
+    """An input filter has refused what the user said; the model is not called."""
+
+    reason: str
+
+
+class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_start"):
+    """Branches are about to run side by side. `loop_id` is the loop they branch from, or the first of them."""
+
+    loop_ids: tuple[str, ...]
+    parent_loop_id: str | None = None
+
+
+class ParallelLoopEnd(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_end"):
+    """One of the branches has been selected."""
+
+    loop_ids: tuple[str, ...]
+    selected_loop_id: str
+    selected_config_index: int
+    evaluation_usage: Usage = Usage()
+
+
+class CompactionBlock(Value, frozen=True):
+    """A compaction overlay as a record tells of it: what stands in for how many messages, made by what."""
+
+    id: str
+    by: str
+    at: datetime | None = None
+    covered: int = 0
+    summary: str = ""
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+
+
+class Compaction(LoopEvent, frozen=True, kw_only=True, tag="compaction"):
+    """What the model is shown was compacted; the original messages stay."""
+
+    block: CompactionBlock
+
+
 AnyLoopEvent = (
-    AgentStart
+    InputRejected
+    | ParallelLoopStart
+    | ParallelLoopEnd
+    | Compaction
+    | AgentStart
     | TurnStart
     | MessageStart
     | MessageUpdate

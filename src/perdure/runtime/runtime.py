@@ -23,6 +23,7 @@ from perdure.protocols import (
     ActionContext,
     EventHandler,
     Filters,
+    Journal,
     SessionController,
     SessionStage,
     SessionStore,
@@ -48,6 +49,12 @@ class SessionRuntime:
         self._controller = controller
         self._events = events or EventBus()
         self._factory = SessionFactory()
+
+    @property
+    def journal(self) -> Journal | None:
+        """The store's journal; None if its runs are unrecorded."""
+        store = self._repository.store
+        return store if isinstance(store, Journal) else None
 
     async def create(
         self,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar, Unpack
@@ -26,6 +27,7 @@ from perdure.protocols import (
     Entry,
     Filters,
     JournalEntry,
+    Key,
     SessionQuery,
     StoredAt,
 )
@@ -45,7 +47,9 @@ class FileStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, lock_timeout: float = 10.0) -> None:
-        if not lock_timeout >= 0:
+        if not str(directory):
+            raise InvalidData("$.directory", "a FileStore needs the name of a directory; '.' is the current one")
+        if not isinstance(lock_timeout, int | float) or not lock_timeout >= 0:
             raise InvalidData(
                 "$.lock_timeout", f"a time-out is a number of seconds of at least 0, not {lock_timeout!r}"
             )
@@ -86,9 +90,11 @@ class FileStore:
         claim: Claim | None = None,
         written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
         entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
     ) -> AgentSession:
         placement = Placement(session, self._files.origin, written)
-        write = Write(session, placement, now(), new_id(), claim, encode_entries(entries))
+        write = Write(session, placement, now(), new_id(), claim, encode_entries(entries), taken, key)
         return consolidate(await self._files.run(lambda files: file_writes.save(files, write)))
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
@@ -127,10 +133,16 @@ class FileStore:
         await self._files.run(lambda files: file_writes.release(files, claim))
 
     async def append(
-        self, claim: Claim, *, messages: Sequence[Message] = (), entries: Sequence[Entry] = (), log: str = ""
+        self,
+        claim: Claim,
+        *,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        log: str = "",
+        taken: int = 0,
     ) -> Appended:
         at, rows, events = now().timestamp(), _encoded(messages), encode_entries(entries)
-        return await self._files.run(lambda files: file_writes.append(files, claim, at, log, rows, events))
+        return await self._files.run(lambda files: file_writes.append(files, claim, at, log, rows, events, taken))
 
     async def read(
         self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
@@ -142,6 +154,14 @@ class FileStore:
         if log.origin != self._files.origin:
             raise SessionNotFound(f"log {log.key}")
         return await self._files.run(lambda files: file_reads.messages(files, log.key, start, stop))
+
+    async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        key = SessionId(session_id)
+        return await self._files.run(lambda files: file_reads.find_key(files, key, name))
+
+    async def is_claimed(self, session_id: str) -> bool:
+        key, at = SessionId(session_id), now().timestamp()
+        return await self._files.run(lambda files: file_reads.is_claimed(files, key, at))
 
     async def post(self, session_id: str, entry: Entry) -> int:
         key, (encoded,) = SessionId(session_id), encode_entries([entry])
@@ -156,21 +176,21 @@ class FileStore:
 class _Open:
     """An open directory, and the one thread that works in it."""
 
-    def __init__(self, thread: ThreadPoolExecutor, files: Directory) -> None:
+    def __init__(self, thread: ThreadPoolExecutor, directory: Directory) -> None:
         self._pid = os.getpid()
         self._thread = thread
-        self._directory = files
-        self.origin = files.origin
+        self._directory = directory
+        self.origin = directory.origin
 
     @classmethod
     async def at(cls, path: Path, lock_timeout: float) -> _Open:
         thread = ThreadPoolExecutor(1, f"perdure files {path.name}")
-        try:
-            files = await asyncio.get_running_loop().run_in_executor(thread, Directory, path, lock_timeout)
-        except BaseException:
-            thread.shutdown()
-            raise
-        return cls(thread, files)
+        opening = thread.submit(Directory, path, lock_timeout)
+        with ExitStack() as undo:
+            undo.callback(_abandon, thread, opening)
+            directory = await asyncio.shield(asyncio.wrap_future(opening))
+            undo.pop_all()
+        return cls(thread, directory)
 
     def check_process(self) -> None:
         if self._pid != os.getpid():
@@ -178,15 +198,23 @@ class _Open:
 
     async def run(self, job: Callable[[Directory], T]) -> T:
         """What a job comes to. A caller that is cancelled does not cancel it: what was handed in is carried out."""
-        work = partial(self._directory.run, job)
+        return await self._do(partial(self._directory.run, job))
+
+    async def _do(self, work: Callable[[], T]) -> T:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     async def close(self) -> None:
         """Carry out what is waiting, then let go of directory and thread."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._directory.close)
+            await self._do(self._directory.close)
         finally:
             self._thread.shutdown()
+
+
+def _abandon(thread: ThreadPoolExecutor, opening: Future[Directory]) -> None:
+    thread.shutdown()
+    if opening.exception() is None:
+        opening.result().close()
 
 
 def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:

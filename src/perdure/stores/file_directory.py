@@ -38,7 +38,10 @@ class Directory:
         self._logs: LRU[str, SessionLog] = LRU(_LOGS_AT_HAND)
         with ExitStack() as undo:
             undo.callback(self.folder.close)
-            self.origin = _identity(self.folder, lock_timeout)
+            try:
+                self.origin = _identity(self.folder, lock_timeout)
+            except OSError as error:
+                raise store_error(error, path) from None
             undo.pop_all()
 
     def close(self) -> None:
@@ -52,10 +55,7 @@ class Directory:
         try:
             return job(self)
         except OSError as error:
-            raise StoreError(
-                f"The file store failed at {error.filename or self.folder.path}: {error.strerror}. "
-                "Nothing of this was kept; repeat it when that is mended."
-            ) from None
+            raise store_error(error, self.folder.path) from None
 
     def ids(self) -> list[str]:
         """The ids under which there is something that may be a session."""
@@ -180,6 +180,13 @@ class Directory:
                     files = (log_file(session_id), document_file(session_id))
                     if all(self.folder.size(name) is None for name in files):
                         self.folder.remove(lock_file(session_id))
+
+
+def store_error(error: OSError, path: Path) -> StoreError:
+    return StoreError(
+        f"The file store failed at {error.filename or path}: {error.strerror}. "
+        "Nothing of this was kept; repeat it when that is mended."
+    )
 
 
 def cut_short(log: SessionLog, header: Header) -> CorruptRecord:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
+from perdure.protocols import Key
 from perdure.stores.claims import Holder
 from perdure.stores.rows import Stretch, checksum
 
@@ -45,6 +46,9 @@ class LogKey(NamedTuple):
         return found and cls(found["base"], found["owner"], int(found["birth"]), found["name"] or "")
 
 
+_NOTHING = msgspec.Raw(b"null")
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line: its number, how many follow in its operation, and what it records. `at` and `name` say where."""
 
@@ -53,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
     name: str = ""
     at: int = 0
-    body: msgspec.Raw = msgspec.Raw(b"null")
+    body: msgspec.Raw = _NOTHING
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -63,9 +67,9 @@ class Held(msgspec.Struct, frozen=True):
     expires: float
 
 
-def line(kind: str, name: str = "", at: int = 0, body: bytes = b"null") -> Line:
+def line(kind: str, name: str = "", at: int = 0, body: bytes | None = None) -> Line:
     """A line that has no place in a log yet."""
-    return Line(kind=kind, name=name, at=at, body=msgspec.Raw(body))
+    return Line(kind=kind, name=name, at=at, body=_NOTHING if body is None else msgspec.Raw(body))
 
 
 def opening(key: str) -> Line:
@@ -111,6 +115,8 @@ class SessionLog:
         self.messages: dict[str, dict[int, bytes]] = {}
         self.events: list[bytes] = []
         self.inbox: list[bytes] = []
+        self.taken = 0
+        self.keys: dict[str, tuple[Key, int]] = {}
         self.refs: set[Stretch] = set()
         self.epoch = 0
         self.held: Held | None = None
@@ -132,6 +138,10 @@ class SessionLog:
     def version(self) -> int:
         """The newest version; 0 if there is none."""
         return next(reversed(self.heads), 0)
+
+    def is_claimed(self, at: float) -> bool:
+        """Whether somebody's claim stands: its lease has not run out, nor its process ended."""
+        return self.held is not None and self.held.expires > at and not self.held.holder.is_gone
 
     def owns(self, key: int | str) -> bool:
         """Whether a key is that of this log or of a branch of it."""
@@ -202,6 +212,8 @@ class SessionLog:
                 self._commit(waiting, base + stop + 1, tail[start : stop + 1])
                 waiting, hole = [], False
         self._look_at_end(tail, base)
+        if self.damage:
+            self._save_what_can_be_read(waiting)
 
     def _look_at_end(self, tail: bytes, base: int) -> None:
         rest = tail[tail.rfind(b"\n") + 1 :]
@@ -209,13 +221,25 @@ class SessionLog:
             self._note(base + len(tail) - 1, "the end of a line is not what was written")
         self.torn = self.end < base + len(tail)
 
+    def _save_what_can_be_read(self, waiting: list[Line]) -> None:
+        """Take in lines whose operation ends in damage, and guess the key from the heads if its line is damaged."""
+        self._apply_all(waiting)
+        if not self.key:
+            named = (
+                LogKey.parse(key) for raw in self.heads.values() for key, _, _ in _stretches(codec.decode_plain(raw))
+            )
+            self.key = next((found.base for found in named if found and found.owner == self.stem), "")
+
     def _commit(self, lines: list[Line], end: int, last: bytes) -> None:
+        self._apply_all(lines)
+        self.end, self._last, self._lines = end, last, lines[-1].n
+
+    def _apply_all(self, lines: list[Line]) -> None:
         for each in lines:
             try:
                 self._apply(each)
             except (msgspec.MsgspecError, InvalidData) as error:
                 self._note(self.end, f"line {each.n} cannot be read: {error}")
-        self.end, self._last, self._lines = end, last, lines[-1].n
 
     def _note(self, place: int, reason: str) -> None:
         self.damage.append(CorruptRecord(self.stem, f"at byte {place} of {self.file}", reason))
@@ -238,6 +262,10 @@ class SessionLog:
                 self.events.append(body)
             case "inbox":
                 self.inbox.append(body)
+            case "taken":
+                self.taken = max(self.taken, each.at)
+            case "key":
+                self.keys[each.name] = (Key(each.name, msgspec.json.decode(body, type=str)), each.at)
             case "ref":
                 self.refs.add((each.name, *msgspec.json.decode(body, type=tuple[int, int])))
             case "claim":

@@ -9,7 +9,7 @@ from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionNotFound
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
-from perdure.protocols import Entry, JournalEntry, SessionQuery
+from perdure.protocols import Entry, JournalEntry, Key, SessionQuery
 from perdure.stores.file_directory import Directory, cut_short
 from perdure.stores.file_document import Header
 from perdure.stores.file_log import LogKey, SessionLog
@@ -74,13 +74,28 @@ def messages(directory: Directory, key: int | str, start: int, stop: int) -> lis
 
 
 def entries(directory: Directory, session_id: str, after: int, limit: int | None, inbox: bool) -> list[JournalEntry]:
-    log = directory.surely(session_id, lambda: directory.existing(session_id))
-    if log is None:
-        raise SessionNotFound(session_id)
+    log = _existing(directory, session_id)
     kept = log.inbox if inbox else log.events
+    after = max(after, log.taken if inbox else 0)
     stop = len(kept) if limit is None else after + limit
     found = [codec.decode(Entry, raw) for raw in kept[after:stop]]
     return [JournalEntry(seq, entry.kind, entry.body, entry.run) for seq, entry in enumerate(found, after + 1)]
+
+
+def find_key(directory: Directory, session_id: str, name: str) -> tuple[Key, int] | None:
+    return _existing(directory, session_id).keys.get(name)
+
+
+def is_claimed(directory: Directory, session_id: str, at: float) -> bool:
+    return _existing(directory, session_id).is_claimed(at)
+
+
+def _existing(directory: Directory, session_id: str) -> SessionLog:
+    """A session's log; SessionNotFound if there is none."""
+    log = directory.surely(session_id, lambda: directory.existing(session_id))
+    if log is None:
+        raise SessionNotFound(session_id)
+    return log
 
 
 class _Place(NamedTuple):

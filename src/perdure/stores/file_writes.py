@@ -6,24 +6,33 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from perdure import codec
-from perdure.errors import ClaimLost, InvalidSessionFile, SessionBusy, SessionConflict, SessionNotFound
+from perdure.errors import ClaimLost, CorruptRecord, InvalidSessionFile, SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
-from perdure.protocols import Appended, Claim, Entry, StoredAt
+from perdure.protocols import Appended, Claim, Entry, Key, StoredAt
 from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_document import document_file, encode_document
 from perdure.stores.file_folder import read_from, temporary
 from perdure.stores.file_log import Held, Line, LogKey, SessionLog, line, opening
 from perdure.stores.file_reads import assembled
-from perdure.stores.rows import Placement, Stretch, another_session, decode_info, encode_head, foreign_stretches
+from perdure.stores.rows import (
+    Placement,
+    Stretch,
+    another_session,
+    decode_info,
+    encode_head,
+    foreign_stretches,
+    is_at_hand,
+)
 
+T = TypeVar("T")
 Row = tuple[str, bytes]
 
 
@@ -36,6 +45,8 @@ class Write(msgspec.Struct, frozen=True):
     op: str
     claim: Claim | None = None
     entries: Sequence[bytes] = ()
+    taken: int = 0
+    key: Key | None = None
 
 
 def encode_entries(entries: Iterable[Entry]) -> list[bytes]:
@@ -93,10 +104,11 @@ def _write_version(directory: Directory, write: Write, log_for: Callable[[], Ses
             owners = {_owner(write.session, key) for key, _, _ in draft.refs}
             if owners <= ids:
                 for key, start, stop in draft.refs:
-                    if not directory.rows(key).keys() >= set(range(start, stop)):
+                    rows = directory.rows(key)
+                    if not all(position in rows for position in range(start, stop)):
                         raise _erased(write.session, key)
-                _commit(directory, log, draft.lines, publish=True)
-                return draft.session
+                session = _commit_version(directory, log, draft.lines, draft.session)
+                return draft.session if is_at_hand(draft.session) else session
         ids |= owners
 
 
@@ -113,6 +125,9 @@ def _draft(directory: Directory, write: Write, log: SessionLog) -> _Draft:
     lines += [line("value", name, body=body) for name, body in values.items() if name not in log.values]
     lines += [line("ref", str(name), body=msgspec.json.encode([start, stop])) for name, start, stop in refs]
     lines += _entry_lines("event", len(log.events), write.entries)
+    lines += _taken_lines(write.taken)
+    if write.key is not None:
+        lines += [line("key", write.key.name, kept.version, msgspec.json.encode(write.key.digest))]
     lines += [line("release", at=log.epoch)] if log.held else []
     lines += [line("head", at=kept.version, body=raw)]
     return _Draft(kept, lines, refs)
@@ -151,23 +166,29 @@ def claim(
             raise SessionConflict(session_id, version, log.version)
         taken = Claim(session_id, log.epoch + 1, version, holder.owner, lease)
         held = line("claim", at=taken.epoch, body=msgspec.json.encode(Held(holder, at + lease)))
-        return taken, _put(directory, log, held, "", rows, entries)
+        return taken, _put(directory, log, [held], "", rows, entries)
 
 
 def append(
-    directory: Directory, claim: Claim, at: float, name: str, rows: Sequence[Row], entries: Sequence[bytes]
+    directory: Directory,
+    claim: Claim,
+    at: float,
+    name: str,
+    rows: Sequence[Row],
+    entries: Sequence[bytes],
+    taken: int,
 ) -> Appended:
     with directory.locked({claim.session_id}):
         log = _require_claim(directory.existing(claim.session_id), claim)
-        return _put(directory, log, _beat(claim, at), name, rows, entries)
+        return _put(directory, log, [_beat(claim, at), *_taken_lines(taken)], name, rows, entries)
 
 
 def _put(
-    directory: Directory, log: SessionLog, first: Line, name: str, rows: Sequence[Row], entries: Sequence[bytes]
+    directory: Directory, log: SessionLog, first: list[Line], name: str, rows: Sequence[Row], entries: Sequence[bytes]
 ) -> Appended:
     start = log.end_of(name)
     messages = _message_lines(name, start, [body for _, body in rows])
-    _commit(directory, log, [first, *messages, *_entry_lines("event", len(log.events), entries)])
+    _commit(directory, log, [*first, *messages, *_entry_lines("event", len(log.events), entries)])
     ref = LogRef(directory.origin, log.key_of(name))
     written = {message_id: StoredAt(ref, place) for place, (message_id, _) in enumerate(rows, start)}
     return Appended(written, len(log.events))
@@ -202,7 +223,7 @@ def _find(directory: Directory, session_id: str) -> SessionLog:
 
 def require_free(log: SessionLog, at: float) -> None:
     """Raise SessionBusy while somebody's claim on a session stands."""
-    if log.held is not None and log.held.expires > at and not log.held.holder.is_gone:
+    if log.held is not None and log.is_claimed(at):
         raise SessionBusy(log.stem, log.held.holder.owner)
 
 
@@ -220,30 +241,67 @@ def _entry_lines(kind: str, after: int, bodies: Iterable[bytes]) -> list[Line]:
     return [line(kind, at=seq, body=body) for seq, body in enumerate(bodies, after + 1)]
 
 
+def _taken_lines(taken: int) -> list[Line]:
+    return [line("taken", at=taken)] if taken else []
+
+
 def _beat(claim: Claim, at: float) -> Line:
     return line("beat", at=claim.epoch, body=msgspec.json.encode(at + claim.lease))
 
 
-def _commit(directory: Directory, log: SessionLog, lines: Sequence[Line], *, publish: bool = False) -> None:
+def _commit(directory: Directory, log: SessionLog, lines: Sequence[Line]) -> None:
+    """Append an operation that makes no version. It renews a document that a killed writer has left behind."""
+    if _is_behind(directory, log):
+        _commit_version(directory, log, lines)
+    else:
+        _append(directory, log, lines, lambda: None)
+
+
+def _commit_version(
+    directory: Directory, log: SessionLog, lines: Sequence[Line], kept: AgentSession | None = None
+) -> AgentSession:
     """Append an operation. The document that goes with it is ready before, and put in place after."""
+    document = document_file(log.stem)
+
+    def stage() -> AgentSession:
+        session = _newest(directory, log, kept)
+        directory.folder.stage(document, encode_document(session, log.key, log.end))
+        return session
+
+    with ExitStack() as undo:
+        undo.callback(directory.folder.discard, temporary(document))
+        session = _append(directory, log, lines, stage)
+        undo.pop_all()
+    # What was appended is kept, whatever becomes of the document: the next write makes it anew.
+    with suppress(OSError):
+        directory.folder.put_in_place(document)
+    return session
+
+
+def _newest(directory: Directory, log: SessionLog, kept: AgentSession | None) -> AgentSession:
+    """The newest version as a load would give it."""
+    try:
+        return assembled(directory, log, log.version)
+    except CorruptRecord:
+        # A session that this one points into is damaged; what is at hand is saved all the same.
+        if kept is None or not is_at_hand(kept):
+            raise
+        return kept
+
+
+def _append(directory: Directory, log: SessionLog, lines: Sequence[Line], prepare: Callable[[], T]) -> T:
+    """Append an operation, after `prepare` has seen the log as it is going to be."""
     if log.torn:
         _set_aside(directory, log)
-    end, body, document = log.end, log.encode(lines), document_file(log.stem)
-    publish = publish or _is_behind(directory, log)
+    end, body = log.end, log.encode(lines)
     with ExitStack() as undo:
         undo.callback(directory.forget, log)
         log.feed(body)
-        if publish:
-            undo.callback(directory.folder.discard, temporary(document))
-            session = assembled(directory, log, log.version)
-            directory.folder.stage(document, encode_document(session, log.key, log.end))
+        prepared = prepare()
         directory.folder.append(log.file, end, body)
         undo.pop_all()
     directory.remember(log)
-    if publish:
-        # What was appended is kept, whatever becomes of the document: the next write makes it anew.
-        with suppress(OSError):
-            directory.folder.put_in_place(document)
+    return prepared
 
 
 def _is_behind(directory: Directory, log: SessionLog) -> bool:

@@ -203,10 +203,17 @@ class MemoryStore:
             shelved.claim = None
 
     async def append(
-        self, claim: Claim, *, messages: Sequence[Message] = (), entries: Sequence[Entry] = (), log: str = ""
+        self,
+        claim: Claim,
+        *,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        log: str = "",
+        taken: int = 0,
     ) -> Appended:
         shelved = self._held(claim)
         _check_entries(entries, messages)
+        shelved.taken = max(shelved.taken, taken)
         return self._put(shelved, claim, log, messages, entries)
 
     def _put(
@@ -227,12 +234,32 @@ class MemoryStore:
         return found
 
     async def read(
-        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        last: int | None = None,
+        run: str | None = None,
+        inbox: bool = False,
     ) -> Sequence[JournalEntry]:
         shelved = self._find(session_id)
-        entries = shelved.inbox if inbox else shelved.record
-        after = max(after, shelved.taken) if inbox else after
-        return entries[after : None if limit is None else after + limit]
+        found = (shelved.inbox if inbox else shelved.record)[max(after, shelved.taken) if inbox else after :]
+        if run is not None:
+            found = [entry for entry in found if entry.run == run]
+        if last is not None:
+            return found[-last:] if last else []
+        return found[:limit]
+
+    async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        ref = self._log(self._find(session_id), name)
+        if name and ref.key not in self._logs:
+            raise SessionNotFound(f"{session_id}/{name}")
+        return ref, len(self._logs.get(ref.key, ()))
+
+    async def lapsed(self) -> Sequence[SessionId]:
+        claimed = (shelved for shelved in self._sessions.values() if shelved.claim is not None)
+        return [shelved.info.id for shelved in claimed if shelved.expires <= now()]
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
         return self._find(session_id).keys.get(name)

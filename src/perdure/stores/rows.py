@@ -18,6 +18,7 @@ from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, NotLoaded, SessionConflict
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionState
+from perdure.model.ids import new_id
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
@@ -25,6 +26,7 @@ from perdure.model.step import AgentStep, StepExecution
 from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript, every_span
 from perdure.model.value import EMPTY, Value
 from perdure.protocols import NOTHING_WRITTEN, StoredAt
+from perdure.stores.live import LRU
 
 INLINE = 256
 PREFIX = 32
@@ -38,12 +40,22 @@ def checksum(body: bytes, *place: int) -> int:
     """A checksum of bytes at a place, so that a row that has moved is as wrong as one that has changed."""
     seed = 0
     for number in place:
-        seed = (seed * 1000003 + number) & 0xFFFFFFFF
+        seed = (seed_of(seed) + number) & 0xFFFFFFFF
     return zlib.crc32(body, seed)
+
+
+def seed_of(number: int) -> int:
+    """What the checksums of all that stands under a number begin with."""
+    return (number * 1000003) & 0xFFFFFFFF
 
 
 def hash_of(body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def operation_id() -> str:
+    """A mark by which a writer whose answer was lost can tell its own write from another's."""
+    return new_id()[-12:]
 
 
 class Head(Value, frozen=True):
@@ -229,13 +241,25 @@ def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
     return codec.encode(head), values
 
 
+_definitions: LRU[int, tuple[AgentDefinition, bytes]] = LRU(256)
+
+
 def encode_definition(definition: AgentDefinition) -> bytes:
-    codec.check_json(definition.metadata, "$.definition.metadata")
-    return codec.encode(definition)
+    """A definition's bytes, kept: sessions share definitions, and each of their saves names one."""
+    kept = _definitions.recall(id(definition))
+    if kept is None or kept[0] is not definition:
+        kept = (definition, codec.encode(definition))
+        _definitions.keep(id(definition), kept)
+    return kept[1]
+
+
+_BLANK = AgentState()
 
 
 def _slim(state: AgentState) -> AgentState:
-    return replace(state, context=AgentContext(unknown=state.context.unknown), execution=None)
+    """The state without what stands in parts of its own. A blank context must be the default itself to be left out."""
+    unknown = state.context.unknown
+    return replace(state, context=AgentContext(unknown=unknown) if unknown else _BLANK.context, execution=None)
 
 
 def _parts_of(session: AgentSession) -> Iterator[tuple[str, bytes]]:

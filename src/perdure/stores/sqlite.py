@@ -16,7 +16,7 @@ import apsw
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
-from perdure.model.ids import SessionId, new_id, now
+from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionInfoList
 from perdure.model.transcript import LogRef
@@ -34,8 +34,9 @@ from perdure.protocols import (
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores.claims import Holder
 from perdure.stores.live import LRU, Live
-from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand
-from perdure.stores.sqlite_schema import connect, migrate, prepare_file
+from perdure.stores.rows import Placement, Shelf, consolidate, operation_id, is_at_hand
+from perdure.stores.sqlite_schema import connect, exclusively, migrate, prepare_file
+from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.worker import FileLock, Worker, WritingWorker
 
 
@@ -79,7 +80,7 @@ class SqliteStore:
     ) -> AgentSession:
         if session.version != 0:
             raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
-        write = jobs.Write(session, Placement(session, self._db.origin, written), now(), new_id(), self._db.origin)
+        write = jobs.Write(session, Placement(session, self._db.origin, written), now(), operation_id(), self._db.origin)
         return await self._commit(partial(jobs.create, write=write))
 
     async def save(
@@ -96,7 +97,7 @@ class SqliteStore:
             session,
             Placement(session, self._db.origin, written),
             now(),
-            new_id(),
+            operation_id(),
             self._db.origin,
             self._known(session),
             claim,
@@ -165,7 +166,7 @@ class SqliteStore:
         self._values.clear()
         self._definitions.clear()
         await self._db.writer.run(partial(jobs.delete, session_id=key, at=now().timestamp()))
-        await self._db.writer.run(jobs.checkpoint, alone=True)
+        await self._db.writer.run(self._db.leave_no_trace, alone=True)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         query = SessionQuery.of(filters)
@@ -226,12 +227,35 @@ class SqliteStore:
         return appended
 
     async def read(
-        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        last: int | None = None,
+        run: str | None = None,
+        inbox: bool = False,
     ) -> Sequence[JournalEntry]:
-        table = "inbox" if inbox else "event"
-        job = partial(jobs.read_entries, session_id=SessionId(session_id), table=table, after=after, limit=limit)
+        job = partial(
+            jobs.read_entries,
+            session_id=SessionId(session_id),
+            table="inbox" if inbox else "event",
+            after=after,
+            limit=limit,
+            last=last,
+            run=run,
+        )
         entries: Sequence[JournalEntry] = await self._db.reader.run(job)
         return entries
+
+    async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        job = partial(jobs.log_of, session_id=SessionId(session_id), name=name, origin=self._db.origin)
+        found: tuple[LogRef, int] = await self._db.reader.run(job)
+        return found
+
+    async def lapsed(self) -> Sequence[SessionId]:
+        found: Sequence[SessionId] = await self._db.reader.run(partial(jobs.lapsed, at=now().timestamp()))
+        return found
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
         if log.origin != self._db.origin:
@@ -262,12 +286,25 @@ class _Open:
 
     def __init__(self, path: Path) -> None:
         self._pid = os.getpid()
+        self._path = path
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
         self.origin = str(self._look("SELECT value FROM meta WHERE key = 'uid'", ())[0])
         self._lock = FileLock(lock_path(path))
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
         self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
+
+    def leave_no_trace(self, _: apsw.Connection) -> None:
+        """Overwrite what has been deleted, wherever it stands; see `sqlite_scrub`, which needs its own connection."""
+        connection = connect(self._path)
+        try:
+            jobs.checkpoint(connection)
+            with exclusively(connection):
+                scrub(connection, self._path)
+                jobs.count_erasure(connection)
+            jobs.checkpoint(connection)
+        finally:
+            connection.close()
 
     def check_process(self) -> None:
         if self._pid != os.getpid():

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
+from zlib import crc32
 
 import apsw
 import msgspec
 
 from perdure import codec
+from perdure.codec import decode_message
 from perdure.errors import (
     ClaimLost,
     CorruptRecord,
@@ -35,10 +37,10 @@ from perdure.stores.rows import (
     check_row,
     checksum,
     decode_info,
-    decode_row,
     encode_head,
     foreign_stretches,
     hash_of,
+    seed_of,
 )
 
 
@@ -274,10 +276,14 @@ def read_messages(db: apsw.Connection, session_id: str | None, log: int, start: 
         "SELECT pos, crc, body FROM msg WHERE log = ? AND pos >= ? AND pos < ? ORDER BY pos", (log, start, stop)
     )
     messages: list[Message] = []
+    seed = seed_of(log)
     for expected, (pos, crc, body) in enumerate(rows, start):
-        if pos != expected or checksum(body, log, pos) != crc:
+        if pos != expected or crc32(body, (seed + pos) & 0xFFFFFFFF) != crc:
             raise CorruptRecord(session_id, f"message {expected} of log {log}", "its checksum does not match")
-        messages.append(decode_row(body, session_id, f"message {pos} of log {log}"))
+        try:
+            messages.append(decode_message(body))
+        except InvalidData as error:
+            raise CorruptRecord(session_id, f"message {pos} of log {log}", str(error)) from None
     if len(messages) != stop - start:
         raise CorruptRecord(session_id, f"message {start + len(messages)} of log {log}", "it is missing")
     return messages
@@ -371,12 +377,17 @@ def delete(db: apsw.Connection, session_id: str, at: float) -> None:
     own = [log for (log,) in db.execute("SELECT log FROM log WHERE sid = ?", (sid,))]
     hashes = [key for (key,) in db.execute("SELECT hash FROM uses WHERE sid = ?", (sid,))]
     db.execute("DELETE FROM ref WHERE child = ?", (sid,))
-    for table in ("head", "event", "inbox", "key", "tag", "uses", "session"):
+    for table in ("head", "event", "run", "inbox", "key", "tag", "uses", "session"):
         db.execute(f"DELETE FROM {table} WHERE sid = ?", (sid,))
     for log in {*own, *shown}:
         _erase_unshown(db, log)
     for key in hashes:
         db.execute("DELETE FROM value WHERE hash = ?1 AND NOT EXISTS (SELECT 1 FROM uses WHERE hash = ?1)", (key,))
+    count_erasure(db)
+
+
+def count_erasure(db: apsw.Connection) -> None:
+    """Let everybody know that what they have at hand may have been erased."""
     db.execute("UPDATE meta SET value = value + 1 WHERE key = 'erasures'")
 
 
@@ -472,11 +483,28 @@ def _write_entries(
     db: apsw.Connection, table: str, sid: int, after: int, entries: Sequence[tuple[Entry, bytes]]
 ) -> None:
     if entries:
+        runs = _write_runs(db, sid, after, entries) if table == "event" else {}
         numbered = [
-            (sid, seq, entry.run, entry.kind, entry_checksum(sid, seq, entry.run, entry.kind, body), body)
+            (sid, seq, runs.get(entry.run), entry.kind, entry_checksum(sid, seq, entry.run, entry.kind, body), body)
             for seq, (entry, body) in enumerate(entries, after + 1)
         ]
         db.executemany(f"INSERT INTO {table} (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", numbered)
+
+
+def _write_runs(
+    db: apsw.Connection, sid: int, after: int, entries: Sequence[tuple[Entry, bytes]]
+) -> dict[str | None, int]:
+    """The numbers of the runs that entries belong to, by their loops' ids; each run notes how far it goes."""
+    numbers: dict[str | None, int] = {}
+    for seq, (entry, _) in enumerate(entries, after + 1):
+        if entry.run is not None and entry.run not in numbers:
+            (numbers[entry.run],) = _row(
+                db,
+                "INSERT INTO run (sid, loop, first_seq, last_seq) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (sid, loop) DO UPDATE SET last_seq = excluded.last_seq RETURNING run",
+                (sid, entry.run, seq, after + len(entries)),
+            )
+    return numbers
 
 
 def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) -> int:
@@ -511,22 +539,57 @@ def post(db: apsw.Connection, session_id: str, entry: tuple[Entry, bytes]) -> in
 
 
 def read_entries(
-    db: apsw.Connection, session_id: str, table: str, after: int, limit: int | None
+    db: apsw.Connection,
+    session_id: str,
+    table: str,
+    after: int,
+    limit: int | None,
+    last: int | None = None,
+    run: str | None = None,
 ) -> list[JournalEntry]:
     row = _row(db, "SELECT sid, taken FROM session WHERE id = ?", (session_id,))
     if row is None:
         raise SessionNotFound(session_id)
-    after = max(after, row[1]) if table == "inbox" else after
-    rows = db.execute(
-        f"SELECT seq, run, kind, crc, body FROM {table} WHERE sid = ? AND seq > ? ORDER BY seq LIMIT ?",
-        (row[0], min(after, LAST), -1 if limit is None else limit),
+    sid, taken = row
+    after = max(after, taken) if table == "inbox" else after
+    where, values = f"{table}.sid = ? AND seq > ?", [sid, min(after, LAST)]
+    if run is not None:
+        found = _row(db, "SELECT run, first_seq, last_seq FROM run WHERE sid = ? AND loop = ?", (sid, run))
+        where += f" AND {table}.run = ? AND seq BETWEEN ? AND ?"
+        values += found or (0, 0, 0)
+    order, most = ("seq DESC", last) if last is not None else ("seq", limit)
+    rows = _rows(
+        db,
+        f"SELECT seq, run.loop, kind, crc, body FROM {table} LEFT JOIN run ON run.run = {table}.run"
+        f" WHERE {where} ORDER BY {order} LIMIT ?",
+        (*values, -1 if most is None else most),
     )
-    entries = []
-    for seq, run, kind, crc, body in rows:
-        if entry_checksum(row[0], seq, run, kind, body) != crc:
-            raise CorruptRecord(session_id, f"{table} {seq}", "its checksum does not match")
-        entries.append(JournalEntry(seq, kind, codec.decode_plain(body), run))
-    return entries
+    ordered = rows if last is None else rows[::-1]
+    return [_entry_of(session_id, table, sid, *each) for each in ordered]
+
+
+def _entry_of(
+    session_id: str, table: str, sid: int, seq: int, run: str | None, kind: str, crc: int, body: bytes
+) -> JournalEntry:
+    if entry_checksum(sid, seq, run, kind, body) != crc:
+        raise CorruptRecord(session_id, f"{table} {seq}", "its checksum does not match")
+    return JournalEntry(seq, kind, codec.decode_plain(body), run)
+
+
+def log_of(db: apsw.Connection, session_id: str, name: str, origin: str) -> tuple[LogRef, int]:
+    sql = (
+        "SELECT log.log, (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = log.log)"
+        " FROM session LEFT JOIN log ON log.sid = session.sid AND log.name = ? WHERE session.id = ?"
+    )
+    row = _row(db, sql, (name, session_id))
+    if row is None or row[0] is None:
+        raise SessionNotFound(session_id if row is None else f"{session_id}/{name}")
+    return LogRef(origin, row[0]), row[1]
+
+
+def lapsed(db: apsw.Connection, at: float) -> list[SessionId]:
+    rows = _rows(db, "SELECT id, claim, expires FROM session WHERE claim IS NOT NULL ORDER BY sid", ())
+    return [SessionId(key) for key, claim, expires in rows if expires <= at or _holder(key, claim).is_gone]
 
 
 def find_key(db: apsw.Connection, session_id: str, name: str) -> tuple[Key, int] | None:

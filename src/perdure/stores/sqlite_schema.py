@@ -55,7 +55,7 @@ def _set(connection: apsw.Connection, pragma: str, value: str | int) -> None:
 
 def migrate(connection: apsw.Connection) -> None:
     """Apply the migrations that the file does not have yet, each once, whoever else is starting up."""
-    with _exclusively(connection):
+    with exclusively(connection):
         current = connection.pragma("user_version")
         known = connection.pragma("application_id")
         if known not in (0, APPLICATION_ID) or (known == 0 and _has_tables(connection)):
@@ -75,7 +75,8 @@ def _has_tables(connection: apsw.Connection) -> bool:
 
 
 @contextmanager
-def _exclusively(connection: apsw.Connection) -> Iterator[None]:
+def exclusively(connection: apsw.Connection) -> Iterator[None]:
+    """A transaction that writes, and nobody else does meanwhile."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -104,7 +104,7 @@ class Worker:
                 self._carry_out(connection, together)
                 _deliver(together)
             for request in alone:
-                _try_outside(connection, request)
+                self._carry_out_alone(connection, request)
                 _deliver([request])
         connection.close()
 
@@ -138,6 +138,13 @@ class Worker:
                     connection.execute("COMMIT")
 
 
+    def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
+        try:
+            request.result = request.job(connection)
+        except Exception as error:  # around a request: the thread serves others after it
+            request.error = _as_store_error(error)
+
+
 class WritingWorker(Worker):
     """A worker that commits in groups, one process at a time.
 
@@ -161,6 +168,10 @@ class WritingWorker(Worker):
                 connection.execute("COMMIT")
             except (apsw.Error, OSError) as error:
                 self._fail_all(connection, batch, error)
+
+    def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
+        with self._lock:
+            super()._carry_out_alone(connection, request)
 
     def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
         connection.execute("SAVEPOINT one")
@@ -200,13 +211,6 @@ class FileLock:
 
     def close(self) -> None:
         os.close(self._handle)
-
-
-def _try_outside(connection: apsw.Connection, request: _Request) -> None:
-    try:
-        request.result = request.job(connection)
-    except Exception as error:  # around a request: the thread serves others after it
-        request.error = _as_store_error(error)
 
 
 def _deliver(batch: list[_Request]) -> None:

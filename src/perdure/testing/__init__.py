@@ -13,5 +13,14 @@ if "pytest" in sys.modules:  # so that a failing contract shows values, as an as
 from perdure.testing.clock import FrozenClock
 from perdure.testing.contract import JournalContract, StoreContract
 from perdure.testing.faults import FailingStore
+from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 
-__all__ = ["FailingStore", "FrozenClock", "JournalContract", "StoreContract"]
+__all__ = [
+    "Chunks",
+    "Delay",
+    "FailingStore",
+    "FrozenClock",
+    "JournalContract",
+    "ScriptedDriver",
+    "StoreContract",
+]

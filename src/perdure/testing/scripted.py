@@ -27,7 +27,8 @@ class Chunks(msgspec.Struct, frozen=True):
     pieces: Sequence[str | Exception | Delay]
 
 
-Reply = str | ToolCall | Sequence[ToolCall] | Message | Exception | Delay | Chunks | ModelReply
+Said = str | ToolCall | Sequence[ToolCall] | Message | ModelReply
+Reply = Said | Exception | Delay | Chunks
 
 _USAGE = Usage(input_tokens=10, output_tokens=5)
 
@@ -47,19 +48,14 @@ class ScriptedDriver:
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self.requests.append(request)
-        reply = self._script(request) if callable(self._script) else _at(self._script, request)
-        while isinstance(reply, Delay):
-            await asyncio.sleep(reply.seconds)
-            reply = reply.reply
-        if isinstance(reply, Exception):
-            raise reply
+        reply = await _due(self._script(request) if callable(self._script) else _at(self._script, request))
         if isinstance(reply, Chunks):
             return self._whole(await _stream_chunks(reply, on_delta))
         answer = self._whole(reply)
         await _stream(answer.message, on_delta)
         return answer
 
-    def _whole(self, reply: str | ToolCall | Sequence[ToolCall] | Message | ModelReply) -> ModelReply:
+    def _whole(self, reply: Said) -> ModelReply:
         """The reply as a driver gives it. A reply that is given again has ids of its own, as a model's would."""
         if isinstance(reply, ModelReply):
             return ModelReply(self._renewed(reply.message), reply.response)
@@ -84,9 +80,19 @@ def _at(script: Sequence[Reply], request: ModelRequest) -> Reply:
         return script[request.step]
     last = request.messages[-1].text[:100] if request.messages else ""
     raise AssertionError(
-        f"The script has {len(script)} replies, and step {request.step} (counted from 0) asks for one more, after "
-        f"{last!r}. Add a reply, or see why the run went on."
+        f"The script has no reply for step {request.step} (counted from 0) after {last!r}: it ends with reply "
+        f"{len(script) - 1}. Add one, or see why the run went on."
     )
+
+
+async def _due(reply: Reply) -> Said | Chunks:
+    """The reply, once its delays are over; an exception is raised."""
+    while isinstance(reply, Delay):
+        await asyncio.sleep(reply.seconds)
+        reply = reply.reply
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 def _message(reply: str | ToolCall | Sequence[ToolCall] | Message) -> Message:
@@ -114,12 +120,7 @@ async def _stream(message: Message, on_delta: OnDelta) -> None:
 async def _stream_chunks(chunks: Chunks, on_delta: OnDelta) -> str:
     said = ""
     for given in chunks.pieces:
-        piece: Reply = given
-        while isinstance(piece, Delay):
-            await asyncio.sleep(piece.seconds)
-            piece = piece.reply
-        if isinstance(piece, Exception):
-            raise piece
-        said += str(piece)
-        await on_delta(Delta("text", str(piece)))
+        piece = str(await _due(given))
+        said += piece
+        await on_delta(Delta("text", piece))
     return said

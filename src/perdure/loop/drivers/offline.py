@@ -17,6 +17,7 @@ from perdure.loop.drivers.offline_text import Number, Reading, as_number, shorte
 from perdure.model.message import Message, ToolCall, ToolResult
 from perdure.model.step import InferenceResponse
 from perdure.model.usage import Usage
+from perdure.model.value import clean_text
 from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta
 
 NAME = "offline"
@@ -51,6 +52,7 @@ class _Turn(NamedTuple):
     """What the user said last, what had been said before, and what tools have answered since."""
 
     text: str
+    is_greeting: bool
     earlier: Sequence[Message]
     rounds: int
     results: list[ToolResult]
@@ -60,12 +62,14 @@ class _Turn(NamedTuple):
     def of(cls, messages: Sequence[Message]) -> _Turn:
         spoken = [place for place, message in enumerate(messages) if message.role == "user"]
         last = spoken[-1] if spoken else -1
-        text = without_greeting(messages[last].text) if spoken else ""
+        text = clean_text(messages[last].text) if spoken else ""
         since = messages[last + 1 :]
         calls = [call for message in since for call in message.tool_calls]
         rounds = sum(1 for message in since if message.role == "assistant" and message.tool_calls)
         results = [result for message in since for result in message.tool_results]
-        return cls(text, messages[: max(last, 0)], rounds, results, {call.id: call.name for call in calls})
+        rest = without_greeting(text)
+        names = {call.id: call.name for call in calls}
+        return cls(rest, rest != text, messages[: max(last, 0)], rounds, results, names)
 
 
 def _answer(request: ModelRequest) -> str | list[Wish]:
@@ -113,12 +117,11 @@ def _said(turn: _Turn, request: ModelRequest, lack: Lack | None) -> str:
     """An answer in words, where no tool is called."""
     conversation = Conversation(turn.earlier, request.tools)
     said = conversation.reply(turn.text) or misread_call(turn.text, request.tools) or _worked_out(turn.text)
-    if said is None and lack is None:
-        said = told_time(turn.text)
+    said = said or told_time(turn.text)
     if said is None and lack is not None:
         example = ", ".join(f"{name}=…" for name in lack.missing)
         said = f"To call {lack.tool.name} I need {', '.join(lack.missing)}; for example: {lack.tool.name}({example})."
-    return said or conversation.last_resort(turn.text)
+    return said or conversation.last_resort(turn.text, is_greeting=turn.is_greeting)
 
 
 def _worked_out(text: str) -> str | None:

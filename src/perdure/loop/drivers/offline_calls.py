@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure.codec import check_json
 from perdure.errors import InvalidData
-from perdure.loop.drivers.offline_forms import MISSING, coerce, fill_arguments, is_number, mapping, options, sequence
+from perdure.loop.drivers.offline_forms import (
+    MISSING,
+    coerce,
+    fill_arguments,
+    is_number,
+    mapping,
+    options,
+    required_names,
+)
 from perdure.loop.drivers.offline_sums import Sum, read_sum
-from perdure.loop.drivers.offline_text import LONGEST, Reading, plain, split_name, stem, stems, vocabulary
+from perdure.loop.drivers.offline_talk import asks_time
+from perdure.loop.drivers.offline_text import LONGEST, plain, split_name, stem, stems, vocabulary
 from perdure.model.value import JSON
 from perdure.protocols import ToolSpec
 
@@ -102,7 +111,7 @@ def _arguments_at(text: str, at: int, tool: ToolSpec, *, is_called: bool) -> tup
     if not is_called:
         return None
     end = min(_end_of_phrase(text, at), at + 500)
-    return fill_arguments(tool.parameters, Reading(text[at:end]), stems(split_name(tool.name)) | _WITH)[0], end
+    return fill_arguments(tool.parameters, text[at:end], stems(split_name(tool.name)) | _WITH)[0], end
 
 
 _WITH = {"with", "on", "for", "using"}
@@ -192,7 +201,7 @@ def _operands_for(asked: Sum, tool: ToolSpec) -> dict[str, JSON] | None:
     return None
 
 
-def _fit(number: int | float, kinds: Sequence[Any]) -> JSON:
+def _fit(number: int | float, kinds: Sequence[Mapping[str, Any]]) -> JSON:
     values = (coerce(number, kind) for kind in kinds if is_number([kind]))
     return next((value for value in values if value is not MISSING), MISSING)
 
@@ -206,14 +215,9 @@ def _calculation(asked: Sum, tool: ToolSpec) -> Wish | None:
     return Wish(tool.name, {name: asked.expression}) if takes_text else None
 
 
-def _required(tool: ToolSpec) -> dict[str, list[Any]]:
+def _required(tool: ToolSpec) -> dict[str, list[Mapping[str, Any]]]:
     properties = mapping(tool.parameters.get("properties"))
-    required = [name for name in sequence(tool.parameters.get("required")) if isinstance(name, str)]
-    ordered = [
-        *(name for name in properties if name in required),
-        *(name for name in required if name not in properties),
-    ]
-    return {name: list(options(properties.get(name), tool.parameters)) for name in ordered}
+    return {name: options(properties.get(name), tool.parameters) for name in required_names(tool.parameters)}
 
 
 _COMMON = vocabulary(
@@ -227,23 +231,28 @@ _SAME = {
     **dict.fromkeys(vocabulary("day today time clock calendar weekday datetime now month year"), "date"),
 }
 _ASKING = vocabulary(
-    "what which who whose where when why how is are was do does did can could would will please get show find fetch "
-    "list check tell give look lookup search read see open send create make set add remove delete update cancel book order "
-    "run start stop convert translate count calculate"
+    "what which who whose where when why how is are was do does did has have can could would will please get show find "
+    "fetch list check tell give look lookup search read see use ask let convert translate count calculate"
 )
+_ACTS = vocabulary(  # a tool that does one of these is called only when the request says so
+    "send create make set add remove delete update cancel book buy pay write post start stop open close run move"
+)
+_POLITE = vocabulary("please can could would will you kindly i want to need like")
 _BY_NAME, _ENOUGH = 3, 2
 
 
 def _for_request(text: str, tools: Sequence[ToolSpec]) -> Wish | Lack | None:
     """The best of the tools whose words overlap with those of the request."""
     said = plain(text[:LONGEST]).replace("look up", "lookup").split()
+    said = said[next((place for place, word in enumerate(said) if word not in _POLITE), 0) :]
     if not said:
         return None
+    said = [word for word in said if word not in ("today", "now")] + ["date"] * asks_time(text)
     scored = [(_score(said, text, tool), tool) for tool in tools]
     fitting = sorted((pair for pair in scored if pair[0] >= _ENOUGH), key=lambda pair: -pair[0])
     lack = None
     for score, tool in fitting:
-        arguments, missing = fill_arguments(tool.parameters, Reading(text), _name_words(tool))
+        arguments, missing = fill_arguments(tool.parameters, text, _name_words(tool))
         if not missing:
             return Wish(tool.name, arguments)
         if lack is None and score >= _BY_NAME:
@@ -252,18 +261,21 @@ def _for_request(text: str, tools: Sequence[ToolSpec]) -> Wish | Lack | None:
 
 
 def _score(said: list[str], text: str, tool: ToolSpec) -> int:
+    """How well a tool fits a request: words of its name count for more than words of its description."""
     name, described = _name_words(tool), _all_words(tool)
-    if "?" not in text and said[0] not in _ASKING and stem(said[0]) not in name:
+    if "?" not in text and said[0] not in _ASKING | _ACTS and stem(said[0]) not in name:
         return 0
-    wanted, own = _telling(said), _telling(name)
-    own = own - _VERBS or own
-    other = _telling(described) - own - _VERBS
+    if not name & _ACTS <= set(said) or (said[0] in _ACTS and said[0] not in described):
+        return 0
+    own = _forms(name) - _VERBS - _COMMON or _forms(name) - _VERBS or _forms(name)
+    wanted = _forms(said) - (_COMMON - own)
+    other = _forms(described) - own - _VERBS - _COMMON
     return _BY_NAME * len(wanted & own) + len(wanted & other)
 
 
-def _telling(words: Iterable[str]) -> set[str]:
-    """The words that tell one request from another, each in one form."""
-    return {_SAME.get(word, word) for word in stems(word for word in words if word not in _COMMON)}
+def _forms(words: Iterable[str]) -> set[str]:
+    """Words in one form for all that mean the same."""
+    return {_SAME.get(word, word) for word in stems(words)}
 
 
 def _name_words(tool: ToolSpec) -> set[str]:

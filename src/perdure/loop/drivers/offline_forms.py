@@ -6,7 +6,7 @@ Schemas come from anywhere, so nothing about them is taken for granted: what can
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.loop.drivers.offline_text import Number, Reading, as_number, shortened, split_name, vocabulary
@@ -15,8 +15,10 @@ from perdure.model.value import JSON
 
 MISSING: Any = object()
 
-_DEEPEST = 12
-_QUERY_WORDS = vocabulary("query q text term terms question prompt input message topic keywords search subject")
+_DEEPEST, _MOST_VALUES, _MOST_OPTIONS = 12, 2_000, 50
+_QUERY_WORDS = vocabulary(
+    "query q text term terms question prompt input message topic keywords search task key item phrase"
+)
 _HINTS = (
     ({"from", "origin", "source", "start", "departure"}, {"from"}),
     ({"to", "destination", "target", "recipient", "arrival"}, {"to"}),
@@ -27,11 +29,12 @@ _HINTS = (
 _TRUE, _FALSE = frozenset(("true", "yes", "on")), frozenset(("false", "no", "off"))
 
 
-def fill_arguments(schema: Mapping[str, Any], reading: Reading, ignored: set[str]) -> tuple[dict[str, JSON], list[str]]:
+def fill_arguments(schema: Mapping[str, Any], text: str, ignored: set[str]) -> tuple[dict[str, JSON], list[str]]:
     """The arguments that a text gives, and the names of those that are required and not found in it."""
-    properties = {str(name): list(options(given, schema)) for name, given in mapping(schema.get("properties")).items()}
+    properties = {str(name): options(given, schema) for name, given in mapping(schema.get("properties")).items()}
+    reading = Reading(text, names=properties)
     found = {name: _stated(name, kinds, reading) for name, kinds in properties.items()}
-    required = [name for name in sequence(schema.get("required")) if isinstance(name, str)]
+    required = required_names(schema)
     for name in required:
         if found.get(name, MISSING) is MISSING:
             found[name] = _guessed(name, properties.get(name, []), reading, ignored)
@@ -39,20 +42,30 @@ def fill_arguments(schema: Mapping[str, Any], reading: Reading, ignored: set[str
     return given, [name for name in required if name not in given]
 
 
-def options(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def required_names(schema: Mapping[str, Any]) -> list[str]:
+    """The names of the properties that a schema requires, in the order in which it lists the properties."""
+    required = dict.fromkeys(name for name in sequence(schema.get("required")) if isinstance(name, str))
+    properties = mapping(schema.get("properties"))
+    return [*(name for name in properties if name in required), *(name for name in required if name not in properties)]
+
+
+def options(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The simple schemas that a schema comes down to: references followed, unions taken apart, null left out."""
-    schema = mapping(schema)
-    if depth > _DEEPEST:
-        return
-    if "$ref" in schema:
-        yield from options(resolve(schema["$ref"], root), root, depth + 1)
-        return
-    union = [*sequence(schema.get("anyOf")), *sequence(schema.get("oneOf"))][:20]
-    for choice in union:
-        yield from options(choice, root, depth + 1)
-    if not union:
-        kinds = sequence(schema.get("type")) or [schema.get("type")]
-        yield from ({**schema, "type": kind} for kind in kinds[:8] if kind != "null")
+    simple: list[Mapping[str, Any]] = []
+    todo = [mapping(schema)]
+    for _ in range(_MOST_OPTIONS):
+        if not todo:
+            break
+        first = todo.pop(0)
+        union = [*sequence(first.get("anyOf")), *sequence(first.get("oneOf"))]
+        if "$ref" in first:
+            union = [resolve(first["$ref"], root)]
+        if union:
+            todo = [*map(mapping, union), *todo]
+        else:
+            kinds = sequence(first.get("type")) or [first.get("type")]
+            simple.extend({**first, "type": kind} for kind in kinds if kind != "null")
+    return simple
 
 
 def is_number(kinds: Sequence[Mapping[str, Any]]) -> bool:
@@ -79,7 +92,7 @@ def coerce(text: str | Number, kind: Mapping[str, Any]) -> JSON:
 
 def instance(schema: Any, reading: Reading) -> JSON:
     """A small value that validates against a schema, with words of the text where text is asked for."""
-    return _made("", schema, mapping(schema), reading, 0)
+    return _Form(mapping(schema), reading).made("", schema)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -104,10 +117,11 @@ def _stated(name: str, kinds: Sequence[Mapping[str, Any]], reading: Reading) -> 
     for kind in kinds:
         if "const" in kind:
             return kind["const"]
-        value = _mentioned(name, kind, reading) if said is None else _said(said, kind)
+        value = MISSING if said is None else _said(said, kind)
+        if value is MISSING:
+            value = _mentioned(name, kind, reading)
         if value is not MISSING:
-            if value in reading.numbers and not isinstance(value, bool):
-                reading.numbers.remove(value)
+            reading.use_up(value)
             return value
     return MISSING
 
@@ -122,6 +136,9 @@ def _mentioned(name: str, kind: Mapping[str, Any], reading: Reading) -> JSON:
     if "enum" in kind:
         members = (member for member in sequence(kind["enum"]) if isinstance(member, str | int))
         return next((member for member in members if reading.mentions(str(member))), MISSING)
+    if is_number([kind]):
+        count = reading.count_of(name)
+        return MISSING if count is None else coerce(count, kind)
     words = " ".join(split_name(name))
     if kind.get("type") == "boolean" and reading.mentions(words):
         return not any(reading.mentions(f"{word} {words}") for word in ("no", "not", "without"))
@@ -158,11 +175,9 @@ def _next_text(name: str, reading: Reading, ignored: set[str]) -> str:
         return reading.quoted.pop(0)
     words = set(split_name(name))
     if words & _QUERY_WORDS:
-        asked = [tail.whole for tail in reading.tails if tail.preposition in ("for", "about")]
-        return asked[0] if asked else reading.rest(ignored)
+        return reading.take_subject(ignored)
     preferred = [hint for names, hints in _HINTS if words & names for hint in hints]
-    tail = reading.take_tail(preferred)
-    return tail.text if tail else reading.rest(ignored)
+    return reading.take_tail(preferred) or reading.rest(ignored)
 
 
 def _next_list(items: Mapping[str, Any], reading: Reading) -> JSON:
@@ -201,46 +216,48 @@ def _limit(kind: Mapping[str, Any], key: str, default: Number) -> Number:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else default
 
 
-def _made(name: str, schema: Any, root: Mapping[str, Any], reading: Reading, depth: int) -> JSON:
-    """A value for one schema within the whole one."""
-    if depth > _DEEPEST:
+class _Form:
+    """A form under way: the whole schema, the text to fill it from, and how many more values it may take."""
+
+    def __init__(self, root: Mapping[str, Any], reading: Reading) -> None:
+        self._root = root
+        self._reading = reading
+        self._left = _MOST_VALUES
+
+    def made(self, name: str, schema: Any, depth: int = 0) -> JSON:
+        """A value for one schema within the whole one; None where references go in circles without an end."""
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0:
+            return None
+        schema = _merged(mapping(schema), self._root)
+        if "const" in schema:
+            return schema["const"]
+        if sequence(schema.get("enum")):
+            stated = _mentioned(name, schema, self._reading)
+            return schema["enum"][0] if stated is MISSING else stated
+        union = [*sequence(schema.get("anyOf")), *sequence(schema.get("oneOf"))]
+        if union:
+            rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
+            return self.made(name, _joined(rest, _simplest(union, depth)), depth + 1)
+        return self._of_kind(_kind(schema), name, schema, depth)
+
+    def _of_kind(self, kind: str, name: str, schema: Mapping[str, Any], depth: int) -> JSON:
+        match kind:
+            case "object":
+                properties = mapping(schema.get("properties"))
+                return {key: self.made(key, properties.get(key), depth + 1) for key in required_names(schema)}
+            case "array":
+                count = max(0, min(int(_limit(schema, "minItems", 0)), _MOST_VALUES))
+                kinds = [*sequence(schema.get("prefixItems")), *[schema.get("items")] * count][:count]
+                return [self.made(name, item, depth + 1) for item in kinds]
+            case "string":
+                return _made_text(name, schema, self._reading)
+            case "integer" | "number":
+                return _made_number(name, {**schema, "type": kind}, self._reading)
+            case "boolean":
+                stated = _stated(name, [schema], self._reading)
+                return stated if isinstance(stated, bool) else False
         return None
-    schema = _merged(mapping(schema), root)
-    if "const" in schema:
-        return schema["const"]
-    if sequence(schema.get("enum")):
-        stated = _mentioned(name, schema, reading)
-        return schema["enum"][0] if stated is MISSING else stated
-    union = [*sequence(schema.get("anyOf")), *sequence(schema.get("oneOf"))]
-    if union:
-        rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
-        return _made(name, _joined(rest, _simplest(union, depth)), root, reading, depth + 1)
-    return _made_of_kind(_kind(schema), name, schema, root, reading, depth)
-
-
-def _made_of_kind(
-    kind: str, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], reading: Reading, depth: int
-) -> JSON:
-    match kind:
-        case "object":
-            properties = mapping(schema.get("properties"))
-            wanted = [str(key) for key in sequence(schema.get("required"))]
-            names = [*(key for key in properties if key in wanted), *(key for key in wanted if key not in properties)]
-            return {key: _made(key, properties.get(key), root, reading, depth + 1) for key in names}
-        case "array":
-            first = sequence(schema.get("prefixItems"))
-            count = max(0, min(int(_limit(schema, "minItems", 0)), 1_000))
-            kinds = [*first, *[schema.get("items")] * count][:count]
-            return [_made(name, item, root, reading, depth + 1) for item in kinds]
-        case "string":
-            return _made_text(name, schema, reading)
-        case "integer" | "number":
-            number = _next_number({**schema, "type": kind}, reading)
-            return _least({**schema, "type": kind}) if number is MISSING else number
-        case "boolean":
-            stated = _stated(name, [schema], reading)
-            return stated if isinstance(stated, bool) else False
-    return None
 
 
 _FORMATS = {
@@ -262,6 +279,12 @@ def _made_text(name: str, schema: Mapping[str, Any], reading: Reading) -> str:
     text = reading.named(name) if name else None
     text = shortened(text or reading.subject, 200)[: max(most, 0)]
     return text if len(text) >= least else text.ljust(min(least, 10_000), ".")
+
+
+def _made_number(name: str, schema: Mapping[str, Any], reading: Reading) -> Number:
+    stated = _stated(name, [schema], reading) if name else MISSING
+    number = _next_number(schema, reading) if stated is MISSING else stated
+    return _least(schema) if number is MISSING else number
 
 
 def _least(schema: Mapping[str, Any]) -> Number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -11,8 +12,7 @@ from typing import NamedTuple
 from perdure.loop.drivers.offline_text import LONGEST, Number, without_thousands
 
 _LONGEST_SUM = 200
-_LARGEST = 10**60
-_LARGEST_BASE, _LARGEST_EXPONENT = 10**30, 64
+_LARGEST_DIGITS = 100
 
 _INFIX = (
     (" plus ", " + "),
@@ -154,13 +154,13 @@ def _evaluate(node: ast.expr) -> Number:
 
 
 def _bounded(value: Number) -> Number:
-    if isinstance(value, complex) or value != value or abs(value) > _LARGEST:
-        raise OverflowError("the result is too large for me, or not a number")
+    if isinstance(value, complex) or not abs(value) < 10**_LARGEST_DIGITS:
+        raise OverflowError("the result is too large for me, or not a real number")
     return value
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    if abs(base) > _LARGEST_BASE or abs(exponent) > _LARGEST_EXPONENT:
+    if base and abs(exponent) * math.log10(abs(base)) > _LARGEST_DIGITS:
         raise OverflowError("that power is too large for me")
     result: Number = base**exponent
     return result

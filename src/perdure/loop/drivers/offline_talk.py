@@ -18,7 +18,7 @@ _SHOWN, _LISTED = 80, 10
 class Conversation:
     """What was said before the message that is to be answered."""
 
-    def __init__(self, earlier: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> None:
+    def __init__(self, earlier: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
         self._earlier = earlier
         self._tools = tools
 
@@ -34,7 +34,7 @@ class Conversation:
             return self._help()
         return self._recalled(said)
 
-    def last_resort(self, text: str) -> str:
+    def last_resort(self, text: str, *, is_greeting: bool) -> str:
         """Something to say when nothing else fits."""
         echoed = _ECHO.match(text)
         if echoed:
@@ -46,6 +46,8 @@ class Conversation:
             return f"Nice to meet you, {name}."
         if _FACT.search(text[:LONGEST]) and "?" not in text:
             return "I will remember that, as long as it stands in this conversation."
+        if is_greeting:
+            return _HELLO
         return (
             f"I have no rule and no tool for “{shortened(text, _SHOWN)}”. I am perdure's offline stand-in, not a "
             "language model; ask for help to see what I can do, or choose a model."
@@ -96,12 +98,16 @@ class Conversation:
 def without_greeting(text: str) -> str:
     """A text without the greeting it opens with, unless that is all there is."""
     rest = _GREETING.sub("", text, count=1)
-    return rest if rest.strip(" .!,?\n") else text
+    return rest if plain(rest[:LONGEST]) else text
+
+
+def asks_time(text: str) -> bool:
+    return bool(_TIME_ASKED.search(plain(text[:LONGEST])))
 
 
 def told_time(text: str) -> str | None:
     """The date and the time, if that is what a text asks for."""
-    if not _TIME_ASKED.search(plain(text[:LONGEST])):
+    if not asks_time(text):
         return None
     time = now()
     return f"It is {time:%A}, {time.day} {time:%B} {time.year}, {time:%H:%M} {time.tzname() or ''}".rstrip() + "."
@@ -142,10 +148,11 @@ _GREETING = re.compile(
     r"(?=[\s,.!:;-]|$)[\s,.!:;-]{0,9}",
     re.IGNORECASE,
 )
+_HELLO = f"Hello! {IDENTITY}"
 _MANNERS = (
     (
         _any(r"(?:hi|hello|hey|hiya|howdy|greetings|good (?:morning|afternoon|evening|day))(?: \w{1,30}){0,2}"),
-        f"Hello! {IDENTITY}",
+        _HELLO,
     ),
     (_any(r"(?:many )?thanks?(?: you)?(?: (?:so|very) much| a lot)?(?: for .{1,100})?", "cheers"), "You are welcome."),
     (_any("(?:good ?)?bye(?: bye)?", "see you(?: \\w{1,20})?", "good ?night"), "Goodbye."),
@@ -153,7 +160,7 @@ _MANNERS = (
     (
         _any(
             "(?:who|what)(?: exactly)? are you",
-            "are you (?:an? |real|human|the )?(?:\\w{1,20} ?){0,4}",
+            "are you(?: \\w{1,20}){1,5}",
             "what is your name",
             "(?:what|which) (?:\\w{1,20} )?model (?:are you|is this)",
         ),

@@ -21,7 +21,7 @@ def vocabulary(listed: str) -> frozenset[str]:
 
 PREPOSITIONS = vocabulary("in for of about on at to from with by named called regarding")
 LEADING = vocabulary(
-    "please can could would will you kindly i want need like look up lookup search find get fetch show tell give "
+    "please can could would will you kindly i want need like look up lookup search find get fetch show tell give ask "
     "check me us my for what who where when which how is are was the a an do does did of about it now to"
 )
 _TRAILING = vocabulary("please today now tomorrow thanks right is")
@@ -36,7 +36,7 @@ _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _NUMBER = re.compile(r"(?<![\w.])-?[0-9]{1,15}(?:\.[0-9]{1,15})?(?!\w|\.[0-9])")
 _QUOTED = re.compile(r"\"([^\"\n]{1,500})\"|“([^”\n]{1,500})”|`([^`\n]{1,500})`|(?<!\w)'([^'\n]{1,500})'(?!\w)")
 _PAIR = re.compile(
-    r"(?<![\w])([A-Za-z_]\w{0,63})\s{0,4}[:=]\s{0,4}(?:\"([^\"\n]{0,500})\"|'([^'\n]{0,500})'|([^\s,;\"']{1,200}))"
+    r"(?<![\w])([A-Za-z_]\w{0,63})\s{0,4}[:=](?!//)\s{0,4}(?:\"([^\"\n]{0,500})\"|'([^'\n]{0,500})'|([^\s,;\"']{1,200}))"
 )
 _TOKEN = re.compile(r"[\w'’.:@/+#&%°$€£-]+|[,;?!\n]")
 _STOPS = frozenset(",;?!\n")
@@ -53,15 +53,17 @@ class Tail(NamedTuple):
 class Reading:
     """What a request offers for filling in values. Numbers, quotations and tails are used up as they are taken."""
 
-    def __init__(self, text: str, *, subject: str | None = None) -> None:
+    def __init__(self, text: str, *, names: Iterable[str] | None = None, subject: str | None = None) -> None:
         self.text = without_thousands(text[:LONGEST])
         self.subject = shortened(self.text if subject is None else subject, 200)
         self.plain = plain(self.text)
         self.numbers: list[Number] = [as_number(found) for found in _NUMBER.findall(self.text)]
         self.quoted = ["".join(found) for found in _QUOTED.findall(self.text)]
-        self.pairs = {key.lower(): "".join(values) for key, *values in _PAIR.findall(self.text)}
-        self._tokens = list(_phrases(self.text))
+        self._pairs: dict[str, str] = {}
+        self._names = None if names is None else {name.lower() for name in names}
+        self._tokens = list(_phrases(_PAIR.sub(self._read_pair, self.text)))
         self.tails = list(_tails(self._tokens))
+        self._has_rest = not self.tails
 
     def mentions(self, words: str) -> bool:
         """Whether these words stand in the text, one after the other."""
@@ -70,23 +72,56 @@ class Reading:
 
     def named(self, name: str) -> str | None:
         """The value that the text gives to a name: `name=value`, `name: value`, or the words that follow it."""
-        given = self.pairs.get(name.lower())
+        given = self._pairs.get(name.lower())
         return self._after(split_name(name)) if given is None else given
 
-    def take_tail(self, preferred: Collection[str]) -> Tail | None:
+    def count_of(self, name: str) -> str | None:
+        """The word before a name, as in `2 passengers`."""
+        wanted = [stem(word) for word in split_name(name)]
+        known = [stem(token.lower()) for token in self._tokens]
+        for place in range(1, len(known) - len(wanted) + 1):
+            if known[place : place + len(wanted)] == wanted:
+                return self._tokens[place - 1]
+        return None
+
+    def use_up(self, value: object) -> None:
+        """Take out what has been understood by name, so that it is not taken for something else as well."""
+        if value in self.numbers and not isinstance(value, bool):
+            self.numbers.remove(value)
+        self.tails = [tail for tail in self.tails if tail.text != value]
+        self.quoted = [quoted for quoted in self.quoted if quoted != value]
+
+    def take_tail(self, preferred: Collection[str]) -> str:
         """What follows one of the preferred prepositions, else whichever comes first; it is used up."""
-        chosen = next((tail for tail in self.tails if tail.preposition in preferred), None)
-        chosen = chosen or next(iter(self.tails), None)
-        if chosen is not None:
-            self.tails.remove(chosen)
-        return chosen
+        ranked = sorted(self.tails, key=lambda tail: tail.preposition not in preferred)
+        if ranked:
+            self.tails.remove(ranked[0])
+        return ranked[0].text if ranked else ""
+
+    def take_subject(self, ignored: Collection[str]) -> str:
+        """What the request is about: all that follows `for` or `about`, else all of it but for how it begins."""
+        asked = next((tail for tail in self.tails if tail.preposition in ("for", "about")), None)
+        self._has_rest = self._has_rest or (asked is None and bool(self.tails))
+        self.tails.clear()
+        return asked.whole if asked else self.rest(ignored)
 
     def rest(self, ignored: Collection[str]) -> str:
-        """The first phrase without the words that only lead up to what is wanted."""
+        """The first phrase without the words that lead up to what is wanted; once, and if nothing else was taken."""
+        if not self._has_rest:
+            return ""
+        self._has_rest = False
         phrase = list(_until_stop(self._tokens))
         while phrase and (phrase[0].lower() in LEADING or stem(phrase[0].lower()) in ignored):
             phrase.pop(0)
         return _trimmed(phrase)
+
+    def _read_pair(self, pair: re.Match[str]) -> str:
+        """Keep a pair whose key is wanted, and take it out of the text."""
+        key = pair[1].lower()
+        if self._names is not None and key not in self._names:
+            return pair[0]
+        self._pairs[key] = pair[2] or pair[3] or pair[4] or ""
+        return "\n"
 
     def _after(self, name: list[str]) -> str | None:
         lowered = [token.lower() for token in self._tokens]
@@ -137,7 +172,7 @@ def shortened(text: str, length: int) -> str:
 def _phrases(text: str) -> Iterator[str]:
     """Words and stops; a full stop at the end of a word is a stop of its own."""
     for token in _TOKEN.findall(text):
-        bare = token.rstrip(".:")
+        bare = token.rstrip(".")
         if bare:
             yield bare
         if bare != token:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import dropwhile
 from typing import Any, cast
 
 import msgspec
@@ -29,7 +30,7 @@ from perdure.loop.drivers.provider_messages import CallIds, Deltas, Origin, from
 from perdure.loop.drivers.retry import TransientDriverError
 from perdure.model.definition import ModelConfig
 from perdure.model.step import InferenceResponse
-from perdure.protocols import ModelReply, ModelRequest, OnDelta
+from perdure.protocols import ModelReply, ModelRequest, OnDelta, ToolSpec
 
 _RENAMED = {"google-gla": "google", "google-vertex": "google-cloud"}  # as pydantic-ai 1 called them
 _THINKING: dict[str, Any] = {"on": True, "off": False} | {
@@ -103,8 +104,8 @@ def settings_of(config: ModelConfig) -> ModelSettings:
 
 
 def parameters_of(request: ModelRequest, model: Model[Any]) -> ModelRequestParameters:
-    """The system prompt, the tools, and the form of the answer: natively if the model can, else asked for in words."""
-    words = [request.system_prompt] if request.system_prompt else []
+    """The tools, and the form of the answer: natively if the model can be held to it, else asked for in words."""
+    words: list[str] = []
     form: dict[str, Any] = {}
     if request.response_format is not None:
         schema = _plain(request.response_format)
@@ -113,25 +114,43 @@ def parameters_of(request: ModelRequest, model: Model[Any]) -> ModelRequestParam
             form = {"output_mode": mode, "output_object": OutputObjectDefinition(schema)}
         else:  # providers enforce objects only
             words.append(_FORM.format(schema=msgspec.json.encode(schema).decode()))
-    tools = [ToolDefinition(each.name, _plain(each.parameters), each.description or None) for each in request.tools]
     return ModelRequestParameters(
-        function_tools=tools, instruction_parts=[InstructionPart(text) for text in words], **form
+        function_tools=[_tool(spec) for spec in request.tools],
+        instruction_parts=[InstructionPart(text) for text in words],
+        **form,
+    )
+
+
+def _tool(spec: ToolSpec) -> ToolDefinition:
+    return ToolDefinition(
+        name=spec.name, parameters_json_schema=_plain(spec.parameters), description=spec.description or None
     )
 
 
 async def _stream(model: Model[Any], request: ModelRequest, on_delta: OnDelta) -> ModelResponse:
     parameters = parameters_of(request, model)
-    turns = to_pydantic(request.messages, origin_of(request.model, model))
-    prepared = model.prepare_messages(turns, parameters)
+    turns = to_pydantic(request.system_prompt, request.messages, origin_of(request.model, model))
+    if _needs_preparing(request, model):
+        turns = model.prepare_messages(turns, parameters)
     deltas = Deltas(CallIds(request.messages))
     async with model_request_stream(
-        model, prepared, model_settings=settings_of(request.model), model_request_parameters=parameters
+        model, turns, model_settings=settings_of(request.model), model_request_parameters=parameters
     ) as stream:
         async for event in stream:
             delta = deltas.of(event)
             if delta is not None:
                 await on_delta(delta)
     return stream.get()
+
+
+def _needs_preparing(request: ModelRequest, model: Model[Any]) -> bool:
+    """Whether this history, sent as it is, would be refused or lose its order.
+
+    Only then, because for many models preparing adds a sentence to the system prompt and rewrites what users said.
+    """
+    later = dropwhile(lambda message: message.role == "system", request.messages)
+    profile = cast(Mapping[str, Any], model.profile)
+    return profile.get("tool_call_id_length") is not None or any(message.role == "system" for message in later)
 
 
 def _reply(response: ModelResponse, request: ModelRequest, origin: Origin) -> ModelReply:
@@ -174,7 +193,9 @@ def _provider(config: ModelConfig, name: str) -> Provider[Any]:
         return infer_provider(name)
     provider = infer_provider_class(name)
     for argument in given.keys() - inspect.signature(provider).parameters.keys():
-        raise ConfigurationError(f"{config.name} takes no {argument}. Leave it out; set {name} up by its own variables.")
+        raise ConfigurationError(
+            f"{config.name} takes no {argument}. Leave it out; set {name} up by its own variables."
+        )
     return provider(**given)
 
 
@@ -187,7 +208,7 @@ def _key(config: ModelConfig, variable: str) -> str:
 
 def _switch_off_retries(model: Model[Any]) -> None:
     """Providers' clients retry by themselves, unheard; `RetryingDriver` is the one place that does."""
-    client = getattr(model.provider, "client", None)
+    client: Any = getattr(model.provider, "client", None)
     if hasattr(client, "max_retries"):
         client.max_retries = 0
 

@@ -7,8 +7,9 @@ to the whole message. A tool call carries its own. All of it goes back to where 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count, groupby
+from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,13 +46,13 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.message import Media, Message, Opaque, Part, Text, Thinking, ToolCall
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY, clean_text
+from perdure.model.value import EMPTY, JSON, clean_text
 from perdure.protocols import Delta
 
 INVALID_JSON = "INVALID_JSON"
 """The one argument of a call whose arguments cannot be read; pydantic-ai's word, so that it goes back as it came."""
 
-_URLS = {"image": ImageUrl, "audio": AudioUrl, "video": VideoUrl}
+_URLS: dict[str, type[ImageUrl | AudioUrl | VideoUrl]] = {"image": ImageUrl, "audio": AudioUrl, "video": VideoUrl}
 _MODELLED = {
     "text": {"content"},
     "thinking": {"content", "id", "signature"},
@@ -59,7 +60,7 @@ _MODELLED = {
     "file": {"content"},
 }
 _NAMING = {"part_kind", "provider_name"}
-_NOT_THE_PROVIDERS = {"parts", "usage", "timestamp", "kind", "finish_reason", "provider_name"}
+_NOT_THE_PROVIDERS = {"parts", "usage", "timestamp", "kind", "state", "finish_reason", "provider_name"}
 _ON_EVERY_RESPONSE = {"finish_reason", "timestamp"}
 
 
@@ -115,18 +116,21 @@ class Deltas:
         return None
 
 
-def to_pydantic(messages: Iterable[Message], destination: Origin) -> list[ModelMessage]:
+def to_pydantic(system_prompt: str, messages: Iterable[Message], destination: Origin) -> list[ModelMessage]:
     """The conversation for a provider. What was said between two answers becomes one request."""
     names: dict[str, str] = {}
     turns: list[ModelMessage] = []
-    for is_answer, run in groupby(messages, key=lambda message: message.role == "assistant"):
-        if is_answer:
-            for message in run:
-                names.update((call.id, call.name) for call in message.tool_calls)
-                turns.append(_response(message, destination))
-        else:
-            turns.append(ModelRequest([part for message in run for part in _request_parts(message, names)]))
-    return [turn for turn in turns if turn.parts]
+    said: list[ModelRequestPart] = [SystemPromptPart(system_prompt)] if system_prompt else []
+    for message in messages:
+        if message.role != "assistant":
+            said.extend(_request_parts(message, names))
+            continue
+        names.update((call.id, call.name) for call in message.tool_calls)
+        answer = _response(message, destination)
+        if answer.parts:
+            turns.extend([ModelRequest(said), answer] if said else [answer])
+            said = []
+    return [*turns, ModelRequest(said)] if said else turns
 
 
 def from_pydantic(response: ModelResponse, origin: Origin, ids: CallIds) -> Message:
@@ -181,8 +185,7 @@ def _request_parts(message: Message, names: Mapping[str, str]) -> Iterator[Model
         yield UserPromptPart(_prompt(message))
     for result in message.tool_results:
         name = result.name or names.get(result.call_id) or "unknown"
-        outcome = "failed" if result.is_error else "success"
-        yield ToolReturnPart(name, result.text, result.call_id, outcome=outcome)  # type: ignore[arg-type]
+        yield ToolReturnPart(name, result.text, result.call_id, outcome="failed" if result.is_error else "success")
 
 
 def _prompt(message: Message) -> str | Sequence[UserContent]:
@@ -248,15 +251,14 @@ def _with(beside: Mapping[str, Any], part: ModelResponsePart, system: str) -> Mo
     """The part with what its provider sent beside it."""
     if not beside:
         return part
-    whole = {**beside, **_plain_part(part), "part_kind": part.part_kind, "provider_name": system}
-    return _revived(whole) or part
+    return _revived({**beside, **_plain_part(part), "provider_name": system}) or part
 
 
 def _our_parts(part: ModelResponsePart, origin: Origin, ids: CallIds) -> Iterator[Part]:
     plain = _plain_part(part)
     modelled = _MODELLED.get(part.part_kind)
     if modelled is None:
-        yield Opaque(origin.provider, {"part": {**plain, "part_kind": part.part_kind}})
+        yield Opaque(origin.provider, {"part": plain})
         return
     beside = {key: value for key, value in plain.items() if key not in modelled | _NAMING}
     if isinstance(part, ToolCallPart):
@@ -294,10 +296,20 @@ def _is_bound(parts: Iterable[Part]) -> bool:
 
 
 def _plain(response: ModelResponse) -> dict[str, Any]:
-    """A response as JSON. By way of bytes, because only those are sure to hold nothing but JSON."""
-    raw = ModelMessagesTypeAdapter.dump_json([response], exclude_none=True, exclude_defaults=True)
-    plain: dict[str, Any] = msgspec.json.decode(raw)[0]
+    """A response as JSON that can be stored."""
+    [dumped] = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True, warnings=False)
+    plain: dict[str, Any] = _settled(dumped)
     return plain
+
+
+def _settled(value: JSON) -> JSON:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {clean_text(key): _settled(item) for key, item in value.items()}
+    return [_settled(item) for item in value] if isinstance(value, list) else value
 
 
 def _plain_part(part: ModelResponsePart) -> dict[str, Any]:
@@ -313,7 +325,7 @@ def _revived(plain_part: Mapping[str, Any]) -> ModelResponsePart | None:
 def _validated(plain: Mapping[str, Any]) -> ModelResponse | None:
     """A response from its JSON; None if this pydantic-ai does not read what another release of it has written."""
     try:
-        [response] = ModelMessagesTypeAdapter.validate_python([plain])
+        [response] = ModelMessagesTypeAdapter.validate_json(msgspec.json.encode([plain]))
     except ValidationError:
         return None
     assert isinstance(response, ModelResponse)

@@ -75,9 +75,7 @@ class _Relay:
 class TransientDriverError(DriverError):
     """A model call failed in a way that may pass: the only kind of error that is retried."""
 
-    def __init__(
-        self, model: str, reason: str, *, status: int | None = None, retry_after: float | None = None
-    ) -> None:
+    def __init__(self, model: str, reason: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         self.model = model
         self.reason = reason
         self.status = status

@@ -32,6 +32,7 @@ CREATE INDEX session_by_agent ON session (agent, sid);
 CREATE INDEX session_by_owner ON session (owner, sid) WHERE owner IS NOT NULL;
 CREATE INDEX session_by_parent ON session (parent, sid) WHERE parent IS NOT NULL;
 CREATE INDEX session_by_status ON session (status, sid);
+CREATE INDEX session_claimed ON session (sid) WHERE claim IS NOT NULL;
 
 CREATE TABLE tag (
     tag TEXT NOT NULL,
@@ -65,10 +66,22 @@ CREATE TABLE head (
     UNIQUE (sid, version)
 ) STRICT;
 
+-- The runs of a session, each with the first and the last of its events.
+CREATE TABLE run (
+    run       INTEGER PRIMARY KEY AUTOINCREMENT,
+    sid       INTEGER NOT NULL,
+    loop      TEXT NOT NULL,
+    first_seq INTEGER NOT NULL,
+    last_seq  INTEGER NOT NULL,
+    UNIQUE (sid, loop)
+) STRICT;
+
+CREATE INDEX run_by_session ON run (sid, first_seq);
+
 CREATE TABLE event (
     sid  INTEGER NOT NULL,
     seq  INTEGER NOT NULL,
-    run  TEXT,
+    run  INTEGER,
     kind TEXT NOT NULL,
     crc  INTEGER NOT NULL,
     body BLOB NOT NULL,
@@ -78,7 +91,7 @@ CREATE TABLE event (
 CREATE TABLE inbox (
     sid  INTEGER NOT NULL,
     seq  INTEGER NOT NULL,
-    run  TEXT,
+    run  INTEGER,
     kind TEXT NOT NULL,
     crc  INTEGER NOT NULL,
     body BLOB NOT NULL,

@@ -1,0 +1,118 @@
+"""Going on with runs that were killed: from the record, without calling a model or a completed tool again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from perdure.actions.running import RunOptions, require_journal, run_agent
+from perdure.actions.spawning import Spawner
+from perdure.errors import ConfigurationError, CorruptRecord, PerdureError, SessionBusy, SessionConflict
+from perdure.loop.factory import LoopFactory
+from perdure.loop.replay import Replay
+from perdure.model.ids import SessionId
+from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import every_span
+from perdure.protocols import ActionContext, Journal, JournalEntry, StoredAt
+from perdure.recording import event_of
+from perdure.runtime.runtime import SessionRuntime
+
+
+class ResumeExecution:
+    """Continue the run that was under way when its process was killed; a session without one is left as it is."""
+
+    def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
+        self._loops = loops
+        self._depth = depth
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        journal = require_journal(context, "ResumeExecution")
+        assert context is not None
+        if await journal.is_claimed(session.id):
+            raise SessionBusy(session.id)
+        entries = await _unsaved_entries(journal, session)
+        if not entries:
+            context.answer = session
+            return session
+        written = await _unsaved_messages(journal, session)
+        replay = Replay(session.state).apply_all(_events(session, entries, written))
+        options = RunOptions(
+            decisions=replay.decisions,
+            depth=self._depth,
+            written={message.id: at for message, at in written.values()},
+        )
+        spawn = Spawner(session, context, replay.decisions)
+        active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
+        return await run_agent(active, replay.state, self._loops, context, options, spawn)
+
+
+async def _unsaved_entries(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:
+    """The entries of the last run, if it set out from this version and was not saved."""
+    newest = await journal.read(session.id, last=1)
+    if not newest or newest[0].run is None or newest[0].kind == "agent_end":
+        return ()
+    entries = await journal.read(session.id, run=newest[0].run)
+    starts = (e for e in entries if e.kind == "agent_start" and e.body.get("base_version") == session.version)
+    first = next(starts, None)
+    return () if first is None else [entry for entry in entries if entry.seq >= first.seq]
+
+
+async def _unsaved_messages(journal: Journal, session: AgentSession) -> dict[str, tuple[Message, StoredAt]]:
+    """The messages in the session's log that stand behind all that its version names, by id."""
+    log, end = await journal.log_of(session.id)
+    spans = every_span(session.state.transcript.pieces)
+    start = max((span.stop for span in spans if span.tape.ref == log), default=0)
+    messages = await journal.messages(log, start, end) if start < end else ()
+    return {message.id: (message, StoredAt(log, place)) for place, message in enumerate(messages, start)}
+
+
+def _events(
+    session: AgentSession, entries: Iterable[JournalEntry], written: dict[str, tuple[Message, StoredAt]]
+) -> Iterable[AnyLoopEvent]:
+    def message_of(message_id: str) -> Message:
+        if message_id not in written:
+            raise CorruptRecord(session.id, f"message {message_id}", "its run's record names it, and the log lacks it")
+        return written[message_id][0]
+
+    for entry in entries:
+        yield event_of(entry, session.id, session.state.agent_id, message_of)
+
+
+class RecoveryReport(msgspec.Struct, frozen=True):
+    """What became of the runs that had been killed."""
+
+    resumed: tuple[SessionId, ...] = ()
+    suspended: tuple[SessionId, ...] = ()
+    """Resumed, and now waiting for a person."""
+    busy: tuple[SessionId, ...] = ()
+    """Somebody else was quicker."""
+    failed: tuple[tuple[SessionId, str], ...] = ()
+
+
+async def recover(runtime: SessionRuntime, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
+    """Resume every run whose claim has lapsed, or that of one session. One that fails does not stop the others."""
+    journal = runtime.journal
+    if journal is None:
+        raise ConfigurationError("This store has no journal, so its runs are unrecorded and cannot be recovered.")
+    wanted = await journal.lapsed() if session_id is None else [SessionId(session_id)]
+    outcomes: dict[str, list[SessionId]] = {"resumed": [], "suspended": [], "busy": []}
+    failed: list[tuple[SessionId, str]] = []
+    for each in _children_first(wanted):
+        try:
+            session = await runtime.execute(each, ResumeExecution(loops))
+        except (SessionBusy, SessionConflict):
+            outcomes["busy"].append(each)
+        except PerdureError as error:
+            failed.append((each, str(error)))
+        else:
+            waits = session.state.execution is not None and session.state.execution.pending_calls
+            outcomes["suspended" if waits else "resumed"].append(each)
+    return RecoveryReport(failed=tuple(failed), **{name: tuple(found) for name, found in outcomes.items()})
+
+
+def _children_first(wanted: Sequence[SessionId]) -> Sequence[SessionId]:
+    """Newest first: a child is younger than its parent, which then finds it at its end."""
+    return tuple(reversed(wanted))

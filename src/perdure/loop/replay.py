@@ -1,0 +1,116 @@
+"""From a run's events back to its state: what a process that was killed had come to.
+
+The clock stands at each event's own time while it is replayed, so that the state is the one that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.loop.tool_use import Decisions
+from perdure.model.execution import ExecutionState, ExecutionStatus
+from perdure.model.ids import use
+from perdure.model.loop_events import (
+    AgentEnd,
+    AgentStart,
+    AnyLoopEvent,
+    MessageEnd,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    TurnEnd,
+    TurnStart,
+)
+from perdure.model.message import Message
+from perdure.model.state import AgentState
+from perdure.model.step import AgentStep, ToolExecution
+from perdure.model.transcript import Transcript
+
+
+class Replay:
+    """A state on its way through the events of a run."""
+
+    def __init__(self, state: AgentState) -> None:
+        self.state = state
+        self._started_calls: set[str] = set()
+        self._ended: ToolExecution | None = None
+        self._approved: dict[str, str] = {}
+        self._denied: dict[str, str] = {}
+
+    @property
+    def decisions(self) -> Decisions:
+        """What people had decided, and the calls that were started and have no outcome."""
+        return Decisions(self._approved, self._denied, frozenset(self._started_calls))
+
+    def apply_all(self, events: Iterable[AnyLoopEvent]) -> Replay:
+        for event in events:
+            at = event.at
+            with use(clock=lambda at=at: at):  # type: ignore[misc]  # a default argument binds the loop's variable
+                self._apply(event)
+        return self
+
+    def _apply(self, event: AnyLoopEvent) -> None:
+        match event:
+            case AgentStart():
+                self._start(event)
+            case TurnStart():
+                self._change(self._execution.with_continuation_requested(False).with_step_started())
+            case MessageEnd():
+                self._say(event)
+            case ToolExecutionStart():
+                self._started_calls.add(event.call.id)
+            case ToolExecutionEnd():
+                self._started_calls.discard(event.execution.call.id)
+                self._ended = event.execution
+            case TurnEnd():
+                self.state = self.state.with_current_step_completed()
+            case AgentEnd():
+                self._change(replace(self._execution, errors=event.errors).ended(event.status))
+
+    @property
+    def _execution(self) -> ExecutionState:
+        assert self.state.execution is not None
+        return self.state.execution
+
+    def _change(self, execution: ExecutionState) -> None:
+        self.state = self.state.with_execution(execution)
+
+    def _start(self, event: AgentStart) -> None:
+        self._approved |= event.approved
+        self._denied |= event.denied
+        if event.resumed and self.state.status is ExecutionStatus.IN_PROGRESS:
+            self._change(self._execution.with_pending_calls(()))
+            return
+        fresh = replace(ExecutionState.fresh(), execution_id=event.loop_id)
+        self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
+
+    def _say(self, event: MessageEnd) -> None:
+        message = event.message
+        step_id = message.metadata.get("step_id")
+        if step_id is None:
+            self._hear(message)
+        elif message.role == "assistant":
+            self._answer(message, str(step_id), event)
+        else:
+            self._tool_result(message)
+
+    def _hear(self, message: Message) -> None:
+        self.state = self.state.with_messages(message)
+        if self._execution.step_executions:
+            self.state = self.state.with_continuation_requested()
+
+    def _answer(self, message: Message, step_id: str, event: MessageEnd) -> None:
+        step = AgentStep.of([message], input=self.state.transcript, response=event.response)
+        self.state = self.state.with_current_step(replace(step, id=step_id))
+
+    def _tool_result(self, message: Message) -> None:
+        step = self._execution.current_step
+        assert step is not None
+        output = Transcript((*step.output_messages.pieces, *Transcript.of([message]).pieces))
+        changes: dict[str, Any] = {"output_messages": output}
+        if self._ended is not None:
+            changes["tool_executions"] = (*step.tool_executions, self._ended)
+        self._ended = None
+        self.state = self.state.with_current_step(replace(step, **changes))

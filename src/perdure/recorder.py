@@ -1,0 +1,180 @@
+"""Builds session records from events, for those who bring their own agent. It knows events, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from perdure.model.ids import now
+from perdure.model.lineage import ChildLoopRef, SpawnRef
+from perdure.model.loop_events import (
+    AgentStart,
+    AnyLoopEvent,
+    MessageUpdate,
+    ParallelLoopEnd,
+    ParallelLoopStart,
+    ToolExecutionEnd,
+)
+from perdure.model.record import LoopRecord, LoopStatus, ParallelGroupRecord, SessionRecord, with_children
+
+_log = logging.getLogger("perdure.recorder")
+
+
+@dataclass(frozen=True)
+class SessionRecorderConfig:
+    """What a recorder keeps, and whom it asks.
+
+    `before_task` is called with a session that is about to begin, and may refuse it by returning False; `after_task`
+    with one that `flush` has finalised.
+    """
+
+    include_streaming_events: bool = False
+    before_task: Callable[[SessionRecord], bool] | None = None
+    after_task: Callable[[SessionRecord], None] | None = None
+
+
+class SessionRecorder:
+    """Takes events of any number of sessions, in order per loop, and keeps a record of each session."""
+
+    def __init__(self, config: SessionRecorderConfig | None = None) -> None:
+        self._config = config or SessionRecorderConfig()
+        self._sessions: dict[str, SessionRecord] = {}
+        self._loops: dict[str, LoopRecord] = {}
+        self._completed: list[SessionRecord] = []
+        self._refused: set[str] = set()
+        self._awaited_refs: dict[str, list[ChildLoopRef]] = {}
+        self._awaited_spawns: dict[str, SpawnRef] = {}
+        self.unknown_events = 0
+
+    def on_event(self, event: AnyLoopEvent) -> bool:
+        """Take an event. False if its session was refused, or its loop is not known."""
+        if isinstance(event, AgentStart | ParallelLoopStart) and not self._open(event):
+            return False
+        if isinstance(event, ParallelLoopStart):
+            self._register_branches(event)
+            return True
+        if isinstance(event, ParallelLoopEnd):
+            self._select_branch(event)
+            return True
+        if isinstance(event, AgentStart):
+            self._start_loop(event)
+        return self._take(event)
+
+    def _open(self, event: AgentStart | ParallelLoopStart) -> bool:
+        """Begin a session at its first event, unless `before_task` refuses it."""
+        session_id = event.session_id or event.loop_id
+        if session_id in self._refused:
+            return False
+        if session_id in self._sessions:
+            return True
+        spawn = self._awaited_spawns.pop(session_id, None)
+        session = SessionRecord(
+            session_id=session_id, agent_id=event.agent_id, created_at=event.at, parent_spawn_ref=spawn
+        )
+        if self._config.before_task is not None and not self._config.before_task(session):
+            self._refused.add(session_id)
+            return False
+        self._sessions[session_id] = session
+        return True
+
+    def _start_loop(self, event: AgentStart) -> None:
+        session_id = event.session_id or event.loop_id
+        if event.loop_id not in self._loops:
+            self._loops[event.loop_id] = LoopRecord(loop_id=event.loop_id, session_id=session_id)
+        for ref in self._awaited_refs.pop(event.loop_id, ()):
+            self._loops[event.loop_id] = self._loops[event.loop_id].with_child_ref(ref)
+        if event.spawn_ref is not None:
+            self._link_child(event, event.spawn_ref)
+
+    def _link_child(self, event: AgentStart, spawn: SpawnRef) -> None:
+        """A child has begun that knows its parent: both get to know each other, whichever was heard of first."""
+        session_id = event.session_id or event.loop_id
+        self._sessions[session_id] = replace(self._sessions[session_id], parent_spawn_ref=spawn)
+        ref = ChildLoopRef(spawn.tool_call_id, spawn.tool_name, event.loop_id, session_id)
+        parent = self._loops.get(spawn.parent_loop_id)
+        if parent is None:
+            self._awaited_refs.setdefault(spawn.parent_loop_id, []).append(ref)
+        else:
+            self._loops[parent.loop_id] = parent.with_child_ref(ref)
+
+    def _link_parent(self, event: ToolExecutionEnd, ref: ChildLoopRef) -> None:
+        """A parent tells of a child that it has spawned."""
+        spawn = SpawnRef(event.session_id or "", event.loop_id, ref.tool_call_id, ref.tool_name)
+        child = self._sessions.get(ref.child_session_id)
+        if child is None:
+            self._awaited_spawns[ref.child_session_id] = spawn
+        elif child.parent_spawn_ref is None:
+            self._sessions[child.session_id] = replace(child, parent_spawn_ref=spawn)
+
+    def _take(self, event: AnyLoopEvent) -> bool:
+        record = self._loops.get(event.loop_id)
+        if record is None:
+            if event.session_id not in self._refused:
+                self.unknown_events += 1
+                _log.warning("%s for loop %s, which has not started", type(event).__name__, event.loop_id)
+            return False
+        keep = self._config.include_streaming_events or not isinstance(event, MessageUpdate)
+        self._loops[event.loop_id] = record.after(event, keep_event=keep)
+        if isinstance(event, ToolExecutionEnd) and event.child is not None:
+            self._link_parent(event, event.child)
+        session = self._sessions[record.session_id]
+        self._sessions[record.session_id] = replace(session, last_active_at=event.at)
+        return True
+
+    def _register_branches(self, event: ParallelLoopStart) -> None:
+        group = ParallelGroupRecord(event.loop_ids)
+        for loop_id in event.loop_ids:
+            self._loops[loop_id] = LoopRecord(
+                loop_id=loop_id,
+                session_id=event.session_id or event.loop_id,
+                agent_id=event.agent_id,
+                parent_loop_id=event.parent_loop_id,
+                status=LoopStatus.PENDING,
+                parallel_group=group,
+            )
+
+    def _select_branch(self, event: ParallelLoopEnd) -> None:
+        for loop_id in event.loop_ids:
+            record = self._loops.get(loop_id)
+            if record is None:
+                self.unknown_events += 1
+                _log.warning("a parallel group ended with loop %s, which was not announced", loop_id)
+                continue
+            group = ParallelGroupRecord(
+                event.loop_ids,
+                event.selected_loop_id,
+                event.selected_config_index,
+                event.evaluation_usage,
+                loop_id == event.selected_loop_id,
+            )
+            self._loops[loop_id] = replace(record, parallel_group=group)
+
+    def _session(self, session_id: str) -> SessionRecord:
+        loops = with_children(loop for loop in self._loops.values() if loop.session_id == session_id)
+        return replace(self._sessions[session_id], loops=loops)
+
+    def checkpoint(self) -> tuple[SessionRecord, ...]:
+        """Every open session as it stands, running loops included. Nothing is finalised."""
+        return tuple(map(self._session, self._sessions))
+
+    def flush(self) -> None:
+        """Finalise every open session: loops that have not ended are aborted, and keep what they have reached."""
+        at = now()
+        for session_id in tuple(self._sessions):
+            for loop_id, loop in self._loops.items():
+                if loop.session_id == session_id:
+                    self._loops[loop_id] = loop.aborted(at)
+            session = self._session(session_id)
+            del self._sessions[session_id]
+            self._loops = {key: loop for key, loop in self._loops.items() if loop.session_id != session_id}
+            self._completed.append(session)
+            if self._config.after_task is not None:
+                self._config.after_task(session)
+
+    def drain_completed(self) -> tuple[SessionRecord, ...]:
+        """The sessions that `flush` has finalised, handed over."""
+        drained, self._completed = tuple(self._completed), []
+        return drained
