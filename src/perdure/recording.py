@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-
 from perdure.model.loop_events import (
     AgentEnd,
     AnyLoopEvent,
@@ -21,6 +21,8 @@ from perdure.model.loop_events import (
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
+
+T = TypeVar("T")
 
 _IMPLIED = ("type", "loop_id", "session_id", "agent_id")
 
@@ -52,12 +54,15 @@ _STUB = Message("user", (), "")
 def event_of(entry: JournalEntry, session_id: str, agent_id: str, message_of: Callable[[str], Message]) -> AnyLoopEvent:
     """The event that an entry of the record stands for; `message_of` finds a message by its id."""
     plain = {**entry.body, "type": entry.kind, "loop_id": entry.run, "session_id": session_id, "agent_id": agent_id}
+    named = plain.pop("messages", ()) if entry.kind == "agent_end" else ()
     if entry.kind == "message_end":
-        plain["message"] = msgspec.to_builtins(message_of(plain["message"]))
-    if entry.kind == "agent_end":
-        plain["messages"] = [msgspec.to_builtins(message_of(each)) for each in plain["messages"]]
+        named = (plain["message"],)
+        plain["message"] = msgspec.to_builtins(_STUB)
     event: AnyLoopEvent = codec.convert(AnyLoopEvent, plain)  # type: ignore[arg-type]  # a union is a type to msgspec
-    return event
+    messages = tuple(map(message_of, named))
+    if isinstance(event, MessageEnd):
+        return replace(event, message=messages[0])
+    return replace(event, messages=messages) if isinstance(event, AgentEnd) else event
 
 
 class JournalRecord:
@@ -69,10 +74,12 @@ class JournalRecord:
     def __init__(self, journal: Journal, session: AgentSession, *, owner: str, lease: float) -> None:
         self._journal = journal
         self._session = session
+        self.session_id = session.id
         self._owner = owner
         self.lease = lease
         self._messages: list[Message] = []
         self._entries: list[Entry] = []
+        self._writing = asyncio.Lock()
         self.claim: Claim | None = None
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
@@ -85,8 +92,11 @@ class JournalRecord:
         self._entries.append(entry_of(event))
 
     async def barrier(self) -> None:
-        if not self._entries and self.claim is not None:
-            return
+        async with self._writing:  # so that nobody passes while what they put is still on its way
+            if self._entries or self.claim is None:
+                await see_through(self._write())
+
+    async def _write(self) -> None:
         messages, entries = self._messages, self._entries
         self._messages, self._entries = [], []
         if self.claim is None:
@@ -98,10 +108,10 @@ class JournalRecord:
                 messages=messages,
                 entries=entries,
             )
+            if self.taken:
+                await self._journal.append(self.claim, taken=self.taken)
         else:
-            appended = await self._journal.append(
-                self.claim, messages=messages, entries=entries, taken=self.taken
-            )
+            appended = await self._journal.append(self.claim, messages=messages, entries=entries, taken=self.taken)
         self.written.update(appended.written)
 
     async def beat(self) -> None:
@@ -114,3 +124,18 @@ class JournalRecord:
         if self.claim is None:
             return None
         return Saving(self.claim, dict(self.written), tuple(self._entries), self.taken, key)
+
+
+async def see_through(work: Coroutine[Any, Any, T]) -> T:
+    """Await to the end what must not be left in between: a cancellation waits for it, and goes on after it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()  # it is of no interest to one who has been told to stop
+        raise cancelled
+    return task.result()

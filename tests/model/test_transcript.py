@@ -249,6 +249,7 @@ def test_a_branch_starts_a_tape_of_its_own():
     assert (texts_of(base), texts_of(one), texts_of(other)) == (["a", "b"], ["a", "b", "c"], ["a", "b", "d"])
     assert other.pieces[0].tape is base.pieces[0].tape
     assert other.pieces[1].tape.items == [other[-1]]
+    assert len(base.pieces[0].tape.items) == 3
     assert len(other.append(*said("e")).pieces) == 2
 
 

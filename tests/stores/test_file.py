@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from perdure.errors import (
     SessionNotFound,
     StoreError,
 )
+from perdure.model import ids
 from perdure.model.definition import AgentDefinition
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
@@ -36,6 +37,7 @@ from perdure.model.transcript import LogRef, Span, Tape, Transcript
 from perdure.protocols import Entry
 from perdure.stores.file import FileStore
 from perdure.stores.file_log import encode_operation, line
+from perdure.testing.clock import FrozenClock
 from perdure.testing.samples import fork, new_session, note, say, show, texts
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
@@ -269,6 +271,41 @@ class TestDocument:
             assert json.loads((tmp_path / "s.json").read_bytes())["info"]["version"] == 2
 
 
+class TestLapsed:
+    """Runs that were killed are found without reading what was said."""
+
+    async def test_lapsed_claims_are_found_behind_the_documents(self, tmp_path: Path) -> None:
+        """Claims that have run out are listed, the oldest session's first; given back ones and damaged ones are not."""
+        clock = FrozenClock()
+        async with FileStore(tmp_path) as store:
+            with ids.use(clock=clock):
+                for name in ("c", "b", "a", "held", "free", "bad"):
+                    await store.create(small("Hi", id=name))
+                    claim, _ = await store.claim(name, version=1, owner="ann", lease=1000.0 if name == "held" else 10.0)
+                    if name == "free":
+                        await store.release(claim)
+                flip(tmp_path / "bad.jsonl", (tmp_path / "bad.jsonl").stat().st_size - 9)
+                assert await store.lapsed() == []
+                clock.advance(11)
+                assert await store.lapsed() == ["c", "b", "a"]
+
+    async def test_a_document_made_during_a_run_does_not_hide_it(self, tmp_path: Path) -> None:
+        """A document is made from the log up to its version; the claim behind that is still seen."""
+        clock = FrozenClock()
+        async with FileStore(tmp_path) as store:
+            with ids.use(clock=clock):
+                session = await store.create(small("Hi"))
+                claim, _ = await store.claim("s", version=1, owner="ann", lease=10.0)
+                (tmp_path / "s.json").unlink()
+                await store.append(claim, messages=[Message.user("Yo")])
+                assert (tmp_path / "s.json").exists()
+                clock.advance(11)
+                assert await store.lapsed() == ["s"]
+                assert (await store.list()).all() == (session.info,)
+                await store.save(session)
+                assert await store.lapsed() == []
+
+
 class TestDamage:
     """A flipped bit is an error that names the place, never a wrong answer."""
 
@@ -387,12 +424,12 @@ class TestDamage:
         async with FileStore(tmp_path) as store:
             parent = await store.create(small("Hi", "Yo"))
             child = await store.create(fork(parent, id="f"))
-            raw = (tmp_path / "f.jsonl").read_bytes()
-            flip(tmp_path / "f.jsonl", raw.index(b'"ref"') + 2)
+        place = (tmp_path / "f.jsonl").read_bytes().index(b'"ref"') + 2
+        flip(tmp_path / "f.jsonl", place)
+        async with FileStore(tmp_path) as store:
             await store.delete("s")
             assert await store.load("f", 1) == child
-            (tmp_path / "f.jsonl").write_bytes(raw)
-        async with FileStore(tmp_path) as store:
+            flip(tmp_path / "f.jsonl", place)
             assert await store.load("f") == child
 
     async def test_a_log_of_a_newer_format_is_not_guessed_at(self, tmp_path: Path) -> None:
@@ -510,14 +547,17 @@ class TestTornTails:
         """Where a later operation stands whole, nothing before it can have been unfinished."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
-            whole = (tmp_path / "s.jsonl").stat().st_size
-            await store.save(await store.save(session))
+            for kind in ("one", "two", "three"):
+                await store.post("s", Entry(kind))
         raw = (tmp_path / "s.jsonl").read_bytes()
-        (tmp_path / "s.jsonl").write_bytes(raw[:whole] + bytes(20) + raw[whole + 20 :])
-        async with FileStore(tmp_path) as store:
-            with pytest.raises(CorruptRecord):
-                await store.load("s")
-            assert await store.load("s", 1) == session
+        for kind in (b"one", b"two"):
+            start = raw.rindex(b"\n", 0, raw.index(kind)) + 1
+            (tmp_path / "s.jsonl").write_bytes(raw[:start] + bytes(20) + raw[start + 20 :])
+            async with FileStore(tmp_path) as store:
+                with pytest.raises(CorruptRecord):
+                    await store.load("s")
+                assert [error.session_id for error in (await store.list()).damaged] == ["s"]
+                assert await store.load("s", 1) == session
 
     async def test_a_create_that_was_not_finished_is_none(self, tmp_path: Path) -> None:
         """The id is free, nothing is listed, and the session can be created."""
@@ -869,7 +909,7 @@ def _claimed_by_the_dead(where: Path) -> bool:
 
 def _is_torn(where: Path) -> bool:
     last = lines_of(where, "child.jsonl")[-1]
-    return not last.endswith(b"\n") or "left" in json.loads(last)
+    return not last.endswith(b"\n") or "commit" not in json.loads(last)
 
 
 async def _finish_create(store: FileStore, created: AgentSession | None) -> None:
@@ -934,18 +974,18 @@ class TestLocks:
             assert (tmp_path / "s.lock").stat().st_ino == before
 
     async def test_who_waited_for_an_erased_session_locks_its_successor(self, tmp_path: Path) -> None:
-        """A lock that was deleted while somebody waited for it keeps nobody out, and lets nobody in."""
+        """A lock that was deleted while somebody waited for it lets nobody in beside the holder of the new one."""
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
-            with _held(tmp_path / "s.lock"):
-                saving = asyncio.create_task(store.save(session))
-                await asyncio.sleep(0.05)
-                (tmp_path / "s.lock").unlink()
+            with ExitStack() as new:
                 with _held(tmp_path / "s.lock"):
-                    pass
-                inode = (tmp_path / "s.lock").stat().st_ino
+                    saving = asyncio.create_task(store.save(session))
+                    await asyncio.sleep(0.05)
+                    (tmp_path / "s.lock").unlink()
+                    new.enter_context(_held(tmp_path / "s.lock"))
+                await asyncio.sleep(0.05)
+                assert not saving.done()
             assert (await saving).version == 2
-            assert (tmp_path / "s.lock").stat().st_ino == inode
 
     async def test_no_lock_is_left_for_a_session_that_is_not_there(self, tmp_path: Path) -> None:
         """What finds nothing to write leaves nothing."""

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from perdure.errors import ClaimLost, ConfigurationError, StoreError
+from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.tool_use import Decisions
@@ -19,7 +20,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
+from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
 from perdure.recording import JournalRecord
 
 LEASE = 30.0
@@ -70,9 +71,11 @@ async def run_agent(
     try:
         await _carry_through(run, record, context.journal if context else None)
     except asyncio.CancelledError:
-        if context is not None:
+        if context is not None and run.is_settled and (record is None or record.claim is not None):
             _hand_over(context, record, options)
             context.interrupted = _after(session, run)
+        else:
+            await _give_back(record, context)
         raise
     except BaseException:
         await _give_back(record, context)
@@ -99,89 +102,121 @@ def _after(session: AgentSession, run: Run) -> AgentSession:
 
 async def _carry_through(run: Run, record: JournalRecord | None, journal: Journal | None) -> None:
     """Take every step, with an eye on the inbox and the claim; cancelling this cancels the run, and waits for it."""
+    if record is None or journal is None:
+        await _finished(asyncio.ensure_future(_all_steps(run, None)))
+        return
     inbox = Inbox(run, record, journal)
+    await inbox.open()
     work = asyncio.ensure_future(_all_steps(run, inbox))
-    async with inbox.watched(work):
+    watch = asyncio.ensure_future(inbox.watch(work))
+    try:
+        await _finished(work)
+    finally:
+        watch.cancel()
+        await asyncio.wait({watch})
+    if not watch.cancelled():
+        watch.result()
+
+
+async def _all_steps(run: Run, inbox: Inbox | None) -> None:
+    try:
+        async with contextlib.aclosing(run.steps()) as steps:
+            async for _ in steps:
+                if inbox is not None:
+                    await inbox.deliver()
+    except asyncio.CancelledError:
+        await run.end_cancelled()
+        raise
+
+
+async def _finished(work: asyncio.Future[None]) -> None:
+    """Wait until a run is over. One that was cancelled from elsewhere, through the inbox, has ended in good order."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
         try:
             await asyncio.wait({work})
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            cancelled = error
             work.cancel()
-            await asyncio.wait({work})
-            raise
-    if work.cancelled():
-        return  # asked for through the inbox: the run has ended as stopped
-    work.result()
-
-
-async def _all_steps(run: Run, inbox: Inbox) -> None:
-    async for _ in run.steps():
-        await inbox.deliver()
+    failure = None if work.cancelled() else work.exception()
+    if cancelled is not None:
+        raise cancelled
+    if failure is not None:
+        raise failure
 
 
 class Inbox:
-    """What others have posted to a session while it runs: wishes to cancel, and messages to steer by."""
+    """What others have posted to a session: wishes to cancel its run, messages to steer it by, messages to be sent."""
 
-    def __init__(self, run: Run, record: JournalRecord | None, journal: Journal | None) -> None:
+    def __init__(self, run: Run, record: JournalRecord, journal: Journal) -> None:
         self._run = run
         self._record = record
         self._journal = journal
+        self._session_id = record.session_id
+        self._seen = record.taken
         self._steering: list[JournalEntry] = []
-        self._lost: ClaimLost | None = None
+        self._queued: list[JournalEntry] = []
 
-    @contextlib.asynccontextmanager
-    async def watched(self, work: asyncio.Future[None]) -> AsyncIterator[None]:
-        if self._record is None or self._journal is None:
-            yield
-            return
-        watch = asyncio.ensure_future(self._watch(work, self._record, self._journal))
-        try:
-            yield
-        finally:
-            watch.cancel()
-            await asyncio.wait({watch})
-            if self._lost is not None:
-                raise self._lost
+    async def open(self) -> None:
+        """See what is there before the run begins. A wish to cancel among it was meant for another run."""
+        await self._look()
 
-    async def _watch(self, work: asyncio.Future[None], record: JournalRecord, journal: Journal) -> None:
-        """Look into the inbox every now and then, and keep the claim alive while the run is silent."""
-        seen = record.taken
+    async def watch(self, work: asyncio.Future[None]) -> None:
+        """Look every now and then, and keep the claim alive while the run is silent. What fails here ends the run."""
         loop = asyncio.get_running_loop()
-        next_beat = loop.time() + record.lease / 3
-        while True:
-            await asyncio.sleep(LOOK_EVERY)
-            if record.claim is None:
-                continue
-            for entry in await journal.read(record.claim.session_id, after=seen, inbox=True):
-                seen = entry.seq
-                self._receive(entry, work)
-            if loop.time() >= next_beat:
-                try:
-                    await record.beat()
-                except ClaimLost as error:
-                    self._lost = error
+        next_beat = loop.time() + self._record.lease / 3
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY)
+                if await self._look():
+                    await self._settle()
                     work.cancel()
-                    return
-                next_beat = loop.time() + record.lease / 3
-
-    def _receive(self, entry: JournalEntry, work: asyncio.Future[None]) -> None:
-        if entry.kind == CANCEL:
-            assert self._record is not None
-            self._record.taken = max(self._record.taken, entry.seq)
+                if loop.time() >= next_beat:
+                    await self._record.beat()
+                    next_beat = loop.time() + self._record.lease / 3
+        except PerdureError:
             work.cancel()
-        elif entry.kind == STEER:
-            self._steering.append(entry)
+            raise
+
+    async def _look(self) -> bool:
+        """Take note of what is new. True if somebody wishes the run to be cancelled."""
+        cancelled = False
+        for entry in await self._journal.read(self._session_id, after=self._seen, inbox=True):
+            self._seen = entry.seq
+            cancelled = cancelled or entry.kind == CANCEL
+            if entry.kind == STEER:
+                self._steering.append(entry)
+            elif entry.kind == QUEUE:
+                self._queued.append(entry)
+        return cancelled
 
     async def deliver(self) -> None:
         """Between two steps: put what was posted to steer by into the transcript."""
-        waiting, self._steering = self._steering, []
-        for entry in waiting:
-            assert self._record is not None
-            self._record.taken = max(self._record.taken, entry.seq)
+        if not self._steering:
+            return
+        steering, self._steering = self._steering, []
+        for entry in steering:
             await self._run.steer(messages_in(entry))
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Everything seen is dealt with. What still waits is posted anew, since an inbox is taken up to one place."""
+        waiting, seen = sorted((*self._queued, *self._steering), key=attrgetter("seq")), self._seen
+        self._queued, self._steering = [], []
+        for entry in waiting:
+            await self._journal.post(self._session_id, Entry(entry.kind, entry.body))
+        self._record.taken = max(self._record.taken, seen)
 
 
 def messages_in(entry: JournalEntry) -> list[Message]:
-    return [Message.from_dict({"format": 1, **plain}) for plain in entry.body["messages"]]
+    return [Message.from_dict(plain) for plain in entry.body["messages"]]
+
+
+async def take(journal: Journal, session: AgentSession, seq: int) -> None:
+    """Mark a session's inbox as dealt with up to an item, without a run."""
+    claim, _ = await journal.claim(session.id, version=session.version, owner=_owner())
+    await journal.append(claim, taken=seq)
+    await journal.release(claim)
 
 
 def require_journal(context: ActionContext | None, what: str) -> Journal:

@@ -6,16 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
-
 from perdure import codec
-from perdure.actions.running import QUEUE, STEER, RunOptions, messages_in, require_journal, run_agent
+from perdure.actions.running import QUEUE, STEER, RunOptions, messages_in, require_journal, run_agent, take
 from perdure.actions.spawning import Spawner
-from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionNotActive, SessionNotFound
+from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotActive, SessionNotFound
 from perdure.loop.factory import LoopFactory
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, Entry, JournalEntry, Key
+from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key
 
 WhenBusy = Literal["raise", "steer", "queue"]
 
@@ -37,7 +35,8 @@ class SendMessage:
         depth: int = 0,
         taken: int = 0,
     ) -> None:
-        given = message if isinstance(message, Sequence) and not isinstance(message, str) else (message,)
+        several = isinstance(message, Sequence) and not isinstance(message, str | bytes | bytearray)
+        given: Sequence[object] = message if several else (message,)  # type: ignore[assignment]  # as was just asked
         self.messages = tuple(map(Message.of, given))
         if not self.messages:
             raise InvalidData("$.message", "there is nothing to send; give at least one message")
@@ -45,6 +44,9 @@ class SendMessage:
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
         if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= 500):
             raise InvalidData("$.key", "a key is a text of 1 to 500 characters")
+        if key is not None and when_busy == STEER:
+            problem = "a message that steers another run has no result of its own; use when_busy='queue'"
+            raise InvalidData("$.key", problem)
         self._loops = loops
         self._when_busy = when_busy
         self._depth = depth
@@ -67,13 +69,12 @@ class SendMessage:
             after = await run_agent(session, state, self._loops, context, options, spawn)
         except ClaimLost:
             raise
-        except SessionBusy:
+        except (SessionBusy, SessionConflict):  # it is being run, or has been since it was loaded
             if self._when_busy == "raise" or context is None:
                 raise
             await self._post(session, context)
             return session
-        if context is not None and context.journal is not None:
-            context.after_saved = _Leftovers(context, self._loops).send
+        send_leftovers_after(context, self._loops, self._depth)
         return after
 
     async def _is_answered(self, key: Key, session: AgentSession, context: ActionContext | None) -> bool:
@@ -82,7 +83,8 @@ class SendMessage:
             return False
         first, version = found
         if first.digest != key.digest:
-            raise InvalidData("$.key", f"the key {key.name!r} was used for another message; a new request needs a new key")
+            problem = f"the key {key.name!r} was used for another message; a new request needs a new key"
+            raise InvalidData("$.key", problem)
         assert context is not None
         context.answer = await context.store.load(session.id, version)
         if context.answer is None:
@@ -92,30 +94,65 @@ class SendMessage:
     async def _post(self, session: AgentSession, context: ActionContext) -> None:
         """Leave the messages with the run; or, should it have ended meanwhile, see to it that they are sent."""
         journal = require_journal(context, "when_busy")
-        plain = [msgspec.to_builtins(message) for message in self.messages]
-        await journal.post(session.id, Entry(self._when_busy, {"messages": plain}))
+        plain = [message.to_dict() for message in self.messages]
+        key = None if self._key is None else self._key.name
+        await journal.post(session.id, Entry(self._when_busy, {"messages": plain, "key": key}))
         context.answer = session
         if not await journal.is_claimed(session.id):
-            await _Leftovers(context, self._loops).send(session)
+            await _Leftovers(context, journal, self._loops, self._depth).send(session)
             context.answer = await context.store.load(session.id)
+
+
+def send_leftovers_after(context: ActionContext | None, loops: LoopFactory, depth: int = 0) -> None:
+    """Once a run is saved, send what was posted while it went on and could not be delivered to it."""
+    if context is not None and context.journal is not None:
+        context.after_saved = _Leftovers(context, context.journal, loops, depth).send
 
 
 class _Leftovers:
     """Messages that were posted for a run that has ended: each is sent in its turn."""
 
-    def __init__(self, context: ActionContext, loops: LoopFactory) -> None:
+    def __init__(self, context: ActionContext, journal: Journal, loops: LoopFactory, depth: int) -> None:
         self._context = context
-        self._loops = loops
+        self._journal = journal
+        self._action = SendPosted(loops, depth=depth)
 
     async def send(self, session: AgentSession) -> None:
-        while (entry := await self._next(session)) is not None:
+        while await _first_posted(self._journal, session.id) is not None:
             try:
-                action = SendMessage(messages_in(entry), self._loops, taken=entry.seq)
-                await self._context.execute(session.id, action)
+                await self._context.execute(session.id, self._action)
+            except SessionConflict:
+                continue  # somebody has changed it since it was loaded
             except (SessionBusy, SessionNotActive):
                 return  # whoever runs it now, or resumes it, sends the rest
 
-    async def _next(self, session: AgentSession) -> JournalEntry | None:
-        journal = require_journal(self._context, "when_busy")
-        waiting = await journal.read(session.id, inbox=True)
-        return next((entry for entry in waiting if entry.kind in (QUEUE, STEER)), None)
+
+class SendPosted:
+    """Send the first message that waits in a session's inbox; nothing happens if none does.
+
+    It is looked up once the session is loaded, and the claim compares the version: two who try send it once.
+    """
+
+    def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
+        self._loops = loops
+        self._depth = depth
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        journal = require_journal(context, "SendPosted")
+        assert context is not None
+        entry = await _first_posted(journal, session.id)
+        if entry is None:
+            context.answer = session
+            return session
+        key = entry.body.get("key")
+        action = SendMessage(messages_in(entry), self._loops, key=key, depth=self._depth, taken=entry.seq)
+        after = await action.execute_on(session, context)
+        if context.answer is not None:  # by its key: it has been sent before
+            await take(journal, session, entry.seq)
+        context.after_saved = None
+        return after
+
+
+async def _first_posted(journal: Journal, session_id: str) -> JournalEntry | None:
+    waiting = await journal.read(session_id, inbox=True)
+    return next((entry for entry in waiting if entry.kind in (QUEUE, STEER)), None)

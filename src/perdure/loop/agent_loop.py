@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,15 +19,16 @@ from perdure.loop.interceptors import AgentStop, Interceptors
 from perdure.loop.narrator import Narrator, Record, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt
 from perdure.loop.response_format import check_response
-from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
+from perdure.loop.tool_use import Concurrency, Decisions, ToolUse, is_cancelled
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
-from perdure.model.execution import ExecutionBudget, ExecutionStatus, Spent
+from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, Spent
 from perdure.model.ids import new_id, now
-from perdure.model.message import Message
+from perdure.model.message import Message, Part, ToolCall
 from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal
+from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
 
@@ -58,11 +61,12 @@ class AgentLoop:
             pass
         return run.state
 
-    async def iterate(self, state: AgentState) -> AsyncIterator[AgentState]:
+    async def iterate(self, state: AgentState) -> AsyncGenerator[AgentState, None]:
         """The state after each step, and last the state at the end of the run."""
         run = self.start(state)
-        async for after_step in run.steps():
-            yield after_step
+        async with aclosing(run.steps()) as steps:
+            async for after_step in steps:
+                yield after_step
         yield run.state
 
     def start(
@@ -81,9 +85,8 @@ class AgentLoop:
         `inputs` are the messages at the end of the transcript that the run answers, told as its first; `facts` go
         into the AgentStart event.
         """
-        return Run(
-            self.setup, state, record or Unrecorded(), session_id, decisions or Decisions(), inputs, facts or {}, spawn
-        )
+        record, decisions = record or Unrecorded(), decisions or Decisions()
+        return Run(self.setup, state, record, session_id, decisions, inputs, facts or {}, spawn)
 
 
 class Run:
@@ -107,12 +110,15 @@ class Run:
         self._setup = setup
         self._facts = {**facts, "approved": decisions.approved, "denied": decisions.denied}
         self._interceptors = Interceptors(setup.interceptors)
-        self._guard = BudgetGuard(setup.budget)
+        self._guards = (BudgetGuard(setup.budget), *setup.guards)
         self._narrator = Narrator(record, setup.events, session_id)
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
         self._began = now()
-        self._active_before = sum((done.duration for done in state.execution.step_executions), 0.0) if state.execution else 0.0
+        self._meter = _Meter(state)
+        self._call_ids = {call.id for step in state.steps for call in step.tool_calls}
         self._repaired = False
+        self.is_settled = False
+        """Whether the run has ended, or waits for a person: there is something to be kept."""
 
     @property
     def setup(self) -> LoopSetup:
@@ -126,57 +132,70 @@ class Run:
 
     def spent(self) -> Spent:
         """What the run has used; time it waited for a person, or lay dead after a crash, does not count."""
-        seconds = self._active_before + (now() - self._began).total_seconds()
-        return Spent(self.state.step_count, self.state.usage, seconds, now())
+        at = now()
+        return Spent(self.state.step_count, self._meter.usage(self.state), self._seconds(at), at)
 
-    async def steps(self) -> AsyncIterator[AgentState]:
+    def _seconds(self, at: datetime) -> float:
+        return self._meter.seconds_before + (at - self._began).total_seconds()
+
+    async def steps(self) -> AsyncGenerator[AgentState, None]:
         """Go on step by step; the run has ended, or waits for a person, when there are no more."""
         try:
-            async for state in self._steps():
-                yield state
+            async with aclosing(self._steps()) as steps:
+                async for state in steps:
+                    yield state
         except Unrecordable as refused:
             raise refused.error from None
 
-    async def _steps(self) -> AsyncIterator[AgentState]:
+    async def _steps(self) -> AsyncGenerator[AgentState, None]:
+        ended_by: BaseException | None = None
         try:
             await self._begin()
             while not await self._is_over():
                 await self._step()
                 if self.is_waiting:
                     await self._narrator.barrier()
+                    self.is_settled = True
                     return
                 yield self.state
-        except asyncio.CancelledError:
-            await self._end_cancelled()
-            raise
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                await self.end_cancelled()
+                raise
+            ended_by = error  # of something that the run waited for
         except Unrecordable:
             raise
-        except AgentStop as stop:
-            self.state = self.state.with_stop_signal(StopSignal(StopReason.STOP_REQUESTED, stop.reason, source="agent_stop"))
-        except TimeLimitReached as reached:
-            self.state = self.state.with_stop_signal(self._guard.signal(reached.limit))
         except Exception as error:
-            await self._fail(error)
-        await self._end()
+            ended_by = error
+        await self._end(ended_by)
 
     async def _begin(self) -> None:
         resumed = self.state.status is ExecutionStatus.IN_PROGRESS
-        if not resumed:
-            parent = self.state.execution.execution_id if self.state.execution else None
-            self.state = self.state.with_execution_started()
-            self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=False)
-            self.state = await self._interceptors.pass_through("before_execution", self.state)
+        parent = self.state.execution.execution_id if self.state.execution and not resumed else None
+        if resumed:
+            self._restart_step()
         else:
-            self._narrator.begin(self.state, self._setup.model, self._facts, None, resumed=True)
+            self.state = self.state.with_execution_started()
+        self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
         for message in self._inputs:
             await self._narrator.message_ended(message)
+        if not resumed:
+            self.state = await self._interceptors.pass_through("before_execution", self.state)
+
+    def _restart_step(self) -> None:
+        """A step that goes on after an interruption counts from now: nobody worked on it meanwhile."""
+        execution = self.state.execution
+        if execution is not None and execution.current_step is not None:
+            self.state = self.state.with_execution(execution.with_step_started())
 
     async def _is_over(self) -> bool:
         execution = self.state.execution
         assert execution is not None
         if execution.current_step is not None:
             return False
+        if execution.continuation.should_stop:
+            return True
         if execution.step_executions and execution.should_stop and not await self._goes_on():
             return True
         signal = self._stop_signal()
@@ -185,15 +204,11 @@ class Run:
         return signal is not None
 
     async def _goes_on(self) -> bool:
-        """Whether something asks for another step although the run would stop: a repair, or an interceptor."""
-        execution = self.state.execution
-        assert execution is not None
-        if execution.continuation.should_stop:
-            return False
+        """Whether something asks for another step although the model has answered: a repair, or an interceptor."""
         problem = check_response(self.state)
         if problem is not None and not self._repaired:
             self._repaired = True
-            self.state = self.state.with_messages(Message.user(problem, metadata={"is_trace": True}))
+            await self._ask_again(problem)
             return True
         if problem is not None:
             raise DriverError(f"The answer does not fit the response format, and neither did the first: {problem}")
@@ -201,9 +216,17 @@ class Run:
         assert self.state.execution is not None
         return not self.state.execution.should_stop
 
+    async def _ask_again(self, problem: str) -> None:
+        execution = self.state.execution
+        assert execution is not None
+        tags = {"is_trace": True, "execution_id": execution.execution_id, "agent_id": self.state.agent_id}
+        message = Message.user(problem, metadata=tags)
+        self.state = self.state.with_messages(message)
+        await self._narrator.message_ended(message)
+
     def _stop_signal(self) -> StopSignal | None:
         spent = self.spent()
-        for guard in (self._guard, *self._setup.guards):
+        for guard in self._guards:
             signal = guard.check(self.state, spent)
             if signal is not None:
                 return signal
@@ -227,22 +250,35 @@ class Run:
 
     async def _infer(self) -> None:
         """Ask the model; its answer is the step under way."""
-        assert self.state.execution is not None
-        self.state = self.state.with_execution(self.state.execution.with_continuation_requested(False).with_step_started())
+        execution = self.state.execution
+        assert execution is not None
+        self.state = self.state.with_execution(execution.with_continuation_requested(False).with_step_started())
         self.state = await self._interceptors.pass_through("before_step", self.state)
         step_id, message_id = new_id(), new_id()
         await self._narrator.turn_started(step_id, self.state.step_count)
         given = self.state.transcript
         request = await self._interceptors.pass_through("before_inference", self._request(), self.state)
+        if not isinstance(request.messages, Prompt):  # an interceptor's own choice, which must be as valid
+            request = replace(request, messages=Prompt(request.messages))
         await self._narrator.barrier()
         await self._narrator.message_started(message_id, "assistant")
         async with self.time_limit():
             reply: ModelReply = await self._setup.driver.respond(request, self._narrator.deltas_of(message_id))
         reply = await self._interceptors.pass_through("after_inference", reply, self.state)
-        message = replace(reply.message, id=message_id)
+        message = replace(reply.message, id=message_id, parts=self._with_own_ids(reply.message.parts))
         step = AgentStep.of([message], input=given, response=reply.response)
         self.state = self.state.with_current_step(replace(step, id=step_id))
         await self._narrator.message_ended(self.state.transcript[-1], reply.response)
+
+    def _with_own_ids(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """Parts in which no tool call has the id of another of this run: approvals and sub-agents are found by it."""
+        own: list[Part] = []
+        for part in parts:
+            if isinstance(part, ToolCall):
+                part = replace(part, id=new_id()) if part.id in self._call_ids else part
+                self._call_ids.add(part.id)
+            own.append(part)
+        return tuple(own)
 
     def _request(self) -> ModelRequest:
         execution = self.state.execution
@@ -261,7 +297,9 @@ class Run:
 
     def time_limit(self) -> TimeLimit:
         """Cancels what runs inside it when the budget's time is up."""
-        return TimeLimit(self._guard.seconds_left(self.spent()))
+        at = now()
+        budgets = (guard for guard in self._guards if isinstance(guard, BudgetGuard))
+        return TimeLimit(limit for budget in budgets for limit in budget.time_limits(self._seconds(at), at))
 
     async def steer(self, messages: Sequence[Message]) -> None:
         """Between two steps: messages that others send into the run, which then goes on for at least another step."""
@@ -277,34 +315,37 @@ class Run:
         assert self.state.execution is not None
         self.state = self.state.with_execution(self.state.execution.with_pending_calls(tuple(calls)))
 
-    async def _fail(self, error: Exception) -> None:
-        """The run cannot go on: what happened stands in an error of its own, and the run is failed."""
-        reason = StopReason.RETRY_LIMIT_REACHED if isinstance(error, RetriesExhausted) else StopReason.ERROR_FORBADE
-        text = "".join(traceback.format_exception(error)) if not isinstance(error, DriverError) else None
-        execution = self.state.execution
-        assert execution is not None
-        execution = execution.with_error(ErrorRecord.of(error, traceback=text))
-        execution = execution.with_stop_signal(StopSignal(reason, str(error)[:500], source=type(error).__name__))
-        self.state = self.state.with_execution(execution)
-        self.state = await self._interceptors.on_error(error, self.state)
-
-    async def _end(self) -> None:
-        self._close(self._status())
-        self.state = await self._interceptors.pass_through("after_execution", self.state)
+    async def _end(self, ended_by: BaseException | None) -> None:
+        try:
+            if ended_by is not None:
+                await self._take_in(ended_by)
+            self._close(self._status())
+            self.state = await self._interceptors.pass_through("after_execution", self.state)
+        except Exception as error:  # an interceptor's
+            self.state = self.state.with_execution(_with_cause(self.state, error))
+            self._close(self._status())
+        self.is_settled = True
         await self._narrator.ended(self.state)
 
-    async def _end_cancelled(self) -> None:
-        if self.state.execution is not None and self.state.status is ExecutionStatus.IN_PROGRESS:
-            self.state = self.state.with_stop_signal(
-                StopSignal(StopReason.USER_REQUESTED, "the run was cancelled", source="cancel")
-            )
+    async def _take_in(self, ended_by: BaseException) -> None:
+        """What has ended the run goes on record: a signal where it was asked to stop, an error where it failed."""
+        self.state = self.state.with_execution(_with_cause(self.state, ended_by))
+        if not isinstance(ended_by, AgentStop | TimeLimitReached):
+            self.state = await self._interceptors.on_error(ended_by, self.state)
+
+    async def end_cancelled(self) -> None:
+        """End the run as stopped because somebody asked for it, unless it has ended already."""
+        if self.state.status is ExecutionStatus.IN_PROGRESS and not self.is_settled:
+            signal = StopSignal(StopReason.USER_REQUESTED, "the run was cancelled", source="cancel")
+            self.state = self.state.with_stop_signal(signal)
             self._close(ExecutionStatus.STOPPED)
+            self.is_settled = True
             await self._narrator.ended(self.state)
 
     def _close(self, status: ExecutionStatus) -> None:
         execution = self.state.with_current_step_completed().execution
         assert execution is not None
-        self.state = self.state.with_execution(execution.ended(status))
+        self.state = self.state.with_execution(execution.with_pending_calls(()).ended(status))
 
     def _status(self) -> ExecutionStatus:
         execution = self.state.execution
@@ -317,3 +358,38 @@ class Run:
         if execution.last_step_type is AgentStepType.ERROR:
             return ExecutionStatus.FAILED
         return ExecutionStatus.COMPLETED
+
+
+class _Meter:
+    """What a run has used. Each step is counted once, so that a long run is not added up anew before every step."""
+
+    def __init__(self, state: AgentState) -> None:
+        resumed = state.execution if state.status is ExecutionStatus.IN_PROGRESS else None
+        done = resumed.step_executions if resumed else ()
+        self.seconds_before = sum((each.duration for each in done), 0.0)
+        self._counted = 0
+        self._usage = Usage()
+
+    def usage(self, state: AgentState) -> Usage:
+        """Of all completed steps."""
+        done = state.execution.step_executions if state.execution else ()
+        self._usage = sum((each.step.usage for each in done[self._counted :]), start=self._usage)
+        self._counted = len(done)
+        return self._usage
+
+
+def _with_cause(state: AgentState, ended_by: BaseException) -> ExecutionState:
+    """A run's execution with what has ended it: a signal, and an error unless it was asked to stop."""
+    execution = state.execution
+    assert execution is not None
+    match ended_by:
+        case AgentStop():
+            signal = StopSignal(StopReason.STOP_REQUESTED, ended_by.reason, source="agent_stop")
+            return execution.with_stop_signal(signal)
+        case TimeLimitReached():
+            return execution.with_stop_signal(ended_by.signal)
+    reason = StopReason.RETRY_LIMIT_REACHED if isinstance(ended_by, RetriesExhausted) else StopReason.ERROR_FORBADE
+    text = "".join(traceback.format_exception(ended_by)) if not isinstance(ended_by, DriverError) else None
+    error = ErrorRecord.of(ended_by, traceback=text)
+    signal = StopSignal(reason, error.message[:500], source=error.type)
+    return execution.with_error(error).with_stop_signal(signal)

@@ -13,6 +13,7 @@ from perdure.loop.drivers.offline import OfflineDriver
 from perdure.loop.drivers.provider import ProviderDriver
 from perdure.loop.drivers.retry import RetryingDriver
 from perdure.loop.guards import BudgetGuard
+from perdure.loop.interceptors import Interceptors
 from perdure.loop.subagents import SubagentPolicy, SubagentTool
 from perdure.loop.tool_use import Concurrency
 from perdure.loop.tools import ToolRegistry
@@ -41,7 +42,10 @@ class UseGuards:
 
 
 class LoopFactory:
-    """Makes loops. The model is the state's, else the definition's, else `model`, else offline; `driver` overrides all."""
+    """Makes loops. The model is the state's, else the definition's, else `model`, else offline.
+
+    An explicit `driver` overrides all. An interceptor may be given as a pair with its priority.
+    """
 
     def __init__(
         self,
@@ -58,8 +62,11 @@ class LoopFactory:
         keep_traces: bool = True,
         max_result_chars: int = 20_000,
     ) -> None:
-        if isinstance(concurrency, int) and (isinstance(concurrency, bool) or concurrency < 1):
-            raise ConfigurationError(f"concurrency is 'sequential', 'parallel' or a number over 0, not {concurrency!r}.")
+        if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
+            known = "'sequential', 'parallel' or a number over 0"
+            raise ConfigurationError(f"concurrency is {known}, not {concurrency!r}.")
+        if not _is_count(max_result_chars):
+            raise ConfigurationError(f"max_result_chars is a number over 0, not {max_result_chars!r}.")
         self._tools = tuple(tools)
         self._subagents = tuple(subagents)
         self._policy = subagent_policy or SubagentPolicy()
@@ -73,7 +80,8 @@ class LoopFactory:
         self._max_result_chars = max_result_chars
         self._offline = OfflineDriver()
         self._provider = RetryingDriver(ProviderDriver())
-        ToolRegistry(self._tools)
+        Interceptors(self._interceptors)
+        ToolRegistry((*self._tools, *self._agents_for(None, depth=0)))
 
     def build(self, definition: AgentDefinition, state: AgentState | None = None, *, depth: int = 0) -> AgentLoop:
         """A loop for an agent of this definition; `depth` is how many agents have called each other to get here."""
@@ -102,11 +110,15 @@ class LoopFactory:
 
     def _tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
-        agents = [SubagentTool(each, self, depth + 1) for each in self._subagents if each.name != definition.name]
+        agents = self._agents_for(definition.name, depth)
         chosen = ToolRegistry((*self._tools, *agents)).select(definition.tools, definition.tools_deny)
         if depth < self._policy.max_depth:
             return chosen
         return ToolRegistry(each for each in chosen if not isinstance(each, SubagentTool))
+
+    def _agents_for(self, caller: str | None, depth: int) -> list[SubagentTool]:
+        """Every sub-agent as a tool, but for the caller itself."""
+        return [SubagentTool(each, self, depth + 1) for each in self._subagents if each.name != caller]
 
     def _capability(self, name: str) -> Capability:
         found = self._capabilities.get(name)
@@ -114,3 +126,7 @@ class LoopFactory:
             known = ", ".join(sorted(self._capabilities)) or "none"
             raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
         return found
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from operator import itemgetter
 from typing import Any, Protocol
 
 from perdure.model.execution import ExecutionBudget, Spent
@@ -39,36 +42,37 @@ class BudgetGuard:
         allowed = getattr(self._budget, limit)
         return StopSignal(_REASONS[limit], f"{limit} of {allowed} reached", source="budget", limit=limit)
 
-    def seconds_left(self, spent: Spent) -> tuple[float, str] | None:
-        """How long a call may still take, and the limit that says so; None where time is not limited."""
-        left = []
+    def time_limits(self, seconds: float, at: datetime) -> Iterator[tuple[float, StopSignal]]:
+        """How long a call may still take in a run of so many seconds, and what the run is told when that is over."""
         if self._budget.max_seconds is not None:
-            left.append((self._budget.max_seconds - spent.seconds, "max_seconds"))
+            yield self._budget.max_seconds - seconds, self.signal("max_seconds")
         if self._budget.deadline is not None:
-            left.append(((self._budget.deadline - spent.at).total_seconds(), "deadline"))
-        return min(left, default=None)
+            yield (self._budget.deadline - at).total_seconds(), self.signal("deadline")
 
 
 class TimeLimitReached(Exception):
-    """A call was cancelled because the budget's time was up."""
+    """A call was cancelled, or not begun, because the budget's time was up."""
 
-    def __init__(self, limit: str) -> None:
-        self.limit = limit
-        super().__init__(limit)
+    def __init__(self, signal: StopSignal) -> None:
+        self.signal = signal
+        super().__init__(signal.message)
 
 
 class TimeLimit:
-    """An `asyncio.timeout` that says which limit it stood for."""
+    """An `asyncio.timeout` for the earliest of some limits, which it names; nothing begins when that is over."""
 
-    def __init__(self, left: tuple[float, str] | None) -> None:
-        self._limit = left[1] if left else ""
-        self._timeout = asyncio.timeout(max(left[0], 0.0) if left else None)
+    def __init__(self, limits: Iterable[tuple[float, StopSignal]]) -> None:
+        self._left = min(limits, key=itemgetter(0), default=None)
+        self._timeout = asyncio.timeout(self._left[0] if self._left else None)
 
     async def __aenter__(self) -> None:
+        if self._left is not None and self._left[0] <= 0:
+            raise TimeLimitReached(self._left[1])
         await self._timeout.__aenter__()
 
     async def __aexit__(self, *raised: Any) -> None:
         try:
             await self._timeout.__aexit__(*raised)
         except TimeoutError:
-            raise TimeLimitReached(self._limit) from None
+            assert self._left is not None
+            raise TimeLimitReached(self._left[1]) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
@@ -67,6 +68,8 @@ class Narrator:
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
         self._seq = 0
+        self._is_on_record = False
+        self._telling = asyncio.Lock()
         self._messages: list[Message] = []
         self._start: dict[str, Any] = {}
 
@@ -90,6 +93,10 @@ class Narrator:
         }
 
     async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
+        async with self._telling:  # tools that run at once tell at once, and a listener may take its time
+            await self._tell_next(event_type, **facts)
+
+    async def _tell_next(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
         self._seq += 1
         event = event_type(seq=self._seq, **self._common, **facts)
         await self._recorded(self._record.put(event))
@@ -104,6 +111,7 @@ class Narrator:
 
     async def barrier(self) -> None:
         await self._recorded(self._record.barrier())
+        self._is_on_record = True
 
     async def started(self) -> None:
         await self._tell(AgentStart, **self._start)
@@ -137,8 +145,14 @@ class Narrator:
     async def tool_progress(self, call_id: str, progress: JSON) -> None:
         await self._tell(ToolExecutionUpdate, call_id=call_id, progress=progress)
 
-    async def tool_ended(self, execution: ToolExecution, step_id: str, child: ChildLoopRef | None) -> None:
-        await self._tell(ToolExecutionEnd, execution=execution, step_id=step_id, child=child)
+    async def tool_ended(
+        self, execution: ToolExecution, message: Message, step_id: str, child: ChildLoopRef | None
+    ) -> None:
+        """An outcome, and the message that tells the model of it: nothing comes between the two."""
+        async with self._telling:
+            self._messages.append(message)
+            await self._tell_next(ToolExecutionEnd, execution=execution, step_id=step_id, child=child)
+            await self._tell_next(MessageEnd, message=message)
 
     async def turn_ended(self, state: AgentState) -> None:
         step = state.last_step
@@ -148,6 +162,9 @@ class Narrator:
         )
 
     async def ended(self, state: AgentState) -> None:
+        """The end goes on record with what is saved; a run that ends before its first call begins there too."""
+        if not self._is_on_record:
+            await self.barrier()
         execution = state.execution
         assert execution is not None
         await self._tell(

@@ -30,7 +30,9 @@ def compile_prompt(
 class Prompt(Sequence[Message]):
     """A compiled prompt, compiled when it is first looked at: a driver that needs no history pays for none."""
 
-    def __init__(self, messages: Sequence[Message], *, keep_traces: bool, execution_id: str | None) -> None:
+    def __init__(
+        self, messages: Sequence[Message], *, keep_traces: bool = True, execution_id: str | None = None
+    ) -> None:
         self._messages = messages
         self._keep_traces = keep_traces
         self._execution_id = execution_id

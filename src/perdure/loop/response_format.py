@@ -37,7 +37,7 @@ def check_response(state: AgentState) -> str | None:
     try:
         _validate(_read(response.text), schema)
     except InvalidData as error:
-        return f"Your answer does not fit the form that was asked for: {error}. Answer again, with nothing but the JSON."
+        return f"Your answer does not fit the form that was asked for: {error}. Answer again, with the JSON alone."
     return None
 
 

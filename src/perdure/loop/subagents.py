@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from perdure.errors import ConfigurationError, ToolError
-from perdure.loop.tool_use import Outcome, SubagentFailed
+from perdure.loop.tool_use import Outcome
 from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionStatus
 from perdure.model.message import Message
 from perdure.model.state import AgentState
+from perdure.model.value import ErrorRecord
 from perdure.protocols import ToolContext
 
 if TYPE_CHECKING:
@@ -72,10 +74,18 @@ class SubagentTool:
 
 
 def outcome_of(name: str, state: AgentState) -> Outcome:
-    """What a caller is told of a sub-agent's run; ToolError where it came to no answer."""
+    """What a caller is told of a sub-agent's run: its final text, or an error where it came to none."""
     response = state.final_response
-    if response is None:
-        reason = state.stop_reason.value if state.stop_reason else "unknown"
-        detail = f": {state.errors[-1].message}" if state.errors else ""
-        raise SubagentFailed(f"Agent {name} gave no answer ({reason}{detail}).", state.usage)
-    return Outcome(response.text, usage=state.usage)
+    if response is not None and state.status is not ExecutionStatus.FAILED:
+        return Outcome(response.text, usage=state.usage)
+    error = ErrorRecord("SubagentFailed", f"Agent {name} gave no answer: {_why(state)}.")
+    return Outcome(error=error, usage=state.usage)
+
+
+def _why(state: AgentState) -> str:
+    execution = state.execution
+    if execution is not None and execution.pending_calls:
+        return "it waits for an approval, which can only be given to an agent in a session"
+    errors = (execution.errors if execution else ()) or state.errors
+    reason = state.stop_reason.value if state.stop_reason else "unknown"
+    return f"{reason}, {errors[-1].message.rstrip('.')}" if errors else reason

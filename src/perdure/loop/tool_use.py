@@ -15,7 +15,7 @@ from perdure import codec
 from perdure.errors import ToolError
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import AgentStop, Blocked, Interceptors
-from perdure.loop.narrator import Narrator
+from perdure.loop.narrator import Narrator, Unrecordable
 from perdure.loop.results import as_json, shortened
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
@@ -23,7 +23,7 @@ from perdure.model.message import Message, ToolCall
 from perdure.model.step import AgentStep, ToolExecution
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY, JSON, ErrorRecord
+from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
 
 if TYPE_CHECKING:
@@ -62,14 +62,6 @@ class Outcome(msgspec.Struct, frozen=True):
     error: ErrorRecord | None = None
 
 
-class SubagentFailed(ToolError):
-    """A sub-agent's run ended without an answer; what it used is still charged to its caller."""
-
-    def __init__(self, sentence: str, usage: Usage) -> None:
-        self.usage = usage
-        super().__init__(sentence)
-
-
 class AwaitsApproval(Exception):
     """Raised by a tool whose own work waits for a person: its caller waits too."""
 
@@ -77,6 +69,11 @@ class AwaitsApproval(Exception):
 class _Ready(msgspec.Struct, frozen=True):
     call: ToolCall
     tool: Tool
+
+
+class _Waits(msgspec.Struct, frozen=True):
+    call: ToolCall
+    """As it would be made: what a person approves is what is run."""
 
 
 class ToolUse:
@@ -93,7 +90,7 @@ class ToolUse:
         """Run every call of a step that has no outcome yet, but for those that wait for a person."""
         done = {execution.call.id for execution in step.tool_executions}
         ready: list[_Ready] = []
-        pending: list[ToolCall] = []
+        waiting: list[ToolCall] = []
         for call in step.tool_calls:
             if call.id in done:
                 continue
@@ -101,18 +98,18 @@ class ToolUse:
             decided = await self._decide(call)
             if isinstance(decided, _Ready):
                 ready.append(decided)
-            elif decided is None:
-                pending.append(call)
+            elif isinstance(decided, _Waits):
+                waiting.append(decided.call)
             else:
                 await self._complete(decided)
-        waiting = await self._run_all(ready)
+        waiting += await self._run_all(ready)
         if self._stop is not None:
             raise self._stop
-        by_id = {call.id: call for call in (*pending, *waiting)}
-        self._run.put_pending([call for call in step.tool_calls if by_id.pop(call.id, None) is not None])
+        by_id = {call.id: call for call in waiting}
+        self._run.put_pending([by_id.pop(call.id) for call in step.tool_calls if call.id in by_id])
 
-    async def _decide(self, call: ToolCall) -> _Ready | ToolExecution | None:
-        """Ready to run; or settled without running; or None: a person must decide."""
+    async def _decide(self, call: ToolCall) -> _Ready | _Waits | ToolExecution:
+        """Ready to run, or waiting for a person, or settled without running."""
         if call.id in self._decisions.denied:
             return _refused(call, "Denied", f"A person has denied this call: {self._decisions.denied[call.id]}")
         passed = await self._interceptors.pass_through("before_tool_use", call, self._run.state)
@@ -123,12 +120,14 @@ class ToolUse:
             known = ", ".join(each.name for each in self._run.setup.tools) or "none"
             return _refused(call, "UnknownTool", f"There is no tool named {passed.name!r}. Available: {known}.")
         try:
-            tool.check(passed.arguments)
+            return self._gate(replace(passed, id=call.id), tool)
         except ToolError as error:
             return _refused(call, "InvalidArguments", str(error))
-        return self._gate(replace(passed, id=call.id), tool)
+        except Exception as error:  # around a tool: its own checks are its code too
+            return _refused(call, type(error).__name__, clean_text(str(error)))
 
-    def _gate(self, call: ToolCall, tool: Tool) -> _Ready | ToolExecution | None:
+    def _gate(self, call: ToolCall, tool: Tool) -> _Ready | _Waits | ToolExecution:
+        arguments = tool.check(call.arguments)
         approved = self._decisions.approved.get(call.id) == call_hash(call)
         if call.id in self._decisions.unknown and not approved:
             if tool.on_unknown == "error":
@@ -138,8 +137,8 @@ class ToolUse:
                     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
                     "It was not made again. Check before you repeat it.",
                 )
-            return None if tool.on_unknown == "ask" else _Ready(call, tool)
-        return None if tool.needs_approval(call.arguments) and not approved else _Ready(call, tool)
+            return _Waits(call) if tool.on_unknown == "ask" else _Ready(call, tool)
+        return _Ready(call, tool) if approved or not tool.needs_approval(arguments) else _Waits(call)
 
     async def _run_all(self, ready: Sequence[_Ready]) -> list[ToolCall]:
         """Run calls one by one, all at once, or so many at a time. Those that turn out to wait come back."""
@@ -188,19 +187,22 @@ class ToolUse:
         try:
             async with self._run.time_limit(), clock:
                 value = await ready.tool.call(ready.call.arguments, self._context(ready.call))
-        except (AwaitsApproval, TimeLimitReached):
+            return _as_outcome(value)
+        except (AwaitsApproval, TimeLimitReached, Unrecordable):
             raise
         except AgentStop as stop:
             self._stop = stop
-            return Outcome(error=ErrorRecord("AgentStop", f"The tool stopped the run: {stop.reason}"))
-        except Exception as error:
+            return Outcome(f"The run was stopped here: {stop.reason}" if stop.reason else "The run was stopped here.")
+        except (Exception, SystemExit) as error:  # a tool that calls exit() is not to end whoever runs it
             if clock.expired():
-                return Outcome(error=ErrorRecord("TimeoutError", f"No result within {ready.tool.timeout:g} s"))
-            usage = error.usage if isinstance(error, SubagentFailed) else Usage()
-            return Outcome(error=ErrorRecord.of(error), usage=usage)
+                return Outcome(error=ErrorRecord("TimeoutError", f"No result within {ready.tool.timeout:g} s."))
+            return Outcome(error=ErrorRecord.of(error))
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return Outcome(error=ErrorRecord.of(error))  # of something that the tool waited for
         finally:
             _session.reset(token)
-        return value if isinstance(value, Outcome) else Outcome(as_json(value))
 
     def _context(self, call: ToolCall) -> ToolContext:
         state = self._run.state
@@ -221,17 +223,28 @@ class ToolUse:
 
     async def _complete(self, execution: ToolExecution, child: ChildLoopRef | None = None) -> None:
         """Put an outcome on the step under way, and its message into the transcript."""
-        execution = await self._interceptors.pass_through("after_tool_use", execution, self._run.state)
-        call, error = execution.call, execution.error
-        said = error.message if error else shortened(execution.result, self._run.setup.max_result_chars)
-        message = Message.tool(call.id, said, name=call.name, is_error=error is not None)
-        step = self._step
+        asked = next(call for call in self._step.tool_calls if call.id == execution.call.id)
+        try:
+            execution = await self._interceptors.pass_through("after_tool_use", execution, self._run.state)
+        except AgentStop as stop:
+            self._stop = stop
+        step, error = self._step, execution.error
+        said = f"{error.type}: {error.message}" if error else execution.result
+        shown = shortened(said, self._run.setup.max_result_chars)
+        message = Message.tool(asked.id, shown, name=asked.name, is_error=error is not None)
         output = Transcript((*step.output_messages.pieces, *Transcript.of([message]).pieces))
-        self._run.put_step(
-            replace(step, output_messages=output, tool_executions=(*step.tool_executions, execution))
-        )
-        await self._narrator.tool_ended(execution, step.id, child)
-        await self._narrator.message_ended(self._run.state.transcript[-1])
+        self._run.put_step(replace(step, output_messages=output, tool_executions=(*step.tool_executions, execution)))
+        await self._narrator.tool_ended(execution, self._run.state.transcript[-1], step.id, child)
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has asked for the current task to be cancelled; what it waits for may be, of itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _as_outcome(value: Any) -> Outcome:
+    return replace(value, result=as_json(value.result)) if isinstance(value, Outcome) else Outcome(as_json(value))
 
 
 def _refused(call: ToolCall, kind: str, message: str) -> ToolExecution:

@@ -187,7 +187,8 @@ def _arguments_of(
 
 def _default(value: Any) -> Any:
     """A parameter's default as a struct's; one that is not a plain value is left out of the schema."""
-    is_plain = value is None or isinstance(value, str | int | float | Enum) or value in ([], {}, set())
+    is_empty = isinstance(value, list | dict | set) and not value
+    is_plain = value is None or is_empty or isinstance(value, str | int | float | Enum)
     return value if is_plain else msgspec.field(default_factory=lambda: value)
 
 
@@ -201,7 +202,7 @@ def _schema_of(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     own.pop("title", None)
     defined = {**components, **hoisted}
     parts = {"$defs": defined} if defined else {}
-    return {"properties": {}, "required": [], **own, "additionalProperties": False, **parts}
+    return {"type": "object", "properties": {}, "required": [], **own, "additionalProperties": False, **parts}
 
 
 def _describe(hoisted: dict[str, Any], kind: type) -> dict[str, Any]:

@@ -145,10 +145,25 @@ class FileStore:
         return await self._files.run(lambda files: file_writes.append(files, claim, at, log, rows, events, taken))
 
     async def read(
-        self, session_id: str, *, after: int = 0, limit: int | None = None, inbox: bool = False
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        last: int | None = None,
+        run: str | None = None,
+        inbox: bool = False,
     ) -> Sequence[JournalEntry]:
+        key, asked = SessionId(session_id), file_reads.Asked(after, limit, last, run, inbox)
+        return await self._files.run(lambda files: file_reads.entries(files, key, asked))
+
+    async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         key = SessionId(session_id)
-        return await self._files.run(lambda files: file_reads.entries(files, key, after, limit, inbox))
+        return await self._files.run(lambda files: file_reads.log_of(files, key, name))
+
+    async def lapsed(self) -> Sequence[SessionId]:
+        at = now().timestamp()
+        return await self._files.run(lambda files: file_reads.lapsed(files, at))
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
         if log.origin != self._files.origin:

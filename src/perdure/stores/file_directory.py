@@ -126,7 +126,7 @@ class Directory:
 
     def since(self, session_id: str, header: Header) -> SessionLog:
         """What has been written to a log since its document was made; nothing before that is read."""
-        log = SessionLog.from_middle(session_id, header.key, header.end)
+        log = SessionLog.from_middle(session_id, header.key, header.end, header.lines)
         try:
             with self.folder.reading(log.file) as handle:
                 if handle is None or os.fstat(handle).st_size < header.end:

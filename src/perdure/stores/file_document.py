@@ -14,6 +14,7 @@ import msgspec
 from perdure import codec
 from perdure.errors import InvalidData, InvalidSessionFile
 from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.stores.file_log import SessionLog
 from perdure.stores.rows import checksum
 
 HEADER_LINES = 4
@@ -21,26 +22,28 @@ _OURS = ("info", "log", "header_crc", "crc")
 
 
 class Header(NamedTuple):
-    """What a listing shows of a session, which log it comes from, and how much of it had been written then."""
+    """What a listing shows of a session, and the log it comes from: how far that went with this version."""
 
     info: AgentSessionInfo
     key: str
     end: int
+    lines: int
 
 
 class _Log(msgspec.Struct, frozen=True):
     key: str
     end: int
+    lines: int
 
 
 def document_file(session_id: str) -> str:
     return f"{session_id}.json"
 
 
-def encode_document(session: AgentSession, key: str, end: int) -> bytes:
-    """The document of a session whose log has this key and, with the version in it, this length."""
-    log = msgspec.json.encode(_Log(key, end))
-    header = b'{\n"info": %b,\n"log": %b,\n' % (codec.encode(session.info), log)
+def encode_document(session: AgentSession, log: SessionLog) -> bytes:
+    """The document of a session's newest version. What its log holds beyond that version, the claim, is not in it."""
+    made_from = msgspec.json.encode(_Log(log.key, *log.newest))
+    header = b'{\n"info": %b,\n"log": %b,\n' % (codec.encode(session.info), made_from)
     body = b"".join(_entry(name, value) for name, value in codec.to_dict(session).items() if name not in _OURS)
     return _closed(header + _seal("header_crc", header) + body)
 
@@ -87,4 +90,4 @@ def read_header(lines: list[bytes], path: Path) -> Header:
         log = codec.decode(_Log, lines[2].removeprefix(b'"log": ').removesuffix(b","))
     except InvalidData as error:
         raise InvalidSessionFile(path, f"its header is of a form this release does not read: {error}") from None
-    return Header(info, log.key, log.end)
+    return Header(info, log.key, log.end, log.lines)

@@ -1,7 +1,7 @@
 """The log of one session as a file: lines of JSON, each with its number and checksum, appended and never changed.
 
-A line says how many more lines belong to its operation (`left`); an operation counts once its last line is there.
-What stands behind the last whole operation is torn: its writer died before it could acknowledge it.
+The last line of an operation says how many lines it has (`commit`); without it the others do not count. What stands
+behind the last whole operation is torn: its writer died before it could acknowledge it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line: its number, how many follow in its operation, and what it records. `at` and `name` say where."""
+    """A line: its number, at the end of an operation its length, and what is recorded. `at` and `name` say where."""
 
     n: int = 0
-    left: int = 0
+    commit: int = 0
     kind: str = ""
     name: str = ""
     at: int = 0
@@ -79,7 +79,9 @@ def opening(key: str) -> Line:
 
 def encode_operation(lines: Sequence[Line], first: int) -> bytes:
     """Lines that count together or not at all."""
-    return b"".join(_sealed(replace(each, n=first + i, left=len(lines) - 1 - i)) for i, each in enumerate(lines))
+    numbered = [replace(each, n=number) for number, each in enumerate(lines, first)]
+    numbered[-1] = replace(numbered[-1], commit=len(lines))
+    return b"".join(map(_sealed, numbered))
 
 
 def _sealed(numbered: Line) -> bytes:
@@ -102,7 +104,11 @@ def _opened(raw: bytes) -> Line | None:
 
 
 class SessionLog:
-    """What the operations of one log have come to. `stem` is its file's name without the ending."""
+    """What the operations of one log have come to.
+
+    `stem` is its file's name without the ending; `end` and `lines` are how far it goes, `newest` how far with the
+    operation that made the newest version.
+    """
 
     def __init__(self, stem: str) -> None:
         self.stem = stem
@@ -120,14 +126,15 @@ class SessionLog:
         self.refs: set[Stretch] = set()
         self.epoch = 0
         self.held: Held | None = None
-        self._lines: int | None = 0
+        self.lines = 0
+        self.newest = (0, 0)
         self._first = self._last = b""
 
     @classmethod
-    def from_middle(cls, stem: str, key: str, end: int) -> SessionLog:
+    def from_middle(cls, stem: str, key: str, end: int, lines: int) -> SessionLog:
         """A log of which only what follows `end` is going to be read."""
         log = cls(stem)
-        log.key, log.end, log._lines = key, end, None
+        log.key, log.end, log.lines = key, end, lines
         return log
 
     @property
@@ -175,8 +182,7 @@ class SessionLog:
 
     def encode(self, lines: Sequence[Line]) -> bytes:
         """An operation to be appended to this log."""
-        assert self._lines is not None
-        return encode_operation(lines, self._lines + 1)
+        return encode_operation(lines, self.lines + 1)
 
     def is_beginning_of(self, handle: int) -> bool:
         """Whether a file begins with what is known here: logs only grow, so the rest of it need not be read again."""
@@ -189,8 +195,9 @@ class SessionLog:
     def feed(self, tail: bytes) -> None:
         """Take in what stands in the file from `end` on."""
         base, waiting, hole = self.end, list[Line](), False
-        expected = None if self._lines is None else self._lines + 1
-        self._first = self._first or tail[: tail.find(b"\n") + 1]
+        expected: int | None = self.lines + 1
+        if base == 0:
+            self._first = tail[: tail.find(b"\n") + 1]
         for start, stop in _line_ends(tail):
             found = _opened(tail[start:stop])
             if found is None:
@@ -204,8 +211,8 @@ class SessionLog:
                 self._note(base + start, f"it is line {found.n}, and line {expected} should stand here")
             expected = found.n + 1
             waiting.append(found)
-            if found.left == 0:
-                if hole and stop + 1 == len(tail):
+            if found.commit:
+                if hole and stop + 1 == len(tail) and found.n - found.commit == self.lines:
                     break
                 if hole:
                     self._note(base + start, "the lines before it are missing")
@@ -232,7 +239,9 @@ class SessionLog:
 
     def _commit(self, lines: list[Line], end: int, last: bytes) -> None:
         self._apply_all(lines)
-        self.end, self._last, self._lines = end, last, lines[-1].n
+        self.end, self._last, self.lines = end, last, lines[-1].n
+        if any(each.kind == "head" for each in lines):
+            self.newest = (self.end, self.lines)
 
     def _apply_all(self, lines: list[Line]) -> None:
         for each in lines:

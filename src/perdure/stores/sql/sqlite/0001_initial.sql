@@ -28,6 +28,8 @@ CREATE TABLE session (
     expires   REAL
 ) STRICT;
 
+-- A second way to a session by its id, asked when the first finds none: a damaged page is no unknown session.
+CREATE INDEX session_again ON session (id COLLATE NOCASE);
 CREATE INDEX session_by_agent ON session (agent, sid);
 CREATE INDEX session_by_owner ON session (owner, sid) WHERE owner IS NOT NULL;
 CREATE INDEX session_by_parent ON session (parent, sid) WHERE parent IS NOT NULL;
@@ -91,7 +93,7 @@ CREATE TABLE event (
 CREATE TABLE inbox (
     sid  INTEGER NOT NULL,
     seq  INTEGER NOT NULL,
-    run  INTEGER,
+    run  TEXT,
     kind TEXT NOT NULL,
     crc  INTEGER NOT NULL,
     body BLOB NOT NULL,

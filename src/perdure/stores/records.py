@@ -1,0 +1,111 @@
+"""Session records as files, one JSON document each: for those who record runs without a session store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import InvalidData, InvalidSessionFile, SessionNotFound
+from perdure.model.ids import SessionId
+from perdure.model.record import SessionRecord
+from perdure.stores.file_folder import Folder
+
+_Where = str | os.PathLike[str]
+
+
+def save_session(record: SessionRecord, directory: _Where) -> None:
+    """Write `{directory}/{session_id}.json`: whole or not at all, and durable."""
+    body = msgspec.json.format(codec.encode(codec.to_dict(record)), indent=2)
+    with _opened(directory) as folder:
+        folder.replace(_file(record.session_id), body + b"\n")
+
+
+def load_session(session_id: str, directory: _Where) -> SessionRecord:
+    """The record of a session; SessionNotFound, or InvalidSessionFile, if there is none that can be read."""
+    with _opened(directory) as folder:
+        return _load(folder, SessionId(session_id))
+
+
+def list_session_ids(directory: _Where) -> list[SessionId]:
+    """The sessions that have a record, the one written last first."""
+    with _opened(directory) as folder:
+        found = [(_written_at(folder, name), name) for name in folder.names() if name.endswith(".json")]
+    return [SessionId(name.removesuffix(".json")) for _, name in sorted(found, reverse=True)]
+
+
+def load_sessions_for_agent(agent_id: str, directory: _Where) -> list[SessionRecord]:
+    """The records of an agent's sessions, the one written last first."""
+    records = [load_session(session_id, directory) for session_id in list_session_ids(directory)]
+    return [record for record in records if record.agent_id == agent_id]
+
+
+def delete_session(session_id: str, directory: _Where) -> None:
+    """Remove a session's record; SessionNotFound if there is none."""
+    with _opened(directory) as folder:
+        if folder.size(_file(session_id)) is None:
+            raise SessionNotFound(session_id)
+        folder.remove(_file(session_id))
+        folder.sync()
+
+
+class FileRecordStore:
+    """The same, one writer at a time: who comes while another writes a session's record gets SessionLocked."""
+
+    def __init__(self, directory: _Where) -> None:
+        self._directory = Path(directory)
+
+    async def save(self, record: SessionRecord) -> None:
+        await asyncio.to_thread(self._save, record)
+
+    def _save(self, record: SessionRecord) -> None:
+        with _opened(self._directory) as folder, folder.locked([SessionId(record.session_id)], 0.0):
+            save_session(record, self._directory)
+
+    async def load(self, session_id: str) -> SessionRecord:
+        return await asyncio.to_thread(load_session, session_id, self._directory)
+
+    async def list_ids(self) -> list[SessionId]:
+        return await asyncio.to_thread(list_session_ids, self._directory)
+
+    async def delete(self, session_id: str) -> None:
+        await asyncio.to_thread(self._delete, session_id)
+
+    def _delete(self, session_id: str) -> None:
+        with _opened(self._directory) as folder, folder.locked([SessionId(session_id)], 0.0):
+            delete_session(session_id, self._directory)
+
+
+@contextmanager
+def _opened(directory: _Where) -> Iterator[Folder]:
+    folder = Folder(Path(directory))
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def _file(session_id: str) -> str:
+    return f"{SessionId(session_id)}.json"
+
+
+def _written_at(folder: Folder, name: str) -> tuple[int, str]:
+    return os.stat(folder.path / name, follow_symlinks=False).st_mtime_ns, name
+
+
+def _load(folder: Folder, session_id: SessionId) -> SessionRecord:
+    body = folder.read(_file(session_id))
+    if body is None:
+        raise SessionNotFound(session_id)
+    try:
+        record = codec.from_dict(SessionRecord, codec.decode_plain(body))
+    except InvalidData as error:
+        raise InvalidSessionFile(folder.path / _file(session_id), str(error)) from None
+    if record.session_id != session_id:
+        raise InvalidSessionFile(folder.path / _file(session_id), f"it is the record of {record.session_id!r}")
+    return record

@@ -1,0 +1,55 @@
+"""What the loop's tests share: an agent that follows a script, and someone who listens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perdure import AgentDefinition, AgentLoop, AgentState, LoopFactory, Message, ToolResult
+from perdure.testing.scripted import Reply, ScriptedDriver
+
+Script = ScriptedDriver | Sequence[Reply] | Callable[..., Reply]
+
+
+class Heard(list[Any]):
+    """Takes a run's events and keeps them."""
+
+    async def emit(self, event: object) -> None:
+        self.append(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self if isinstance(event, kind)]
+
+    @property
+    def names(self) -> list[str]:
+        return [type(event).__name__ for event in self]
+
+
+def loops_of(script: Script, *tools: Any, **options: Any) -> LoopFactory:
+    driver = script if isinstance(script, ScriptedDriver) else ScriptedDriver(script)
+    return LoopFactory(driver=driver, tools=tools, **options)
+
+
+def loop_of(script: Script, *tools: Any, agent: dict[str, Any] | None = None, **options: Any) -> AgentLoop:
+    """A loop that follows a script; `agent` has the definition's fields, `options` are the factory's."""
+    return loops_of(script, *tools, **options).build(AgentDefinition("agent", **(agent or {})))
+
+
+def asked(*texts: str) -> AgentState:
+    """A state in which a user has said something."""
+    return AgentState().with_messages(*map(Message.user, texts or ("Hi",)))
+
+
+async def run(script: Script, *tools: Any, agent: dict[str, Any] | None = None, **options: Any) -> AgentState:
+    """The state at the end of a run."""
+    return await loop_of(script, *tools, agent=agent, **options).run(asked())
+
+
+def results_in(state: AgentState) -> list[ToolResult]:
+    """What the model was told of its calls, in the order it was told."""
+    return [result for message in state.messages for result in message.tool_results]
+
+
+def answer_of(state: AgentState) -> str:
+    assert state.final_response is not None
+    return state.final_response.text

@@ -1,0 +1,259 @@
+"""Tools: what a function's hints and docstring become, which arguments fit, and who may use which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel
+
+from perdure import ConfigurationError, FunctionTool, ToolContext, ToolError, ToolRegistry, tool
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Size(TypedDict):
+    width: int
+
+
+class Street(BaseModel):
+    name: str
+
+
+class Address(BaseModel):
+    street: Street
+    others: list[Street] = []
+
+
+class Node(BaseModel):
+    children: list[Node] = []
+
+
+MISSING = object()
+
+
+@tool
+def everything(
+    text: str,
+    colour: Colour,
+    unit: Literal["m", "km"],
+    points: list[Point],
+    size: Size,
+    address: Address,
+    node: Node,
+    limit: Annotated[int, msgspec.Meta(ge=1, le=9)] = 5,
+    note: str | None = None,
+    lenient: int = None,  # type: ignore[assignment]  # noqa: RUF013  # as many write it
+    places: tuple[int, ...] = (1, 2),
+    sentinel: Any = MISSING,
+    context: ToolContext | None = None,
+) -> str:
+    """Do everything.
+
+    And say so.
+
+    Args:
+        text: what to do,
+            and how
+        limit (int): at most so much
+        *points: where
+
+    Returns:
+        text: nothing to describe a parameter with
+    """
+    return text
+
+
+FITTING: dict[str, Any] = {
+    "text": "go",
+    "colour": "red",
+    "unit": "km",
+    "points": [{"x": 1}],
+    "size": {"width": 2},
+    "address": {"street": {"name": "High St"}},
+    "node": {"children": [{}]},
+}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = everything.parameters["properties"][name]
+    return found
+
+
+def test_a_tool_is_described_by_its_function() -> None:
+    """The name is the function's, the description its docstring before the section on arguments."""
+    assert (everything.name, everything.description) == ("everything", "Do everything.\n\nAnd say so.")
+    assert schema_of("text") == {"type": "string", "description": "what to do, and how"}
+    assert schema_of("limit")["description"] == "at most so much"
+    assert schema_of("points")["description"] == "where"
+
+
+def test_the_schema_tells_what_is_optional() -> None:
+    """Parameters with a default are not required; a default that is plain is shown; the context is hidden."""
+    assert everything.parameters["type"] == "object"
+    assert everything.parameters["required"] == list(FITTING)
+    assert everything.parameters["additionalProperties"] is False
+    assert "context" not in everything.parameters["properties"]
+    assert schema_of("limit")["default"] == 5
+    assert (schema_of("limit")["minimum"], schema_of("limit")["maximum"]) == (1, 9)
+    assert schema_of("lenient")["anyOf"] == [{"type": "integer"}, {"type": "null"}]
+    assert "default" not in schema_of("sentinel")
+
+
+def test_the_schema_stands_on_its_own() -> None:
+    """Every type used, however deep, is defined at the schema's root: a validator accepts what the tool accepts."""
+    validator = Draft202012Validator(everything.parameters)
+    validator.check_schema(everything.parameters)
+    validator.validate(FITTING)
+    assert not validator.is_valid({**FITTING, "address": {"street": {"name": 1}}})
+    assert not validator.is_valid({**FITTING, "colour": "green"})
+    assert not validator.is_valid({**FITTING, "points": [{"y": 1}]})
+
+
+def test_arguments_arrive_as_the_function_takes_them() -> None:
+    """Enums, dataclasses and pydantic models are made from JSON; what is left out has its default."""
+    fitted = everything.check({**FITTING, "limit": "7", "lenient": None})
+    assert fitted["colour"] is Colour.RED
+    assert fitted["points"] == [Point(1, 0)]
+    assert fitted["address"] == Address(street=Street(name="High St"))
+    assert fitted["node"] == Node(children=[Node()])
+    assert (fitted["limit"], fitted["note"], fitted["places"]) == (7, None, (1, 2))
+    assert fitted["sentinel"] is MISSING
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"colour": "green"}, "green"),
+        ({"unit": "mile"}, "mile"),
+        ({"limit": 10}, r"<= 9.*\$\.limit"),
+        ({"points": [{"x": "one"}]}, r"\$\.points\[0\]\.x"),
+        ({"address": {"street": {}}}, r"name(.|\n)*required(.|\n)*\$\.address"),
+        ({"extra": 1}, "unknown field `extra`"),
+        ({"text": None}, r"\$\.text"),
+    ],
+)
+def test_what_does_not_fit_is_told_so_that_it_can_be_mended(wrong: dict[str, Any], told: str) -> None:
+    """The error names the place and the problem, and repeats the schema."""
+    with pytest.raises(ToolError, match=told) as raised:
+        everything.check({**FITTING, **wrong})
+    assert "Its schema: {" in str(raised.value)
+
+
+def test_a_missing_argument_is_named() -> None:
+    """A required argument that is left out is told by name."""
+    with pytest.raises(ToolError, match="missing required field `unit`"):
+        everything.check({name: value for name, value in FITTING.items() if name != "unit"})
+
+
+def test_a_parameter_type_may_be_named_like_the_tool() -> None:
+    """A tool's own name is not mistaken for that of a type it takes."""
+
+    def Point_tool(p: Point) -> int:
+        return p.x
+
+    made = FunctionTool(Point_tool, name="Point")
+    assert made.parameters["properties"] == {"p": {"$ref": "#/$defs/Point"}}
+    assert "x" in made.parameters["$defs"]["Point"]["properties"]
+
+
+def test_a_function_without_hints_or_docstring_is_a_tool_too() -> None:
+    """Anything goes for a parameter without a hint."""
+
+    @tool
+    def bare(x, y=2):  # type: ignore[no-untyped-def]
+        return x
+
+    assert bare.description == ""
+    assert bare.parameters["properties"] == {"x": {}, "y": {"default": 2}}
+    assert bare(3) == 3, "it can still be called directly"
+
+
+def _hidden(x: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda *args: args, "cannot be filled in"),
+        (lambda **kwargs: kwargs, "cannot be filled in"),
+        (lambda x, /: x, "cannot be filled in"),
+        (lambda: None, "is no name"),
+        (_hidden, "NoSuchType"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused(function: Any, told: str) -> None:
+    """What a model could not call is a ConfigurationError when it is made, not when it is called."""
+    with pytest.raises(ConfigurationError, match=told):
+        FunctionTool(function, name=None if told == "is no name" else "odd")
+
+
+def test_a_type_without_a_schema_is_refused() -> None:
+    """A parameter that no JSON can fill is a ConfigurationError."""
+
+    class Opaque:
+        pass
+
+    def handle(thing: object) -> None: ...
+
+    handle.__annotations__["thing"] = Opaque
+    with pytest.raises(ConfigurationError, match="Opaque"):
+        FunctionTool(handle)
+
+
+@pytest.mark.parametrize("timeout", [0, -1])
+def test_a_timeout_is_over_zero(timeout: float) -> None:
+    """A tool that has no time at all is a mistake."""
+    with pytest.raises(ConfigurationError, match="over 0"):
+        FunctionTool(lambda: None, name="x", timeout=timeout)
+
+
+def test_a_registry_keeps_tools_by_name() -> None:
+    """Functions become tools; two of one name, and what is no tool, are refused."""
+
+    def one() -> None: ...
+    def two() -> None: ...
+
+    registry = ToolRegistry([one, tool(two), everything])
+    assert [each.name for each in registry] == ["one", "two", "everything"]
+    assert ("one" in registry, "three" in registry, len(registry)) == (True, False, 3)
+    with pytest.raises(ConfigurationError, match="Two tools are named 'one'"):
+        registry.add(one)
+    with pytest.raises(ConfigurationError, match="'spanner' is no tool"):
+        registry.add("spanner")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "left"),
+    [
+        (None, (), ["one", "two", "three"]),
+        ((), (), []),
+        (("three", "one"), (), ["three", "one"]),
+        (None, ("two",), ["one", "three"]),
+        (("one", "two"), ("two",), ["one"]),
+    ],
+)
+def test_tools_are_allowed_and_denied_by_name(allow: Any, deny: tuple[str, ...], left: list[str]) -> None:
+    """None allows all, an empty list none, and a denial outweighs."""
+    registry = ToolRegistry(FunctionTool(lambda: None, name=name) for name in ("one", "two", "three"))
+    assert [each.name for each in registry.select(allow, deny)] == left
+
+
+@pytest.mark.parametrize(("allow", "deny"), [(("four",), ()), (None, ("four",))])
+def test_a_name_that_is_not_registered_is_an_error(allow: Any, deny: tuple[str, ...]) -> None:
+    """A typing mistake in a list of tools is told, with the names there are."""
+    with pytest.raises(ConfigurationError, match=r"no tool named 'four'\. Registered are: one\."):
+        ToolRegistry([FunctionTool(lambda: None, name="one")]).select(allow, deny)
