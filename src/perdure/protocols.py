@@ -281,6 +281,17 @@ class JournalEntry(msgspec.Struct, frozen=True):
     run: str | None = None
 
 
+class RunOnRecord(msgspec.Struct, frozen=True):
+    """A run as the journal knows it: its first and last entry, and the stretch of log that holds its messages."""
+
+    loop_id: str
+    first: JournalEntry
+    last: JournalEntry
+    log: LogRef
+    start: int
+    stop: int
+
+
 class Key(msgspec.Struct, frozen=True):
     """An idempotency key, and a digest of the request that it stands for."""
 
@@ -369,6 +380,12 @@ class Journal(Protocol):
 
         `limit` takes the first so many, `last` the last so many, `run` those of one run.
         """
+        ...
+
+    async def runs(
+        self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
+    ) -> Sequence[RunOnRecord]:
+        """The newest runs on record, oldest first; those that began before a sequence number; or one, by its id."""
         ...
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:

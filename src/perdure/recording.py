@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.model.loop_events import (
     AgentEnd,
+    AgentStart,
     AnyLoopEvent,
     LoopEvent,
     MessageEnd,
@@ -24,7 +25,7 @@ from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, 
 
 T = TypeVar("T")
 
-_IMPLIED = ("type", "loop_id", "session_id", "agent_id")
+_IMPLIED = ("type", "loop_id", "session_id")
 
 
 def entry_of(event: LoopEvent) -> Entry:
@@ -33,6 +34,8 @@ def entry_of(event: LoopEvent) -> Entry:
     kind = str(plain["type"])
     for name in _IMPLIED:
         plain.pop(name, None)
+    if not isinstance(event, AgentStart):
+        plain.pop("agent_id", None)  # the same throughout a loop
     if isinstance(event, MessageEnd):
         plain["message"] = event.message.id
     if isinstance(event, AgentEnd):
@@ -53,7 +56,8 @@ _STUB = Message("user", (), "")
 
 def event_of(entry: JournalEntry, session_id: str, agent_id: str, message_of: Callable[[str], Message]) -> AnyLoopEvent:
     """The event that an entry of the record stands for; `message_of` finds a message by its id."""
-    plain = {**entry.body, "type": entry.kind, "loop_id": entry.run, "session_id": session_id, "agent_id": agent_id}
+    plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "loop_id": entry.run, "session_id": session_id}
+    plain["cursor"] = entry.seq
     named = plain.pop("messages", ()) if entry.kind == "agent_end" else ()
     if entry.kind == "message_end":
         named = (plain["message"],)

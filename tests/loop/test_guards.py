@@ -153,8 +153,8 @@ async def test_time_that_a_run_waited_for_a_person_does_not_count() -> None:
             async for _ in execution.steps():
                 pass
             state = execution.state
-    assert (state.status, answer_of(state)) == (ExecutionStatus.COMPLETED, "done")
-    assert execution.spent().seconds == 20
+        assert (state.status, answer_of(state)) == (ExecutionStatus.COMPLETED, "done")
+        assert execution.spent().seconds == 20
 
 
 async def test_a_run_that_was_resumed_goes_on_counting() -> None:

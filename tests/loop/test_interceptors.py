@@ -57,7 +57,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 async def test_every_point_is_passed_in_order() -> None:
-    """A run with one tool call passes ten points, on_error apart, in the order of its story."""
+    """A run with one tool call passes every point but on_error in the order of its story."""
     seen: list[str] = []
 
     def watch(point: str) -> Callable[..., Any]:

@@ -271,3 +271,47 @@ async def test_a_seed_is_filled_up_from_the_definition() -> None:
     assert [message.text for message in session.state.messages] == ["Hello"]
     assert session.state.context.system_prompt == "Be brief."
     assert session.state.metadata == {"tier": 1, "own": True}
+
+
+class Meddler:
+    """An action during which somebody else saves the session, a given number of times."""
+
+    def __init__(self, runtime: SessionRuntime, times: int, *, runs_model: bool = False) -> None:
+        self.runtime = runtime
+        self.left = times
+        self.runs_model = runs_model
+
+    async def execute_on(self, session: AgentSession, context: object = None) -> AgentSession:
+        if self.left:
+            self.left -= 1
+            await self.runtime.execute(session.id, WriteMetadata(f"other-{self.left}", True))
+        return session.with_state(session.state.with_messages(Message.user("mine")))
+
+
+async def test_retry_applies_an_action_anew() -> None:
+    """on_conflict="retry" loads again and repeats the action, so that both changes stand."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    kept = await runtime.execute(session.id, Meddler(runtime, 2), on_conflict="retry")
+    assert (kept.version, kept.state.metadata["other-0"], kept.state.metadata["other-1"]) == (4, True, True)
+    assert [message.text for message in kept.state.messages] == ["mine"]
+
+
+async def test_retry_does_not_repeat_an_action_that_has_run_a_model() -> None:
+    """What a model was paid for is not done again behind the caller's back."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    with pytest.raises(SessionConflict):
+        await runtime.execute(session.id, Meddler(runtime, 1, runs_model=True), on_conflict="retry")
+
+
+async def test_a_conflict_can_keep_the_work_as_a_fork() -> None:
+    """on_conflict="fork" returns a new session with what the action made, and the parent as the other one left it."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    fork = await runtime.execute(session.id, Meddler(runtime, 1), on_conflict="fork")
+    assert (fork.version, fork.info.parent_id) == (1, session.id)
+    assert [message.text for message in fork.state.messages] == ["mine"]
+    assert len((await runtime.get_session(session.id)).state.messages) == 0
+    with pytest.raises(InvalidData, match="on_conflict"):
+        await runtime.execute(session.id, Meddler(runtime, 0), on_conflict="shrug")  # type: ignore[arg-type]

@@ -18,6 +18,8 @@ from perdure.protocols import ActionContext
 class ApproveToolCalls:
     """Let pending calls (all of them, unless some are named) be made, and the run go on."""
 
+    runs_model = True
+
     def __init__(self, loops: LoopFactory, *, call_ids: Iterable[str] | None = None, depth: int = 0) -> None:
         self._loops = loops
         self._call_ids = _checked_ids(call_ids)
@@ -31,6 +33,8 @@ class ApproveToolCalls:
 
 class DenyToolCalls:
     """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and goes on."""
+
+    runs_model = True
 
     def __init__(
         self, loops: LoopFactory, *, reason: str, call_ids: Iterable[str] | None = None, depth: int = 0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from perdure.actions.transcript import place_of
-from perdure.model.ids import SessionId, now
-from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext
 
 
@@ -27,15 +25,5 @@ class ForkSession:
         transcript = session.state.transcript
         if self.at is not None:
             transcript = transcript.cut(0, place_of(transcript, self.at, "$.at"))
-        at = now()
-        info = AgentSessionInfo(
-            id=SessionId.generate() if self.dst is None else SessionId(self.dst),
-            agent_name=session.info.agent_name,
-            created_at=at,
-            updated_at=at,
-            parent_id=session.id,
-            owner=session.info.owner,
-            tags=session.info.tags,
-        )
         state = session.state.for_next_execution().with_transcript(transcript)
-        return replace(session, info=info, state=state)
+        return session.forked(SessionId.generate() if self.dst is None else SessionId(self.dst), state)

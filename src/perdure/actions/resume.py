@@ -24,6 +24,8 @@ from perdure.runtime.runtime import SessionRuntime
 class ResumeExecution:
     """Continue the run that was under way when its process was killed; a session without one is left as it is."""
 
+    runs_model = True
+
     def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
         self._loops = loops
         self._depth = depth

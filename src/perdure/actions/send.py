@@ -25,6 +25,8 @@ class SendMessage:
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
     """
 
+    runs_model = True
+
     def __init__(
         self,
         message: object,
@@ -132,6 +134,8 @@ class SendPosted:
 
     It is looked up once the session is loaded, and the claim compares the version: two who try send it once.
     """
+
+    runs_model = True
 
     def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
         self._loops = loops

@@ -49,6 +49,8 @@ class LoopEvent(Value, frozen=True, kw_only=True):
     agent_id: str = ""
     seq: int = 0
     at: datetime = msgspec.field(default_factory=now)
+    cursor: int | None = None
+    """Where the event stands on its session's record, once it has been read from there: what `after=` takes."""
 
 
 class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):

@@ -91,6 +91,20 @@ class AgentSession(Value, frozen=True):
         info = msgspec.structs.replace(self.info, updated_at=now())
         return msgspec.structs.replace(self, state=state, info=info)
 
+    def forked(self, session_id: SessionId, state: AgentState) -> AgentSession:
+        """A new session, of version 0 and active, with this one as its parent."""
+        at = now()
+        info = AgentSessionInfo(
+            id=session_id,
+            agent_name=self.info.agent_name,
+            created_at=at,
+            updated_at=at,
+            parent_id=self.id,
+            owner=self.info.owner,
+            tags=self.info.tags,
+        )
+        return msgspec.structs.replace(self, info=info, state=state)
+
     def with_definition(self, definition: AgentDefinition) -> AgentSession:
         info = msgspec.structs.replace(self.info, agent_name=definition.name, updated_at=now())
         return msgspec.structs.replace(self, definition=definition, info=info)

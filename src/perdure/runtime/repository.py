@@ -23,8 +23,12 @@ class SessionRepository:
             raise ConfigurationError(f"{store!r} is not a session store; see perdure.protocols.SessionStore.")
         self.store = store
 
-    async def create(self, session: AgentSession) -> AgentSession:
-        return await self.store.create(session)
+    async def create(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
+        """Keep a new session; with `saving`, one whose messages a run has written to a journal already."""
+        if saving is None:
+            return await self.store.create(session)
+        kept: AgentSession = await cast(Any, self.store).create(session, written=saving.written)
+        return kept
 
     async def save(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
         """Keep the next version; with `saving`, that of a run, in a store that has a journal."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from typing import Unpack
+from contextlib import asynccontextmanager, suppress
+from typing import Literal, Unpack, get_args
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ClaimLost, ConfigurationError, InvalidData, PerdureError, SessionConflict
 from perdure.model.definition import AgentDefinition
 from perdure.model.events import (
     SessionActionExecuted,
@@ -16,6 +17,9 @@ from perdure.model.events import (
     SessionSaved,
     SessionSaveFailed,
 )
+from perdure.model.ids import SessionId
+from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.state import AgentState
 from perdure.protocols import (
@@ -29,8 +33,13 @@ from perdure.protocols import (
     SessionStore,
 )
 from perdure.runtime.bus import EventBus
+from perdure.runtime.history import read_events, read_loop, read_record
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
 from perdure.runtime.repository import SessionFactory, SessionRepository
+
+
+OnConflict = Literal["raise", "retry", "fork"]
+_MOST_ATTEMPTS = 10
 
 
 class SessionRuntime:
@@ -76,27 +85,50 @@ class SessionRuntime:
         await self._emit_saved(kept)
         return kept
 
-    async def execute(self, session_id: str, action: Action) -> AgentSession:
-        """Load a session, turn it into the next one with an action, and save that under the next version."""
+    async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "raise") -> AgentSession:
+        """Load a session, turn it into the next one with an action, and save that under the next version.
+
+        Where somebody else has saved meanwhile: raise; apply the action anew, unless it has run a model (retry); or
+        keep what the action has made as a fork (fork).
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise InvalidData("$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}")
         if not callable(getattr(action, "execute_on", None)):
             raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                return await self._execute(session_id, action, on_conflict)
+            except SessionConflict:
+                again = on_conflict == "retry" and not getattr(action, "runs_model", False)
+                if not again or attempt == _MOST_ATTEMPTS:
+                    raise
+                await asyncio.sleep(random.random() * 0.001 * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
         context = ActionContext(self._repository.store, self._events.emit, self.execute)
         try:
             after = await action.execute_on(before, context)
         except asyncio.CancelledError:
             if context.interrupted is not None:
-                await self._save(action, before, context.interrupted, context)
+                with suppress(PerdureError):  # SessionSaveFailed tells of it; what the caller waits for is the end
+                    await self._save(action, before, context.interrupted, context, "raise")
             raise
         if context.answer is not None:
             return context.answer
-        kept = await self._save(action, before, after, context)
+        kept = await self._save(action, before, after, context, on_conflict)
         if context.after_saved is not None:
             await context.after_saved(kept)
         return kept
 
     async def _save(
-        self, action: Action, before: AgentSession, after: AgentSession, context: ActionContext
+        self,
+        action: Action,
+        before: AgentSession,
+        after: AgentSession,
+        context: ActionContext,
+        on_conflict: OnConflict,
     ) -> AgentSession:
         try:
             after = await self._pass(SessionStage.AFTER_ACTION, _checked(action, before, after))
@@ -105,11 +137,20 @@ class SessionRuntime:
             async with self._saving(after) as saving:
                 kept = saving.kept = await self._repository.save(after, context.saving)
                 kept = await self._pass(SessionStage.AFTER_SAVE, kept)
-        except Exception:
+        except Exception as error:
             # The run's work is on record; its claim must not keep others out until it lapses.
             if context.saving is not None and context.journal is not None:
                 await context.journal.release(context.saving.claim)
+            if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
+                return await self._keep_as_fork(after, context)
             raise
+        await self._emit_saved(kept)
+        return kept
+
+    async def _keep_as_fork(self, session: AgentSession, context: ActionContext) -> AgentSession:
+        fork = session.forked(SessionId.generate(), session.state)
+        async with self._saving(fork) as saving:
+            kept = saving.kept = await self._repository.create(fork, context.saving)
         await self._emit_saved(kept)
         return kept
 
@@ -131,6 +172,27 @@ class SessionRuntime:
     async def list_sessions(self, **filters: Unpack[Filters]) -> SessionInfoList:
         """A page of headers, newest first."""
         return await self._repository.list(**filters)
+
+    async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
+        """What ran in a session: the headers of its loops, all of them, or the newest `limit` before a cursor."""
+        info = await self.get_session_info(session_id)
+        return await read_record(self._recorded(), info, limit=limit, before=before)
+
+    async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
+        """The whole record of one loop: messages, turns, events."""
+        return await read_loop(self._recorded(), SessionId(session_id), loop_id)
+
+    async def events(
+        self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
+    ) -> AsyncIterator[AnyLoopEvent]:
+        """The events on a session's record, from a cursor on, or the last so many; with `follow`, those to come too."""
+        async for event in read_events(self._recorded(), SessionId(session_id), after=after, last=last, follow=follow):
+            yield event
+
+    def _recorded(self) -> Journal:
+        if self.journal is None:
+            raise ConfigurationError("This store has no journal, so its runs are unrecorded.")
+        return self.journal
 
     async def _pass(self, stage: SessionStage, session: AgentSession) -> AgentSession:
         return await pass_stage(self._controller, stage, session)

@@ -28,6 +28,7 @@ from perdure.protocols import (
     Filters,
     JournalEntry,
     Key,
+    RunOnRecord,
     SessionQuery,
     StoredAt,
 )
@@ -156,6 +157,12 @@ class FileStore:
     ) -> Sequence[JournalEntry]:
         key, asked = SessionId(session_id), file_reads.Asked(after, limit, last, run, inbox)
         return await self._files.run(lambda files: file_reads.entries(files, key, asked))
+
+    async def runs(
+        self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
+    ) -> Sequence[RunOnRecord]:
+        key = SessionId(session_id)
+        return await self._files.run(lambda files: file_reads.runs(files, key, limit, before, run))
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         key = SessionId(session_id)

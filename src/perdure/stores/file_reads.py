@@ -12,12 +12,12 @@ from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.transcript import LogRef
-from perdure.protocols import Entry, JournalEntry, Key, SessionQuery
+from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord, SessionQuery
 from perdure.stores.file_directory import Directory, cut_short
 from perdure.stores.file_document import Header
 from perdure.stores.file_log import LogKey, SessionLog
 from perdure.stores.memory import matches
-from perdure.stores.rows import Shelf, StoredHead, Stretch, decode_info, decode_row
+from perdure.stores.rows import Shelf, StoredHead, Stretch, decode_info, decode_row, runs_in
 
 T = TypeVar("T")
 
@@ -106,6 +106,19 @@ def _some(found: list[T], asked: Asked) -> list[T]:
 def _entry(seq: int, raw: bytes) -> JournalEntry:
     entry = codec.decode(Entry, raw)
     return JournalEntry(seq, entry.kind, entry.body, entry.run)
+
+
+def runs(
+    directory: Directory, session_id: str, limit: int | None, before: int | None, run: str | None
+) -> list[RunOnRecord]:
+    log = _existing(directory, session_id)
+
+    def stretch_of(loop: str) -> tuple[LogRef, int, int]:
+        name = loop if loop in log.messages else ""
+        return LogRef(directory.origin, log.key_of(name)), 0, log.end_of(name)
+
+    entries = (_entry(seq, raw) for seq, raw in enumerate(log.events, 1))
+    return runs_in(entries, stretch_of, limit=limit, before=before, run=run)
 
 
 def log_of(directory: Directory, session_id: str, name: str) -> tuple[LogRef, int]:

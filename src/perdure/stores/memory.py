@@ -21,10 +21,11 @@ from perdure.protocols import (
     Filters,
     JournalEntry,
     Key,
+    RunOnRecord,
     SessionQuery,
     StoredAt,
 )
-from perdure.stores.rows import Placement, another_session, consolidate, encode_head, foreign_stretches
+from perdure.stores.rows import Placement, another_session, consolidate, encode_head, foreign_stretches, runs_in
 
 
 class _Shelved:
@@ -250,6 +251,18 @@ class MemoryStore:
         if last is not None:
             return found[-last:] if last else []
         return found[:limit]
+
+    async def runs(
+        self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
+    ) -> Sequence[RunOnRecord]:
+        shelved = self._find(session_id)
+
+        def stretch_of(loop: str) -> tuple[LogRef, int, int]:
+            branch, main = self._log(shelved, loop), self._log(shelved, "")
+            ref = branch if branch.key in self._logs else main
+            return ref, 0, len(self._logs.get(ref.key, ()))
+
+        return runs_in(shelved.record, stretch_of, limit=limit, before=before, run=run)
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         ref = self._log(self._find(session_id), name)

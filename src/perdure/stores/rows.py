@@ -25,7 +25,7 @@ from perdure.model.state import AgentContext, AgentState
 from perdure.model.step import AgentStep, StepExecution
 from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript, every_span
 from perdure.model.value import EMPTY, Value
-from perdure.protocols import NOTHING_WRITTEN, StoredAt
+from perdure.protocols import NOTHING_WRITTEN, JournalEntry, RunOnRecord, StoredAt
 from perdure.stores.live import LRU
 
 INLINE = 256
@@ -467,3 +467,21 @@ def another_session(session: AgentSession) -> SessionConflict:
         f"Session {session.id!r} has been erased and created anew since this one was loaded. Nothing was saved. "
         "Load it again and repeat the action, or create this one under another id.",
     )
+
+
+def runs_in(
+    entries: Iterable[JournalEntry],
+    stretch_of: Callable[[str], tuple[LogRef, int, int]],
+    *,
+    limit: int | None = None,
+    before: int | None = None,
+    run: str | None = None,
+) -> list[RunOnRecord]:
+    """The runs in a record that is read whole, for stores that keep no index of them."""
+    ends: dict[str, tuple[JournalEntry, JournalEntry]] = {}
+    for entry in entries:
+        if entry.run is not None and run in (None, entry.run):
+            ends[entry.run] = (ends.get(entry.run, (entry, entry))[0], entry)
+    asked = [(loop, first, last) for loop, (first, last) in ends.items() if before is None or first.seq < before]
+    chosen = asked if limit is None else asked[max(0, len(asked) - limit) :]
+    return [RunOnRecord(loop, first, last, *stretch_of(loop)) for loop, first, last in chosen]

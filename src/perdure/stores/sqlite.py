@@ -28,6 +28,7 @@ from perdure.protocols import (
     Filters,
     JournalEntry,
     Key,
+    RunOnRecord,
     SessionQuery,
     StoredAt,
 )
@@ -247,6 +248,14 @@ class SqliteStore:
         )
         entries: Sequence[JournalEntry] = await self._db.reader.run(job)
         return entries
+
+    async def runs(
+        self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
+    ) -> Sequence[RunOnRecord]:
+        key = SessionId(session_id)
+        job = partial(jobs.runs, session_id=key, origin=self._db.origin, limit=limit, before=before, run=run)
+        found: Sequence[RunOnRecord] = await self._db.reader.run(job)
+        return found
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         job = partial(jobs.log_of, session_id=SessionId(session_id), name=name, origin=self._db.origin)

@@ -26,7 +26,7 @@ from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.model.transcript import LogRef
-from perdure.protocols import Appended, Claim, Entry, JournalEntry, Key, SessionQuery, StoredAt
+from perdure.protocols import Appended, Claim, Entry, JournalEntry, Key, RunOnRecord, SessionQuery, StoredAt
 from perdure.stores.claims import Holder
 from perdure.stores.live import Live
 from perdure.stores.memory import matches
@@ -134,7 +134,8 @@ def save(db: apsw.Connection, write: Write) -> Live:
     if live is None or live.session.info.tags != info.tags:
         db.execute("DELETE FROM tag WHERE sid = ?", (sid,))
         _write_tags(db, sid, info.tags)
-    _write_entries(db, "event", sid, evt_end - len(write.entries), write.entries)
+    stretch = (log, msg_end - len(write.placement.new), msg_end)
+    _write_entries(db, "event", sid, evt_end - len(write.entries), write.entries, stretch)
     if write.key is not None:
         db.execute(
             "INSERT OR REPLACE INTO key (sid, name, digest, version) VALUES (?, ?, ?, ?)",
@@ -512,7 +513,7 @@ def append(
     if log_name:
         log, start = _branch_log(db, sid, log_name)
     _write_messages(db, log, start, [body for _, body in rows])
-    _write_entries(db, "event", sid, evt_end - len(entries), entries)
+    _write_entries(db, "event", sid, evt_end - len(entries), entries, (log, start, start + len(rows)))
     ref = LogRef(origin, log)
     return Appended({key: StoredAt(ref, pos) for pos, (key, _) in enumerate(rows, start)}, evt_end)
 
@@ -525,31 +526,46 @@ def _branch_log(db: apsw.Connection, sid: int, name: str) -> tuple[int, int]:
 
 
 def _write_entries(
-    db: apsw.Connection, table: str, sid: int, after: int, entries: Sequence[tuple[Entry, bytes]]
+    db: apsw.Connection,
+    table: str,
+    sid: int,
+    after: int,
+    entries: Sequence[tuple[Entry, bytes]],
+    stretch: tuple[int, int, int] = (0, 0, 0),
 ) -> None:
     if entries:
-        runs = _write_runs(db, sid, after, entries) if table == "event" else {}
+        runs = _write_runs(db, sid, after, entries, stretch) if table == "event" else {}
         numbered = [
-            (sid, seq, runs.get(entry.run, entry.run), entry.kind, entry_checksum(sid, seq, entry.run, entry.kind, body), body)
+            (
+                sid,
+                seq,
+                runs.get(entry.run, entry.run),
+                entry.kind,
+                entry_checksum(sid, seq, entry.run, entry.kind, body),
+                body,
+            )
             for seq, (entry, body) in enumerate(entries, after + 1)
         ]
         db.executemany(f"INSERT INTO {table} (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", numbered)
 
 
 def _write_runs(
-    db: apsw.Connection, sid: int, after: int, entries: Sequence[tuple[Entry, bytes]]
+    db: apsw.Connection,
+    sid: int,
+    after: int,
+    entries: Sequence[tuple[Entry, bytes]],
+    stretch: tuple[int, int, int],
 ) -> dict[str | None, int]:
     """The numbers of the runs that entries belong to, by their loops' ids; each run notes how far it goes."""
-    numbers: dict[str | None, int] = {}
+    reach: dict[str, tuple[int, int]] = {}
     for seq, (entry, _) in enumerate(entries, after + 1):
-        if entry.run is not None and entry.run not in numbers:
-            (numbers[entry.run],) = _row(
-                db,
-                "INSERT INTO run (sid, loop, first_seq, last_seq) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (sid, loop) DO UPDATE SET last_seq = excluded.last_seq RETURNING run",
-                (sid, entry.run, seq, after + len(entries)),
-            )
-    return numbers
+        if entry.run is not None:
+            reach[entry.run] = (reach.get(entry.run, (seq, seq))[0], seq)
+    upsert = (
+        "INSERT INTO run (sid, loop, first_seq, last_seq, log, first_pos, end_pos) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (sid, loop) DO UPDATE SET last_seq = excluded.last_seq, end_pos = excluded.end_pos RETURNING run"
+    )
+    return {loop: _row(db, upsert, (sid, loop, first, last, *stretch))[0] for loop, (first, last) in reach.items()}
 
 
 def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) -> int:
@@ -636,6 +652,37 @@ def _entry_of(
     if type(body) is not bytes or entry_checksum(sid, seq, run, kind, body) != crc:
         raise CorruptRecord(session_id, f"{table} {seq}", "its checksum does not match")
     return JournalEntry(seq, kind, codec.decode_plain(body), run)
+
+
+def runs(
+    db: apsw.Connection, session_id: str, origin: str, limit: int | None, before: int | None, run: str | None
+) -> list[RunOnRecord]:
+    row = _row(db, "SELECT sid FROM session WHERE id = ?", (session_id,))
+    if row is None:
+        raise SessionNotFound(session_id)
+    sid = row[0]
+    rows = _rows(
+        db,
+        "SELECT loop, first_seq, last_seq, log, first_pos, end_pos FROM run"
+        " WHERE sid = ? AND first_seq < ? AND (?3 IS NULL OR loop = ?3) ORDER BY first_seq DESC LIMIT ?4",
+        (sid, LAST if before is None else before, run, -1 if limit is None else limit),
+    )
+    found = []
+    for loop, first_seq, last_seq, log, start, stop in reversed(rows):
+        first, last = (_entry_at(db, session_id, sid, seq) for seq in (first_seq, last_seq))
+        found.append(RunOnRecord(loop, first, last, LogRef(origin, log), start, stop))
+    return found
+
+
+def _entry_at(db: apsw.Connection, session_id: str, sid: int, seq: int) -> JournalEntry:
+    sql = (
+        "SELECT seq, run.loop, kind, crc, body FROM event LEFT JOIN run ON run.run = event.run"
+        " WHERE event.sid = ? AND seq = ?"
+    )
+    row = _row(db, sql, (sid, seq))
+    if row is None:
+        raise CorruptRecord(session_id, f"event {seq}", "it is missing")
+    return _entry_of(session_id, "event", sid, *row)
 
 
 def log_of(db: apsw.Connection, session_id: str, name: str, origin: str) -> tuple[LogRef, int]:

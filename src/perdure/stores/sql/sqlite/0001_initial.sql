@@ -68,13 +68,16 @@ CREATE TABLE head (
     UNIQUE (sid, version)
 ) STRICT;
 
--- The runs of a session, each with the first and the last of its events.
+-- The runs of a session, each with the first and the last of its events, and the stretch of log with its messages.
 CREATE TABLE run (
     run       INTEGER PRIMARY KEY AUTOINCREMENT,
     sid       INTEGER NOT NULL,
     loop      TEXT NOT NULL,
     first_seq INTEGER NOT NULL,
     last_seq  INTEGER NOT NULL,
+    log       INTEGER NOT NULL,
+    first_pos INTEGER NOT NULL,
+    end_pos   INTEGER NOT NULL,
     UNIQUE (sid, loop)
 ) STRICT;
 

@@ -1,0 +1,159 @@
+"""Loops made from definitions: which model, which driver, which tools, which capabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from perdure import (
+    AgentDefinition,
+    AgentState,
+    ConfigurationError,
+    ExecutionBudget,
+    ExecutionStatus,
+    Interceptor,
+    LoopFactory,
+    LoopSetup,
+    ModelConfig,
+    OfflineDriver,
+    RetryingDriver,
+    StopReason,
+    ToolCall,
+    UseGuards,
+    tool,
+)
+from perdure.testing.scripted import ScriptedDriver
+
+from .scenes import answer_of, asked
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+def drop() -> None:
+    """Drop everything."""
+
+
+@pytest.mark.parametrize(
+    ("state", "definition", "default", "expected"),
+    [
+        ("a:state", "b:definition", "c:default", "a:state"),
+        (None, "b:definition", "c:default", "b:definition"),
+        (None, None, "c:default", "c:default"),
+        (None, None, None, "offline"),
+    ],
+)
+def test_the_model_nearest_to_the_state_wins(
+    state: str | None, definition: str | None, default: str | None, expected: str
+) -> None:
+    """The state's override, then the definition's, then the factory's, then offline."""
+    loops = LoopFactory(model=default)
+    agent = AgentDefinition("agent", model=definition)
+    asking = AgentState().with_model(ModelConfig(state)) if state else AgentState()
+    setup = loops.build(agent, asking).setup
+    assert setup.model.name == expected
+    assert isinstance(setup.driver, OfflineDriver if expected == "offline" else RetryingDriver)
+
+
+async def test_an_explicit_driver_overrides_all() -> None:
+    """Whatever the model's name, the driver that was given is asked, and told which model was meant."""
+    driver = ScriptedDriver(["Hello."])
+    loop = LoopFactory(driver=driver).build(AgentDefinition("agent", model="openai:gpt-5", system_prompt="Be brief."))
+    state = await loop.run(asked())
+    assert answer_of(state) == "Hello."
+    assert driver.requests[0].model.name == "openai:gpt-5"
+
+
+async def test_without_a_model_the_offline_one_answers() -> None:
+    """An agent works out of the box: no key, no network, and it calls the tools it has."""
+    state = await LoopFactory(tools=[add]).build(AgentDefinition("agent")).run(asked("What is 2 + 3?"))
+    assert "5" in answer_of(state)
+    assert [call.name for message in state.messages for call in message.tool_calls] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "offered"),
+    [
+        ({}, ["add", "drop"]),
+        ({"tools": ()}, []),
+        ({"tools": ("drop",)}, ["drop"]),
+        ({"tools_deny": ("drop",)}, ["add"]),
+    ],
+)
+async def test_a_model_is_offered_the_tools_of_its_agent(fields: dict[str, Any], offered: list[str]) -> None:
+    """None allows all, () none; what is offered are names, descriptions and schemas."""
+    driver = ScriptedDriver(["Hello."])
+    await LoopFactory(driver=driver, tools=[add, drop]).build(AgentDefinition("agent", **fields)).run(asked())
+    assert [spec.name for spec in driver.requests[0].tools] == offered
+    assert all(spec.description and spec.parameters["type"] == "object" for spec in driver.requests[0].tools)
+
+
+def test_an_unknown_tool_is_told_when_the_loop_is_built() -> None:
+    """A definition that names a tool that nobody has registered is a ConfigurationError."""
+    with pytest.raises(ConfigurationError, match=r"no tool named 'fly'\. Registered are: add\."):
+        LoopFactory(tools=[add]).build(AgentDefinition("agent", tools=("fly",)))
+
+
+class Polite(Interceptor):
+    def before_execution(self, state: AgentState) -> AgentState:
+        return state.with_system_prompt("Say please.")
+
+
+class Courtesy:
+    """A capability that adds an interceptor and a tool."""
+
+    def install(self, setup: LoopSetup) -> LoopSetup:
+        setup.tools.add(drop)
+        return replace(setup, interceptors=(*setup.interceptors, Polite()))
+
+
+async def test_a_capability_adds_to_the_loop() -> None:
+    """Tools, interceptors and guards of a capability work for the agents that name it, and for no others."""
+    driver = ScriptedDriver(["Hello."])
+    loops = LoopFactory(driver=driver, tools=[add], capabilities={"courtesy": Courtesy()})
+    await loops.build(AgentDefinition("polite", capabilities=("courtesy",))).run(asked())
+    await loops.build(AgentDefinition("plain")).run(asked())
+    polite, plain = driver.requests
+    assert (polite.system_prompt, [spec.name for spec in polite.tools]) == ("Say please.", ["add", "drop"])
+    assert (plain.system_prompt, [spec.name for spec in plain.tools]) == ("", ["add"])
+
+
+async def test_use_guards_keeps_to_a_budget_beside_the_agents_own() -> None:
+    """The narrower of the two budgets stops the run."""
+    script = ScriptedDriver(lambda request: ToolCall("drop"))
+    guards = UseGuards(ExecutionBudget(max_steps=2))
+    agent = AgentDefinition("agent", budget=ExecutionBudget(max_steps=5), capabilities=("guards",))
+    state = await LoopFactory(driver=script, tools=[drop], capabilities={"guards": guards}).build(agent).run(asked())
+    assert (state.status, state.stop_reason) == (ExecutionStatus.STOPPED, StopReason.STEPS_LIMIT_REACHED)
+    assert state.step_count == 2
+
+
+def test_an_unknown_capability_is_told() -> None:
+    """A capability that nobody has registered is a ConfigurationError that lists those there are."""
+    with pytest.raises(ConfigurationError, match=r"no capability named 'x'\. Registered are: y\."):
+        LoopFactory(capabilities={"y": Courtesy()}).build(AgentDefinition("agent", capabilities=("x",)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"concurrency": True},
+        {"concurrency": "paralel"},
+        {"max_result_chars": 0},
+        {"tools": [add, add]},
+        {"tools": [add], "subagents": [AgentDefinition("add")]},
+        {"subagents": [AgentDefinition("my agent"), AgentDefinition("my_agent")]},
+        {"interceptors": [Polite]},
+    ],
+)
+def test_a_wrong_setup_is_told_at_once(options: dict[str, Any]) -> None:
+    """Mistakes are found when the factory is made, not when an agent runs into them."""
+    with pytest.raises(ConfigurationError):
+        LoopFactory(**options)

@@ -1,0 +1,229 @@
+"""What the model is sent is always valid, whatever the history it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure import (
+    AgentDefinition,
+    AgentStop,
+    ApproveToolCalls,
+    CompleteSession,
+    DenyToolCalls,
+    InjectMessage,
+    LoopFactory,
+    MemoryStore,
+    Message,
+    ModelRequest,
+    PerdureError,
+    ResetTranscript,
+    ResumeSession,
+    Rewind,
+    SendMessage,
+    SessionRuntime,
+    Text,
+    ToolCall,
+    ToolResult,
+    TrimTranscript,
+    tool,
+)
+from perdure.loop.prompt import NO_RESULT, Prompt, compile_prompt
+from perdure.testing.scripted import ScriptedDriver
+from tests.strategies import messages, states
+
+from .scenes import asked, loop_of, results_in
+
+ids = st.sampled_from(["a", "b", "c", ""])
+calls = st.builds(ToolCall, st.just("look"), st.dictionaries(st.just("n"), st.integers(0, 3), max_size=1), ids)
+results = st.builds(ToolResult, ids, st.integers(0, 9), is_error=st.booleans())
+tags = st.fixed_dictionaries({}, optional={"is_trace": st.booleans(), "execution_id": st.sampled_from(["x", "y"])})
+
+
+@st.composite
+def tangles(draw: st.DrawFn) -> list[Message]:
+    """Messages of any role with calls, results and texts in any order: orphans, duplicates, all that can go wrong."""
+    made = []
+    for _ in range(draw(st.integers(0, 8))):
+        role: Any = draw(st.sampled_from(["user", "assistant", "tool", "system"]))
+        parts = draw(st.lists(calls | results | st.builds(Text, st.text(max_size=3)), max_size=4))
+        made.append(Message(role, tuple(parts), metadata=draw(tags)))
+    return made
+
+
+def assert_valid(sent: tuple[Message, ...]) -> None:
+    """Every call is the assistant's and answered exactly once, right behind it; nothing else is a result."""
+    expected: list[str] = []
+    for message in sent:
+        assert message.parts
+        if expected:
+            assert message.role == "tool"
+            assert [result.call_id for result in message.tool_results] == [expected.pop(0)]
+            assert len(message.parts) == 1
+            continue
+        assert message.role != "tool"
+        assert not message.tool_results
+        expected = [call.id for call in message.tool_calls]
+        assert not expected or message.role == "assistant"
+        assert len(set(expected)) == len(expected)
+    assert not expected
+
+
+@given(tangles() | st.lists(messages(), max_size=6), st.booleans())
+def test_any_history_compiles_to_a_valid_list(history: list[Message], keep_traces: bool) -> None:
+    """Every call has exactly one result right after its message, and no result stands alone."""
+    assert_valid(compile_prompt(history, keep_traces=keep_traces, execution_id="x"))
+
+
+@given(tangles())
+def test_compiling_twice_changes_nothing_more(history: list[Message]) -> None:
+    """A valid list is left as it is."""
+    once = compile_prompt(history)
+    assert compile_prompt(once) == once
+
+
+@given(tangles())
+def test_what_was_said_stays_and_in_order(history: list[Message]) -> None:
+    """Nothing but calls and results is touched: texts are all there, where they stood."""
+
+    def said(them: Any) -> list[Text]:
+        return [part for m in them if m.role != "tool" for part in m.parts if isinstance(part, Text)]
+
+    assert said(compile_prompt(history)) == said(history)
+
+
+@given(states(changes=4))
+def test_any_state_that_verbs_lead_to_compiles(state: Any) -> None:
+    """Trimmed, covered, cut or half done: what a state shows compiles to a valid list."""
+    assert_valid(compile_prompt(state.messages))
+
+
+@tool(needs_approval=lambda arguments: arguments["n"] % 2 == 1)
+def look(n: int) -> int:
+    if n == 2:
+        raise AgentStop("two")
+    return n
+
+
+def asking(request: ModelRequest) -> Any:
+    """An agent that looks twice at once, first of all, and then answers."""
+    looked = len(request.messages)
+    return "Seen." if request.step else [ToolCall("look", {"n": looked % 3}), ToolCall("look", {"n": looked % 5})]
+
+
+ORPHANS = (Message.tool("nobody", "asked"), Message.assistant(tool_calls=[ToolCall("look", {"n": 0}, "unanswered")]))
+VERBS: dict[str, Callable[[LoopFactory, int], Any]] = {
+    "send": lambda loops, n: SendMessage(f"Look {n}.", loops),
+    "approve": lambda loops, n: ApproveToolCalls(loops),
+    "deny": lambda loops, n: DenyToolCalls(loops, reason="no"),
+    "resume": lambda loops, n: ResumeSession(),
+    "complete": lambda loops, n: CompleteSession(),
+    "trim": lambda loops, n: TrimTranscript(n),
+    "rewind": lambda loops, n: Rewind(n),
+    "reset": lambda loops, n: ResetTranscript(),
+    "inject": lambda loops, n: InjectMessage(ORPHANS[n % 2]),
+}
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from([*VERBS, *["send", "approve", "deny"] * 2]), st.integers(0, 5)), max_size=12))
+async def test_whatever_is_done_to_a_session_its_model_is_sent_a_valid_list(verbs: list[tuple[str, int]]) -> None:
+    """Runs that stop, wait, are denied or approved, and views that are cut: every request is valid."""
+    driver = ScriptedDriver(asking)
+    loops = LoopFactory(driver=driver, tools=[look])
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AgentDefinition("agent"))
+    for verb, number in verbs:
+        with suppress(PerdureError):  # not every verb fits every moment, and then it changes nothing
+            session = await runtime.execute(session.id, VERBS[verb](loops, number))
+    for request in driver.requests:
+        assert_valid(tuple(request.messages))
+    assert_valid(compile_prompt(session.state.messages))
+
+
+def conversation() -> list[Message]:
+    old = {"is_trace": True, "execution_id": "old"}
+    new = {"is_trace": True, "execution_id": "new"}
+    return [
+        Message.user("One?"),
+        Message.assistant(tool_calls=[ToolCall("look", id="1")], metadata=old),
+        Message.tool("1", "seen", metadata=old),
+        Message.assistant("One.", metadata={"execution_id": "old"}),
+        Message.user("Two?"),
+        Message.assistant(tool_calls=[ToolCall("look", id="2")], metadata=new),
+        Message.tool("2", "seen", metadata=new),
+    ]
+
+
+def test_a_valid_history_is_sent_as_it_is() -> None:
+    """Traces of earlier runs are kept by default, message for message."""
+    said = conversation()
+    assert all(sent is given for sent, given in zip(compile_prompt(said), said, strict=True))
+
+
+def test_traces_of_earlier_runs_can_be_left_out() -> None:
+    """Without traces, what earlier runs did is left out, what they said stays, and this run is whole."""
+    sent = compile_prompt(conversation(), keep_traces=False, execution_id="new")
+    assert [message.text for message in sent] == ["One?", "One.", "Two?", "", "seen"]
+
+
+def test_a_call_without_a_result_is_told_to_be_unknown() -> None:
+    """A call that was interrupted gets a result that says so."""
+    sent = compile_prompt([Message.assistant(tool_calls=[ToolCall("pay", id="1")]), Message.user("Well?")])
+    (result,) = sent[1].tool_results
+    assert (result.call_id, result.name, result.is_error, result.content) == ("1", "pay", True, NO_RESULT)
+
+
+def test_results_are_moved_to_their_calls() -> None:
+    """A result that stands late, in another order, or in a user's message, is sent where it belongs."""
+    both = Message.assistant("Looking.", tool_calls=[ToolCall("look", id="1"), ToolCall("look", id="2")])
+    late = Message("user", (ToolResult("2", "two"), Text("And?"), ToolResult("1", "one")))
+    sent = compile_prompt([both, Message.user("Hm."), late])
+    assert [(message.role, message.text) for message in sent] == [
+        ("assistant", "Looking."),
+        ("tool", "one"),
+        ("tool", "two"),
+        ("user", "Hm."),
+        ("user", "And?"),
+    ]
+
+
+def test_an_id_that_comes_back_is_answered_by_the_nearest_result() -> None:
+    """Two calls of one id in two messages have each their own result; of two in one message the first counts."""
+    first = Message.assistant(tool_calls=[ToolCall("look", {"n": 1}, "x"), ToolCall("look", {"n": 2}, "x")])
+    again = Message.assistant(tool_calls=[ToolCall("look", {"n": 3}, "x")])
+    sent = compile_prompt([first, Message.tool("x", "one"), again, Message.tool("x", "three"), Message.tool("x", "four")])
+    assert [call.arguments["n"] for message in sent for call in message.tool_calls] == [1, 3]
+    assert [result.content for message in sent for result in message.tool_results] == ["one", "three"]
+
+
+def test_a_prompt_is_compiled_when_it_is_looked_at() -> None:
+    """A driver that needs no history pays for none."""
+
+    class Counting(list[Message]):
+        looked = 0
+
+        def __iter__(self) -> Any:
+            self.looked += 1
+            return super().__iter__()
+
+    history = Counting(conversation())
+    prompt = Prompt(history)
+    assert history.looked == 0
+    assert (len(prompt), prompt[0].text, prompt[-1].text, len(list(prompt))) == (7, "One?", "seen", 7)
+    assert history.looked == 1
+
+
+async def test_a_loop_leaves_out_earlier_traces_when_told_to() -> None:
+    """keep_traces=False reaches the request: the second run sees what was said, its own run sees its own tools."""
+    for keep, expected in ((True, 5), (False, 3)):
+        driver = ScriptedDriver([ToolCall("look", {"n": 0}), "One."])
+        loop = loop_of(driver, look, keep_traces=keep)
+        state = await loop.run(asked("One?"))
+        state = await loop.run(state.with_messages(Message.user("Two?")))
+        assert [len(request.messages) for request in driver.requests] == [1, 3, expected, expected + 2]
+        assert len(results_in(state)) == 2

@@ -1,0 +1,230 @@
+"""Agents as tools: each in a session of its own, charged to its caller, and found again by its call."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import (
+    AgentDefinition,
+    AgentSession,
+    ApproveToolCalls,
+    ConfigurationError,
+    DenyToolCalls,
+    DriverError,
+    ExecutionBudget,
+    ExecutionStatus,
+    LoopFactory,
+    MemoryStore,
+    ModelRequest,
+    SendMessage,
+    SessionRuntime,
+    SessionStatus,
+    SqliteStore,
+    StopReason,
+    SubagentPolicy,
+    ToolCall,
+    ToolExecutionEnd,
+    tool,
+)
+from perdure.actions.spawning import child_session_id
+from perdure.testing.scripted import Delay, ScriptedDriver
+
+from .scenes import Heard, answer_of, asked, results_in
+
+BOSS = AgentDefinition("boss", system_prompt="boss", tools=("helper",))
+ASK = ToolCall("helper", {"prompt": "Add it up."}, "ask")
+paid: list[str] = []
+
+
+@tool(needs_approval=True)
+def pay(to: str) -> str:
+    paid.append(to)
+    return f"paid {to}"
+
+
+def helper(**fields: Any) -> AgentDefinition:
+    return AgentDefinition("helper", **{"system_prompt": "helper", "tools": (), "description": "Adds up.", **fields})
+
+
+def loops_for(boss: list[Any], child: list[Any], *, agent: AgentDefinition | None = None, **options: Any) -> LoopFactory:
+    """Loops in which the boss follows one script and everybody else another."""
+
+    def reply(request: ModelRequest) -> Any:
+        return (boss if request.system_prompt == "boss" else child)[request.step]
+
+    return LoopFactory(driver=ScriptedDriver(reply), subagents=[agent or helper()], tools=[pay], **options)
+
+
+async def send(loops: LoopFactory, store: Any = None) -> tuple[SessionRuntime, AgentSession, list[AgentSession]]:
+    """The boss's session after a message, and those of its sub-agents, oldest first."""
+    store = store or MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(BOSS, owner="ada")
+    session = await runtime.execute(session.id, SendMessage("Go.", loops))
+    found = await runtime.list_sessions(parent=session.id)
+    return runtime, session, [await runtime.get_session(info.id) for info in reversed(found)]
+
+
+async def test_a_sub_agent_has_a_session_of_its_own() -> None:
+    """The caller is shown the final text only; the child knows the call that spawned it, by a fixed id."""
+    heard = Heard()
+    _, session, (child,) = await send(loops_for([ASK, "Done."], ["It is 5."], events=heard))
+    assert (answer_of(session.state), results_in(session.state)[0].text) == ("Done.", "It is 5.")
+    assert session.state.execution is not None
+    execution_id = session.state.execution.execution_id
+    assert child.id == child_session_id(execution_id, "ask")
+    assert (child.info.parent_id, child.info.owner, child.info.agent_name) == (session.id, "ada", "helper")
+    spawned = child.info.spawn_ref
+    assert spawned is not None
+    assert (spawned.parent_loop_id, spawned.tool_call_id, spawned.tool_name) == (execution_id, "ask", "helper")
+    assert child.state.parent_agent_id == session.state.agent_id
+    assert [message.text for message in child.state.messages] == ["Add it up.", "It is 5."]
+    ended = next(event for event in heard.of(ToolExecutionEnd) if event.session_id == session.id)
+    assert child.state.execution is not None
+    assert (ended.child.child_session_id, ended.child.child_loop_id) == (child.id, child.state.execution.execution_id)
+
+
+async def test_usage_is_charged_up() -> None:
+    """What a child used counts for its parent's run, and against its parent's budget."""
+    _, session, (child,) = await send(loops_for([ASK, "Done."], ["It is 5."]))
+    assert (child.state.usage.total_tokens, session.state.usage.total_tokens) == (15, 45)
+    assert session.state.steps[0].tool_executions[0].usage == child.state.usage
+
+
+async def test_a_failing_child_is_an_error_of_the_call() -> None:
+    """The parent is told why and goes on; what the child used is charged all the same, and it can be found."""
+    heard = Heard()
+    script = [ToolCall("nothing"), DriverError("no model")]
+    _, session, (child,) = await send(loops_for([ASK, "Pity."], script, events=heard))
+    assert child.state.status is ExecutionStatus.FAILED
+    (result,) = results_in(session.state)
+    assert result.is_error
+    assert result.text == "SubagentFailed: Agent helper gave no answer: error_forbade, no model."
+    assert (session.state.status, session.state.usage.total_tokens) == (ExecutionStatus.COMPLETED, 45)
+    ended = next(event for event in heard.of(ToolExecutionEnd) if event.session_id == session.id)
+    assert ended.child.child_session_id == child.id
+
+
+async def test_an_answer_of_a_failed_run_is_no_answer() -> None:
+    """A child whose last words do not fit the form that was asked for has failed, though it has said something."""
+    from perdure.loop.subagents import outcome_of
+    from perdure.loop.tool_use import Outcome
+
+    loop = LoopFactory(driver=ScriptedDriver(["no", "no"])).build(AgentDefinition("a"))
+    state = await loop.run(asked().with_response_format({"type": "object"}))
+    assert state.final_response is not None
+    outcome: Outcome = outcome_of("a", state)
+    assert outcome.error is not None
+
+
+async def test_a_child_keeps_to_its_own_budget() -> None:
+    """Each agent has its own limits; one that reaches them has given no answer."""
+    agent = helper(budget=ExecutionBudget(max_steps=1))
+    loops = loops_for([ASK, "Pity."], [ToolCall("nothing"), "late"], agent=agent)
+    _, session, (child,) = await send(loops)
+    assert child.state.stop_reason is StopReason.STEPS_LIMIT_REACHED
+    assert "steps_limit_reached" in results_in(session.state)[0].text
+
+
+async def test_agents_call_agents_only_so_deep() -> None:
+    """At the last level sub-agents are no longer among the tools, so that no chain is without end."""
+    every = [AgentDefinition(name, system_prompt=name) for name in ("a", "b")]
+
+    def reply(request: ModelRequest) -> Any:
+        other = "b" if request.system_prompt == "a" else "a"
+        offered = {spec.name for spec in request.tools}
+        return ToolCall(other, {"prompt": "You."}) if other in offered and request.step == 0 else "me"
+
+    for depth in (0, 1, 3):
+        driver = ScriptedDriver(reply)
+        loops = LoopFactory(driver=driver, subagents=every, subagent_policy=SubagentPolicy(max_depth=depth))
+        runtime = SessionRuntime(MemoryStore())
+        session = await runtime.create(every[0])
+        await runtime.execute(session.id, SendMessage("Go.", loops))
+        assert len(await runtime.list_sessions()) == depth + 1
+    with pytest.raises(ConfigurationError):
+        SubagentPolicy(max_depth=-1)
+
+
+async def test_bad_arguments_are_told() -> None:
+    """A call without a prompt is not made."""
+    _, session, children = await send(loops_for([ToolCall("helper", {"task": "x"}), "Hm."], []))
+    assert "takes one argument, prompt" in results_in(session.state)[0].text
+    assert children == []
+
+
+async def test_children_run_side_by_side_in_sessions_of_their_own() -> None:
+    """Two calls in one step are two sessions."""
+    calls = [ToolCall("helper", {"prompt": prompt}) for prompt in ("One.", "Two.")]
+    _, session, children = await send(loops_for([calls, "Done."], ["It is 5."]))
+    assert sorted(child.state.messages[0].text for child in children) == ["One.", "Two."]
+    assert session.state.usage.total_tokens == 60
+
+
+async def test_a_child_that_waits_suspends_its_parent(tmp_path: Path) -> None:
+    """Approving the parent, from another process, continues through the child; nothing is run twice."""
+    paid.clear()
+    child_script = [ToolCall("pay", {"to": "Bob"}), ToolCall("pay", {"to": "Eve"}), "Paid."]
+    loops = loops_for([ASK, "Done."], child_script, agent=helper(tools=("pay",)))
+    async with SqliteStore(tmp_path / "s.db") as store, SqliteStore(tmp_path / "s.db") as other:
+        _, session, (child,) = await send(loops, store)
+        assert (session.status, child.status, paid) == (SessionStatus.SUSPENDED, SessionStatus.SUSPENDED, [])
+        assert session.state.execution is not None
+        assert [call.name for call in session.state.execution.pending_calls] == ["helper"]
+        elsewhere = SessionRuntime(other)
+        session = await elsewhere.execute(session.id, ApproveToolCalls(loops))
+        assert (session.status, paid) == (SessionStatus.SUSPENDED, ["Bob"]), "the child asks again"
+        session = await elsewhere.execute(session.id, ApproveToolCalls(loops))
+        assert (session.status, answer_of(session.state), paid) == (SessionStatus.ACTIVE, "Done.", ["Bob", "Eve"])
+        child = await elsewhere.get_session(child.id)
+        assert (child.status, answer_of(child.state)) == (SessionStatus.ACTIVE, "Paid.")
+        assert session.state.usage.total_tokens == 15 * 2 + 15 * 3
+
+
+async def test_a_denied_sub_agent_is_a_refused_call() -> None:
+    """Denying the parent's call answers it with the reason; the child stays as it is."""
+    paid.clear()
+    loops = loops_for([ASK, "Pity."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    runtime, session, _ = await send(loops)
+    session = await runtime.execute(session.id, DenyToolCalls(loops, reason="too dear"))
+    assert (answer_of(session.state), paid) == ("Pity.", [])
+    assert "too dear" in results_in(session.state)[0].text
+
+
+@pytest.mark.parametrize("how", ["cancel", "limit"])
+async def test_cancellation_and_time_limits_reach_the_child(how: str) -> None:
+    """A parent that is cancelled, or out of time, takes its child with it; both are kept as stopped."""
+    heard = Heard()
+    loops = loops_for([ASK, "Done."], [Delay(5, "late")], events=heard)
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    limit = ExecutionBudget(max_seconds=0.05 if how == "limit" else None)
+    session = await runtime.create(AgentDefinition("boss", system_prompt="boss", tools=("helper",), budget=limit))
+    task = asyncio.ensure_future(runtime.execute(session.id, SendMessage("Go.", loops)))
+    if how == "cancel":
+        while heard.names.count("MessageStart") < 2:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        await task
+    (info,) = await runtime.list_sessions(parent=session.id)
+    reasons = [(await runtime.get_session(each)).state.stop_reason for each in (session.id, info.id)]
+    expected = StopReason.USER_REQUESTED if how == "cancel" else StopReason.TIME_LIMIT_REACHED
+    assert reasons == [expected, StopReason.USER_REQUESTED]
+    assert [await store.is_claimed(each) for each in (session.id, info.id)] == [False, False]
+
+
+async def test_without_a_store_children_run_in_memory() -> None:
+    """A loop of its own runs its sub-agents in place; one that waits for a person cannot be waited for there."""
+    loop = loops_for([ASK, "Done."], ["It is 5."]).build(BOSS)
+    state = await loop.run(asked().with_system_prompt("boss"))
+    assert (answer_of(state), results_in(state)[0].text, state.usage.total_tokens) == ("Done.", "It is 5.", 45)
+    waiting = loops_for([ASK, "Pity."], [ToolCall("pay", {"to": "Bob"})], agent=helper(tools=("pay",))).build(BOSS)
+    state = await waiting.run(asked().with_system_prompt("boss"))
+    assert "waits for an approval" in results_in(state)[0].text

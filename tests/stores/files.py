@@ -1,0 +1,56 @@
+"""What the tests of the file store share: small sessions, and their files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.model.definition import AgentDefinition
+from perdure.model.session import AgentSession
+from perdure.model.transcript import LogRef
+from perdure.testing.samples import new_session
+
+TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
+SMALL = AgentDefinition("a")
+OF_THE_STORE = {".perdure", ".perdure.lock"}
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc which file a handle is")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def small(*said: str, id: str = "s") -> AgentSession:
+    return new_session(*said, id=id, definition=SMALL)
+
+
+def log_of(session: AgentSession) -> LogRef:
+    """The log in which a session's last message stands."""
+    ref = [*session.state.transcript.spans()][-1].tape.ref
+    assert ref is not None
+    return ref
+
+
+def names(where: Path, ending: str = "") -> set[str]:
+    return {path.name for path in where.iterdir() if path.name.endswith(ending)}
+
+
+def files_in(where: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in where.iterdir()}
+
+
+def bytes_in(where: Path) -> bytes:
+    return b"\0".join(files_in(where).values())
+
+
+def lines_of(where: Path, name: str = "s.jsonl") -> list[bytes]:
+    return (where / name).read_bytes().splitlines(keepends=True)
+
+
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    """Change one bit where it stands; the second time it is as before."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << bit]))

@@ -1,0 +1,304 @@
+"""A file store on a disk that fails, in a process that is killed, on a machine that loses its power."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stores.files import (
+    ENVIRONMENT,
+    OF_THE_STORE,
+    files_in,
+    lines_of,
+    names,
+    small,
+)
+from tests.stores.killed import act
+
+from perdure.errors import (
+    SessionNotFound,
+    StoreError,
+)
+from perdure.model.session import AgentSession
+from perdure.protocols import Entry
+from perdure.stores.file import FileStore
+from perdure.testing.samples import fork, say, show, texts
+
+
+class TestFailingDisk:
+    """What the disk refuses is not kept, and a failed fsync is the end."""
+
+    async def test_short_writes_are_completed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A disk that takes seven bytes at a time gets them all."""
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda handle, body: write(handle, bytes(body[:7])))
+        async with FileStore(tmp_path) as store:
+            session = await store.save(say(await store.create(small("Hi")), "Yo"))
+            assert await store.load("s") == session
+
+    @pytest.mark.parametrize("room", [0, 100, 900, 1300, 1900, 2300])
+    async def test_a_full_disk_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+    ) -> None:
+        """Wherever the room runs out, the save is refused, no byte of it is left, and the next one passes."""
+        async with FileStore(tmp_path) as store:
+            session = await store.create(small("Hi"))
+            before = files_in(tmp_path)
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "write", _disk_with_room(room))
+                with pytest.raises(StoreError, match="No space"):
+                    await store.save(say(session, "Yo" * 500))
+            assert files_in(tmp_path) == before
+            assert await store.load("s") == session
+            assert (await store.save(say(session, "Yo" * 500))).version == 2
+
+    async def test_a_disk_that_takes_nothing_is_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A write that returns 0 ends in an error, not in an endless loop."""
+        async with FileStore(tmp_path) as store:
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "write", lambda handle, body: 0)
+                with pytest.raises(StoreError, match="No space"):
+                    await store.create(small("Hi"))
+            assert not await store.exists("s")
+
+    @pytest.mark.parametrize("call", [1, 2, 3])
+    async def test_a_failed_fsync_poisons_the_store(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    ) -> None:
+        """From then on every verb is a StoreError; another opening finds one whole version."""
+        calls = 0
+
+        def fsync(handle: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        async with FileStore(tmp_path) as store:
+            session = await store.create(small("Hi"))
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "fsync", fsync)
+                with pytest.raises(StoreError, match="synced"):
+                    await store.save(say(session, "Yo"))
+            for verb in (lambda: store.load("s"), lambda: store.list(), lambda: store.save(session)):
+                with pytest.raises(StoreError, match="refuses more"):
+                    await verb()
+        async with FileStore(tmp_path) as store:
+            assert texts(await store.load("s")) == (["Hi"] if call < 3 else ["Hi", "Yo"])
+
+    @needs_proc
+    async def test_the_log_is_on_disk_before_the_document_is_replaced(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Document synced, log appended and synced, document renamed, directory synced: in this order."""
+        steps: list[str] = []
+        async with FileStore(tmp_path) as store:
+            session = await store.create(small("Hi"))
+            with monkeypatch.context() as watched:
+                for verb in ("write", "fsync", "rename"):
+                    watched.setattr(os, verb, _watched(verb, getattr(os, verb), steps))
+                await store.save(say(session, "Yo"))
+        assert steps == [
+            *("write s.json.tmp", "fsync s.json.tmp"),
+            *("write s.jsonl", "fsync s.jsonl"),
+            *("rename s.json.tmp", f"fsync {tmp_path.name}"),
+        ]
+
+    async def test_the_version_is_kept_whatever_becomes_of_the_document(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is in the log is saved: a rename that fails is made good by the next write."""
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        async with FileStore(tmp_path) as store:
+            session = await store.create(small("Hi"))
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "rename", refuse)
+                session = await store.save(say(session, "Yo"))
+            assert await store.load("s") == session
+            assert (await store.list()).all() == (session.info,)
+            await store.post("s", Entry("steer"))
+        assert names(tmp_path, ".tmp") == set()
+        assert json.loads((tmp_path / "s.json").read_bytes())["info"]["version"] == 2
+
+
+def _disk_with_room(room: int) -> Callable[[int, bytes], int]:
+    write = os.write
+
+    def limited(handle: int, body: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write(handle, bytes(body[:room]))
+        room -= taken
+        return taken
+
+    return limited
+
+
+def _watched(verb: str, real: Callable[..., Any], steps: list[str]) -> Callable[..., Any]:
+    def call(subject: Any, *rest: Any, **options: Any) -> Any:
+        name = os.readlink(f"/proc/self/fd/{subject}") if isinstance(subject, int) else subject
+        steps.append(f"{verb} {Path(name).name}")
+        return real(subject, *rest, **options)
+
+    return call
+
+
+class PowerCut:
+    """What a disk holds that keeps only what was synced: contents by file, and names by directory."""
+
+    def __init__(self, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._where = where
+        self._synced = {path.stat().st_ino: path.read_bytes() for path in where.iterdir()}
+        self._names = self._names_now()
+        self.states: list[dict[str, bytes]] = []
+        for verb in ("fsync", "rename", "unlink"):
+            monkeypatch.setattr(os, verb, self._noted(verb, getattr(os, verb)))
+
+    def _names_now(self) -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in self._where.iterdir()}
+
+    def _noted(self, verb: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._note()
+            real(*arguments, **options)
+            if verb == "fsync":
+                self._sync(arguments[0])
+            gone = self._synced.keys() - {*self._names_now().values(), *self._names.values()}
+            for inode in gone:
+                del self._synced[inode]
+            self._note()
+
+        return call
+
+    def _sync(self, handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path == self._where:
+            self._names = self._names_now()
+        else:
+            self._synced[path.stat().st_ino] = path.read_bytes()
+
+    def _note(self) -> None:
+        """The disk after a cut: with the names that were synced, those that were not, and one of those alone."""
+        now = self._names_now()
+        possible = [self._names, now, *({**self._names, name: now[name]} for name in now)]
+        possible += [
+            {name: self._names[name] for name in self._names if name != gone}
+            for gone in self._names.keys() - now.keys()
+        ]
+        self.states += [state for state in map(self._state, possible) if state not in self.states]
+
+    def kept(self) -> dict[str, bytes]:
+        """What is certain to survive."""
+        return self._state(self._names)
+
+    def _state(self, names: dict[str, int]) -> dict[str, bytes]:
+        return {name: self._synced.get(inode, b"") for name, inode in names.items()}
+
+
+class TestPowerCut:
+    """What was acknowledged is on the disk, and what was not is whole or not there."""
+
+    @needs_proc
+    @pytest.mark.parametrize("verb", ["create", "save", "append", "delete"])
+    def test_the_power_fails_at_any_moment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        """Whatever had been synced when it failed, the store opens, and after the answer it holds what was asked."""
+        where = tmp_path / "d"
+        asyncio.run(_prepare_family(where))
+        with monkeypatch.context() as disk:
+            cut = PowerCut(where, disk)
+            asyncio.run(act(verb, where))
+        seen = [asyncio.run(_inspect(_restored(tmp_path / str(n), state), verb)) for n, state in enumerate(cut.states)]
+        assert set(seen) == {"before", "after"}
+        assert asyncio.run(_inspect(_restored(tmp_path / "kept", cut.kept()), verb)) == "after"
+
+
+def _restored(where: Path, state: dict[str, bytes]) -> Path:
+    where.mkdir()
+    for name, raw in state.items():
+        (where / name).write_bytes(raw)
+    return where
+
+
+class TestKilled:
+    """A process killed at any step leaves what was before, or what was to be."""
+
+    @pytest.mark.parametrize("verb", ["create", "save", "append", "delete", "delete-child"])
+    def test_killed_at_any_step(self, tmp_path: Path, verb: str) -> None:
+        """Each session loads as before or as after, others as before, and the next write passes."""
+        asyncio.run(_prepare_family(tmp_path / "before"))
+        command = [sys.executable, "-m", "tests.stores.killed", verb, str(tmp_path)]
+        steps = int(subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+        assert steps > 2
+        seen = [asyncio.run(_inspect(tmp_path / str(step), verb)) for step in range(1, steps + 1)]
+        assert set(seen) == {"before", "after"}
+        assert seen[-1] == "after"
+        assert seen == sorted(seen, reverse=True), "once it is kept it stays kept"
+
+
+async def _prepare_family(where: Path) -> None:
+    async with FileStore(where) as store:
+        parent = await store.create(small("Hi", "secret", id="parent"))
+        await store.create(show(fork(parent, id="child"), parent.state.transcript.cut(0, 1)))
+
+
+async def _inspect(where: Path, verb: str) -> str:
+    async with FileStore(where) as store:
+        page = await store.list()
+        assert page.damaged == ()
+        found = {info.id: await store.load(info.id) for info in page}
+        assert {key: session.info for key, session in found.items() if session} == {info.id: info for info in page}
+        outcome = {
+            "create": lambda: "after" if "new" in found else "before",
+            "save": lambda: "after" if len(texts(found["child"])) == 2 else "before",
+            "append": lambda: "after" if _claimed_by_the_dead(where) else "before",
+            "delete": lambda: "before" if "parent" in found else "after",
+            "delete-child": lambda: "before" if "child" in found else "after",
+        }[verb]()
+        if "parent" in found:
+            assert texts(found["parent"]) == ["Hi", "secret"]
+        if "child" in found:
+            assert texts(found["child"])[0] == "Hi"
+            saved = await store.save(say(found["child"], "and on"))  # type: ignore[arg-type]
+            assert await store.load("child") == saved
+        if verb == "create":
+            await _finish_create(store, found.get("new"))
+        await _erase_all(store, where)
+    return outcome
+
+
+def _claimed_by_the_dead(where: Path) -> bool:
+    return any(b'"claim"' in each for each in lines_of(where, "child.jsonl")) and not _is_torn(where)
+
+
+def _is_torn(where: Path) -> bool:
+    last = lines_of(where, "child.jsonl")[-1]
+    return not last.endswith(b"\n") or "commit" not in json.loads(last)
+
+
+async def _finish_create(store: FileStore, created: AgentSession | None) -> None:
+    if created is None:
+        created = await store.create(small("Hi", "secret", "more", id="new"))
+    assert texts(created) == ["Hi", "secret", "more"]
+
+
+async def _erase_all(store: FileStore, where: Path) -> None:
+    """Whatever a killed process has left, deletion after deletion nothing of it stays."""
+    for name in ("parent", "child", "new"):
+        if await store.exists(name):
+            await store.delete(name)
+        else:
+            with pytest.raises(SessionNotFound):
+                await store.delete(name)
+    assert names(where) == OF_THE_STORE
