@@ -147,10 +147,35 @@ if TYPE_CHECKING:
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.sqlite import SqliteStore as SqliteStore
+    from perdure.actions.parallel import SendParallel as SendParallel
+    from perdure.loop.strategies import Branch as Branch
+    from perdure.loop.strategies import Chosen as Chosen
+    from perdure.loop.strategies import FewestTokens as FewestTokens
+    from perdure.loop.strategies import First as First
+    from perdure.loop.strategies import Judge as Judge
+    from perdure.loop.strategies import LongestAnswer as LongestAnswer
+    from perdure.recorder import SessionRecorder as SessionRecorder
+    from perdure.recorder import SessionRecorderConfig as SessionRecorderConfig
+    from perdure.model.record import LoopRecord as LoopRecord
+    from perdure.model.record import LoopStatus as LoopStatus
+    from perdure.model.record import ParallelGroupRecord as ParallelGroupRecord
+    from perdure.model.record import SessionRecord as SessionRecord
+    from perdure.model.record import Turn as Turn
+    from perdure.stores.records import FileRecordStore as FileRecordStore
+    from perdure.stores.records import delete_session as delete_session
+    from perdure.stores.records import list_session_ids as list_session_ids
+    from perdure.stores.records import load_session as load_session
+    from perdure.stores.records import load_sessions_for_agent as load_sessions_for_agent
+    from perdure.stores.records import save_session as save_session
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "stores.records": "FileRecordStore delete_session list_session_ids load_session load_sessions_for_agent save_session",
+    "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
+    "recorder": "SessionRecorder SessionRecorderConfig",
+    "loop.strategies": "Branch Chosen FewestTokens First Judge LongestAnswer",
+    "actions.parallel": "SendParallel",
     "actions.approval": "ApproveToolCalls DenyToolCalls",
     "actions.clear": "ClearSession",
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 import msgspec
@@ -19,7 +19,7 @@ from perdure.model.transcript import LogRef
 from perdure.model.value import EMPTY, JSON, Value
 
 
-class SessionStage(str, Enum):
+class SessionStage(StrEnum):
     """Where in the runtime's pipelines a controller is called."""
 
     BEFORE_CREATE = "before_create"

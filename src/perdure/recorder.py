@@ -143,14 +143,7 @@ class SessionRecorder:
                 self.unknown_events += 1
                 _log.warning("a parallel group ended with loop %s, which was not announced", loop_id)
                 continue
-            group = ParallelGroupRecord(
-                event.loop_ids,
-                event.selected_loop_id,
-                event.selected_config_index,
-                event.evaluation_usage,
-                loop_id == event.selected_loop_id,
-            )
-            self._loops[loop_id] = replace(record, parallel_group=group)
+            self._loops[loop_id] = record.selected(event)
 
     def _session(self, session_id: str) -> SessionRecord:
         loops = with_children(loop for loop in self._loops.values() if loop.session_id == session_id)

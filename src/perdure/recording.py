@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +17,8 @@ from perdure.model.loop_events import (
     LoopEvent,
     MessageEnd,
     MessageUpdate,
+    ParallelLoopEnd,
+    ParallelLoopStart,
     ToolExecutionUpdate,
 )
 from perdure.model.message import Message
@@ -40,6 +42,8 @@ def entry_of(event: LoopEvent) -> Entry:
         plain["message"] = event.message.id
     if isinstance(event, AgentEnd):
         plain["messages"] = [message.id for message in event.messages]
+    if isinstance(event, ParallelLoopStart | ParallelLoopEnd):
+        return Entry(kind, {**plain, "loop_id": event.loop_id})  # of the group, not of one loop
     return Entry(kind, plain, event.loop_id)
 
 
@@ -56,7 +60,8 @@ _STUB = Message("user", (), "")
 
 def event_of(entry: JournalEntry, session_id: str, agent_id: str, message_of: Callable[[str], Message]) -> AnyLoopEvent:
     """The event that an entry of the record stands for; `message_of` finds a message by its id."""
-    plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "loop_id": entry.run, "session_id": session_id}
+    plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id}
+    plain["loop_id"] = entry.run or plain.get("loop_id")
     plain["cursor"] = entry.seq
     named = plain.pop("messages", ()) if entry.kind == "agent_end" else ()
     if entry.kind == "message_end":
@@ -95,6 +100,10 @@ class JournalRecord:
             self._messages.append(event.message)
         self._entries.append(entry_of(event))
 
+    def say(self, messages: Sequence[Message]) -> None:
+        """Take messages that belong to no one loop."""
+        self._messages.extend(messages)
+
     async def barrier(self) -> None:
         async with self._writing:  # so that nobody passes while what they put is still on its way
             if self._entries or self.claim is None:
@@ -112,11 +121,17 @@ class JournalRecord:
                 messages=messages,
                 entries=entries,
             )
-            if self.taken:
-                await self._journal.append(self.claim, taken=self.taken)
         else:
-            appended = await self._journal.append(self.claim, messages=messages, entries=entries, taken=self.taken)
+            appended = await self._journal.append(self.claim, messages=messages, entries=entries)
         self.written.update(appended.written)
+
+    async def write_branch(
+        self, name: str, messages: Sequence[Message], entries: Sequence[Entry]
+    ) -> Mapping[str, StoredAt]:
+        """Write into a branch's own log; where its messages stand."""
+        assert self.claim is not None
+        appended = await self._journal.append(self.claim, messages=messages, entries=entries, log=name)
+        return appended.written
 
     async def beat(self) -> None:
         """Keep the claim alive."""
@@ -128,6 +143,32 @@ class JournalRecord:
         if self.claim is None:
             return None
         return Saving(self.claim, dict(self.written), tuple(self._entries), self.taken, key)
+
+
+class BranchRecord:
+    """The record of one branch of a parallel evaluation: a log of its own, under the claim of all."""
+
+    def __init__(self, group: JournalRecord, loop_id: str) -> None:
+        self._group = group
+        self._loop_id = loop_id
+        self._messages: list[Message] = []
+        self._entries: list[Entry] = []
+        self._writing = asyncio.Lock()
+        self.written: dict[str, StoredAt] = {}
+
+    async def put(self, event: LoopEvent) -> None:
+        if isinstance(event, MessageUpdate | ToolExecutionUpdate):
+            return
+        if isinstance(event, MessageEnd):
+            self._messages.append(event.message)
+        self._entries.append(entry_of(event))
+
+    async def barrier(self) -> None:
+        async with self._writing:
+            if self._entries:
+                messages, entries = self._messages, self._entries
+                self._messages, self._entries = [], []
+                self.written |= await see_through(self._group.write_branch(self._loop_id, messages, entries))
 
 
 async def see_through(work: Coroutine[Any, Any, T]) -> T:

@@ -1,6 +1,6 @@
 """A process that runs an agent whose tools write into a ledger, to be killed at any instant.
 
-Run as `python agent_process.py DATABASE LEDGER SESSION_ID`; it prints a line before it begins and one when it is done.
+Run as `python agent_process.py DATABASE LEDGER SESSION_ID [send|parallel]`; it prints a line before it begins and one when it is done.
 """
 
 from __future__ import annotations
@@ -8,9 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 
-from perdure import AgentDefinition, LoopFactory, SendMessage, SessionRuntime, SqliteStore, ToolCall, tool
+from perdure import (
+    Action,
+    AgentDefinition,
+    LongestAnswer,
+    LoopFactory,
+    ModelRequest,
+    SendMessage,
+    SendParallel,
+    SessionRuntime,
+    SqliteStore,
+    ToolCall,
+    tool,
+)
 from perdure.testing import ScriptedDriver
 
 AGENT = AgentDefinition("worker", tools=("note", "charge"))
@@ -53,17 +64,33 @@ def script() -> list[object]:
     ]
 
 
-def loops(ledger: str) -> LoopFactory:
-    return LoopFactory(tools=tools(ledger), driver=ScriptedDriver(script()))  # type: ignore[arg-type]
+def branch_reply(request: ModelRequest) -> object:
+    """What the two branches of a parallel evaluation do: each makes a charge of its own, then answers."""
+    name, amount = request.model.name, {"a": 10, "b": 20}[request.model.name]
+    replies: list[object] = [
+        ToolCall("note", {"text": name}, id=f"{name}1"),
+        ToolCall("charge", {"amount": amount}, id=f"{name}2"),
+        f"done by {name}" + (", at length" if name == "b" else ""),
+    ]
+    return replies[request.step]
 
 
-async def main(database: str, ledger: str, session_id: str) -> None:
+def loops(ledger: str, replies: object = None) -> LoopFactory:
+    return LoopFactory(tools=tools(ledger), driver=ScriptedDriver(replies or script()))  # type: ignore[arg-type]
+
+
+def action(how: str, ledger: str) -> Action:
+    if how == "send":
+        return SendMessage("Do it.", loops(ledger))
+    return SendParallel("Do it.", loops(ledger, branch_reply), configs=["a", "b"], strategy=LongestAnswer())
+
+
+async def main(database: str, ledger: str, session_id: str, how: str = "send") -> None:
     async with SqliteStore(database) as store:
         runtime = SessionRuntime(store)
         print("ready", flush=True)
         sys.stdin.readline()
-        time.sleep(0)
-        await runtime.execute(session_id, SendMessage("Do it.", loops(ledger)))
+        await runtime.execute(session_id, action(how, ledger))
         print("done", flush=True)
 
 

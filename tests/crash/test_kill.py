@@ -22,9 +22,9 @@ ROUNDS = 500 if os.environ.get("PERDURE_TORTURE") else 50
 SEEDS = 10
 
 
-def run_and_kill(database: Path, ledger: Path, session_id: str, delay: float) -> bool:
+def run_and_kill(database: Path, ledger: Path, session_id: str, delay: float, how: str = "send") -> bool:
     """Start the agent in a process of its own and kill it after a while; True if it had finished."""
-    command = [sys.executable, agent_process.__file__, str(database), str(ledger), session_id]
+    command = [sys.executable, agent_process.__file__, str(database), str(ledger), session_id, how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -59,8 +59,7 @@ def check(session: AgentSession, ledger: Path) -> None:
     for call_id, line in {"c1": "note one", "c3": "note three"}.items():
         assert not results[call_id]
         assert ledgered[line] >= 1
-    prompt = compile_prompt(session.state.messages)
-    assert [m.id for m in prompt] == [m.id for m in session.state.messages if m.id in {p.id for p in prompt}]
+    assert {m.id for m in compile_prompt(session.state.messages)} == {m.id for m in session.state.messages}
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -84,4 +83,33 @@ async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, seed: int) -> N
                 check(kept, ledger)
             else:
                 assert kept.version == 1
+            assert await store.lapsed() == []
+
+
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+async def test_a_killed_parallel_evaluation_goes_on(tmp_path: Path, seed: int) -> None:
+    """Branches that had ended stand, the others go on, one is selected, and no branch repeats a charge."""
+    chance = random.Random(seed)
+    database = tmp_path / "sessions.db"
+    async with SqliteStore(database) as store:
+        runtime = SessionRuntime(store)
+        for number in range(ROUNDS // SEEDS):
+            ledger = tmp_path / f"ledger-{number}"
+            session = await runtime.create(agent_process.AGENT)
+            delay = chance.choice((0.0, 0.02)) + chance.random() * 0.03
+            await asyncio.to_thread(run_and_kill, database, ledger, session.id, delay, "parallel")
+            began = bool(await store.read(session.id))
+            report = await recover(runtime, agent_process.loops(str(ledger), agent_process.branch_reply))
+            assert report.failed == ()
+            kept = await runtime.get_session(session.id)
+            if not began:
+                assert kept.version == 1
+                continue
+            assert kept.state.final_response is not None
+            assert kept.state.final_response.text == "done by b, at length"
+            assert [m.text for m in kept.state.messages if m.role == "user"] == ["Do it."]
+            charges = Counter(line for line in ledger.read_text().splitlines() if line.startswith("charge"))
+            assert max(charges.values(), default=0) <= 1
+            record = await runtime.record(session.id)
+            assert [loop.parallel_group.is_selected for loop in record.loops if loop.parallel_group] == [False, True]
             assert await store.lapsed() == []

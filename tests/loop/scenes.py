@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure import AgentDefinition, AgentLoop, AgentState, LoopFactory, Message, ToolResult
+from perdure import AgentDefinition, AgentLoop, AgentState, LoopFactory, Message, ModelReply, ModelRequest, ToolResult
+from perdure.protocols import OnDelta
 from perdure.testing.scripted import Reply, ScriptedDriver
 
 Script = ScriptedDriver | Sequence[Reply] | Callable[..., Reply]
@@ -53,3 +55,17 @@ def results_in(state: AgentState) -> list[ToolResult]:
 def answer_of(state: AgentState) -> str:
     assert state.final_response is not None
     return state.final_response.text
+
+
+class HeldDriver(ScriptedDriver):
+    """A scripted driver that waits, at its first request, until it is let go."""
+
+    def __init__(self, script: Sequence[Reply] | Callable[..., Reply]) -> None:
+        super().__init__(script)
+        self.is_asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return await super().respond(request, on_delta)

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, require_journal, run_agent
 from perdure.actions.spawning import Spawner
 from perdure.errors import ConfigurationError, CorruptRecord, PerdureError, SessionBusy, SessionConflict
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.model.ids import SessionId
-from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.loop_events import AnyLoopEvent, ParallelLoopStart
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.model.transcript import every_span
+from perdure.model.transcript import LogRef, every_span
 from perdure.protocols import ActionContext, Journal, JournalEntry, StoredAt
 from perdure.recording import event_of
 from perdure.runtime.runtime import SessionRuntime
@@ -35,12 +36,17 @@ class ResumeExecution:
         assert context is not None
         if await journal.is_claimed(session.id):
             raise SessionBusy(session.id)
-        entries = await _unsaved_entries(journal, session)
-        if not entries:
+        story = await _unsaved_story(journal, session)
+        if not story:
             context.answer = session
             return session
-        written = await _unsaved_messages(journal, session)
-        replay = Replay(session.state).apply_all(_events(session, entries, written))
+        written = await _unsaved_messages(journal, session, story)
+        events = list(_events(session, story, written))
+        if isinstance(events[0], ParallelLoopStart):
+            stories = {loop: [event for event in events if event.loop_id == loop] for loop in events[0].loop_ids}
+            stories[events[0].loop_id] = stories[events[0].loop_id][1:]
+            return await resume_group(session, context, self._loops, events[0], stories, written)
+        replay = Replay(session.state).apply_all(events)
         options = RunOptions(
             decisions=replay.decisions,
             depth=self._depth,
@@ -51,22 +57,48 @@ class ResumeExecution:
         return await run_agent(active, replay.state, self._loops, context, options, spawn)
 
 
-async def _unsaved_entries(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:
-    """The entries of the last run, if it set out from this version and was not saved."""
-    newest = await journal.read(session.id, last=1)
-    if not newest or newest[0].run is None or newest[0].kind == "agent_end":
+async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:
+    """The entries of the last run, or of the last group of runs, if it set out from this version and was not saved."""
+    newest = next(iter(await journal.read(session.id, last=1)), None)
+    if newest is None or newest.kind == "parallel_loop_end":
         return ()
-    entries = await journal.read(session.id, run=newest[0].run)
+    if newest.kind == "parallel_loop_start":
+        return (newest,) if newest.body.get("base_version") == session.version else ()
+    (run,) = await journal.runs(session.id, run=newest.run)
+    if run.first.body.get("group"):
+        return await _group_story(journal, session, run.first.body["group"])
+    if newest.kind == "agent_end":
+        return ()
+    entries = await journal.read(session.id, run=newest.run)
     starts = (e for e in entries if e.kind == "agent_start" and e.body.get("base_version") == session.version)
     first = next(starts, None)
     return () if first is None else [entry for entry in entries if entry.seq >= first.seq]
 
 
-async def _unsaved_messages(journal: Journal, session: AgentSession) -> dict[str, tuple[Message, StoredAt]]:
-    """The messages in the session's log that stand behind all that its version names, by id."""
+async def _group_story(journal: Journal, session: AgentSession, group: Sequence[str]) -> Sequence[JournalEntry]:
+    """What was told of a parallel group, from its announcement on: right before the first of its branches began."""
+    firsts = [run.first.seq for loop in group for run in await journal.runs(session.id, run=loop)]
+    entries = await journal.read(session.id, after=min(firsts) - 2)
+    is_unsaved = entries[0].kind == "parallel_loop_start" and entries[0].body.get("base_version") == session.version
+    return entries if is_unsaved else ()
+
+
+async def _unsaved_messages(
+    journal: Journal, session: AgentSession, story: Sequence[JournalEntry]
+) -> dict[str, tuple[Message, StoredAt]]:
+    """The messages that stand in the session's log behind all that its version names, and in its branches' logs."""
     log, end = await journal.log_of(session.id)
     spans = every_span(session.state.transcript.pieces)
     start = max((span.stop for span in spans if span.tape.ref == log), default=0)
+    found = await _messages_at(journal, log, start, end)
+    if story[0].kind == "parallel_loop_start":
+        for loop in {entry.run for entry in story if entry.run is not None and entry.kind == "message_end"}:
+            log, end = await journal.log_of(session.id, loop)
+            found |= await _messages_at(journal, log, 0, end)
+    return found
+
+
+async def _messages_at(journal: Journal, log: LogRef, start: int, end: int) -> dict[str, tuple[Message, StoredAt]]:
     messages = await journal.messages(log, start, end) if start < end else ()
     return {message.id: (message, StoredAt(log, place)) for place, message in enumerate(messages, start)}
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
+from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
 from perdure.recording import JournalRecord
 
 LEASE = 30.0
@@ -56,7 +55,7 @@ async def run_agent(
     loop = loops.build(session.definition, state, depth=options.depth)
     record = None
     if context is not None and context.journal is not None:
-        record = JournalRecord(context.journal, session, owner=_owner(), lease=options.lease)
+        record = JournalRecord(context.journal, session, owner=owner_here(), lease=options.lease)
         record.taken = options.taken
         record.written.update(options.written)
     run = loop.start(
@@ -114,8 +113,9 @@ async def _carry_through(run: Run, record: JournalRecord | None, journal: Journa
     finally:
         watch.cancel()
         await asyncio.wait({watch})
-    if not watch.cancelled():
-        watch.result()
+        failure = None if watch.cancelled() else watch.exception()
+    if failure is not None:
+        raise failure
 
 
 async def _all_steps(run: Run, inbox: Inbox | None) -> None:
@@ -146,13 +146,16 @@ async def _finished(work: asyncio.Future[None]) -> None:
 
 
 class Inbox:
-    """What others have posted to a session: wishes to cancel its run, messages to steer it by, messages to be sent."""
+    """What others have posted to a session: wishes to cancel its run, messages to steer it by, messages to be sent.
+
+    It is taken when the run is saved, up to the first message that still waits. One behind that which was delivered
+    is recognised by its id, as is one that a killed run had come to.
+    """
 
     def __init__(self, run: Run, record: JournalRecord, journal: Journal) -> None:
         self._run = run
         self._record = record
         self._journal = journal
-        self._session_id = record.session_id
         self._seen = record.taken
         self._steering: list[JournalEntry] = []
         self._queued: list[JournalEntry] = []
@@ -169,7 +172,6 @@ class Inbox:
             while True:
                 await asyncio.sleep(LOOK_EVERY)
                 if await self._look():
-                    await self._settle()
                     work.cancel()
                 if loop.time() >= next_beat:
                     await self._record.beat()
@@ -180,32 +182,30 @@ class Inbox:
 
     async def _look(self) -> bool:
         """Take note of what is new. True if somebody wishes the run to be cancelled."""
-        cancelled = False
-        for entry in await self._journal.read(self._session_id, after=self._seen, inbox=True):
-            self._seen = entry.seq
-            cancelled = cancelled or entry.kind == CANCEL
-            if entry.kind == STEER:
-                self._steering.append(entry)
-            elif entry.kind == QUEUE:
-                self._queued.append(entry)
-        return cancelled
+        found = await self._journal.read(self._record.session_id, after=self._seen, inbox=True)
+        self._steering += [entry for entry in found if entry.kind == STEER]
+        self._queued += [entry for entry in found if entry.kind == QUEUE]
+        self._seen = found[-1].seq if found else self._seen
+        self._take()
+        return any(entry.kind == CANCEL for entry in found)
 
     async def deliver(self) -> None:
         """Between two steps: put what was posted to steer by into the transcript."""
-        if not self._steering:
-            return
         steering, self._steering = self._steering, []
         for entry in steering:
-            await self._run.steer(messages_in(entry))
-        await self._settle()
+            if not was_delivered(entry, self._run.state):
+                await self._run.steer(messages_in(entry))
+        self._take()
 
-    async def _settle(self) -> None:
-        """Everything seen is dealt with. What still waits is posted anew, since an inbox is taken up to one place."""
-        waiting, seen = sorted((*self._queued, *self._steering), key=attrgetter("seq")), self._seen
-        self._queued, self._steering = [], []
-        for entry in waiting:
-            await self._journal.post(self._session_id, Entry(entry.kind, entry.body))
-        self._record.taken = max(self._record.taken, seen)
+    def _take(self) -> None:
+        first_waiting = min((entry.seq for entry in (*self._steering, *self._queued)), default=self._seen + 1)
+        self._record.taken = max(self._record.taken, first_waiting - 1)
+
+
+def was_delivered(entry: JournalEntry, state: AgentState) -> bool:
+    """Whether a posted message is in the transcript already."""
+    first = messages_in(entry)[0].id
+    return any(message.id == first for message in reversed(state.transcript))
 
 
 def messages_in(entry: JournalEntry) -> list[Message]:
@@ -214,7 +214,7 @@ def messages_in(entry: JournalEntry) -> list[Message]:
 
 async def take(journal: Journal, session: AgentSession, seq: int) -> None:
     """Mark a session's inbox as dealt with up to an item, without a run."""
-    claim, _ = await journal.claim(session.id, version=session.version, owner=_owner())
+    claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
     await journal.append(claim, taken=seq)
     await journal.release(claim)
 
@@ -225,5 +225,6 @@ def require_journal(context: ActionContext | None, what: str) -> Journal:
     return context.journal
 
 
-def _owner() -> str:
+def owner_here() -> str:
+    """How this process names itself on a claim."""
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perdure import codec
-from perdure.actions.running import QUEUE, STEER, RunOptions, messages_in, require_journal, run_agent, take
+from perdure.actions.running import QUEUE, STEER, RunOptions, messages_in, require_journal, run_agent, take, was_delivered
 from perdure.actions.spawning import Spawner
 from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotActive, SessionNotFound
 from perdure.loop.factory import LoopFactory
@@ -146,6 +146,10 @@ class SendPosted:
         assert context is not None
         entry = await _first_posted(journal, session.id)
         if entry is None:
+            context.answer = session
+            return session
+        if was_delivered(entry, session.state):
+            await take(journal, session, entry.seq)
             context.answer = session
             return session
         key = entry.body.get("key")

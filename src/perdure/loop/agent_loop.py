@@ -79,6 +79,7 @@ class AgentLoop:
         inputs: Sequence[Message] = (),
         facts: Mapping[str, Any] | None = None,
         spawn: Callable[..., Awaitable[Any]] | None = None,
+        execution_id: str | None = None,
     ) -> Run:
         """A run that has not begun yet, for callers who need its state at any time.
 
@@ -86,7 +87,7 @@ class AgentLoop:
         into the AgentStart event.
         """
         record, decisions = record or Unrecorded(), decisions or Decisions()
-        return Run(self.setup, state, record, session_id, decisions, inputs, facts or {}, spawn)
+        return Run(self.setup, state, record, session_id, decisions, inputs, facts or {}, spawn, execution_id)
 
 
 class Run:
@@ -102,8 +103,10 @@ class Run:
         inputs: Sequence[Message],
         facts: Mapping[str, Any],
         spawn: Callable[..., Awaitable[Any]] | None,
+        execution_id: str | None,
     ) -> None:
         self.state = state
+        self._execution_id = execution_id
         self.session_id = session_id
         self.spawn = spawn
         self._inputs = inputs
@@ -175,7 +178,7 @@ class Run:
         if resumed:
             self._restart_step()
         else:
-            self.state = self.state.with_execution_started()
+            self.state = self.state.with_execution_started(self._execution_id)
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
         for message in self._inputs:

@@ -87,7 +87,7 @@ class LoopFactory:
         """A loop for an agent of this definition; `depth` is how many agents have called each other to get here."""
         model = self.model_of(definition, state)
         setup = LoopSetup(
-            driver=self._driver or self._driver_of(model),
+            driver=self.driver_of(model),
             model=model,
             tools=self._tools_of(definition, depth),
             budget=definition.budget,
@@ -105,7 +105,10 @@ class LoopFactory:
         override = state.model if state is not None else None
         return override or definition.model_config or self._model or OFFLINE
 
-    def _driver_of(self, model: ModelConfig) -> Driver:
+    def driver_of(self, model: ModelConfig) -> Driver:
+        """What calls a model: the factory's own driver, if it was given one."""
+        if self._driver is not None:
+            return self._driver
         return self._offline if model.name == OFFLINE.name else self._provider
 
     def _tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord, Value, brief
 
 
-class ExecutionStatus(str, Enum):
+class ExecutionStatus(StrEnum):
     """How one run is doing."""
 
     PENDING = "pending"

@@ -64,6 +64,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     base_version: int | None = None
     """The version of the session that the run set out from; until a save, the record is all there is beyond it."""
     resumed: bool = False
+    group: tuple[str, ...] = ()
+    """The loops that run side by side with this one, itself among them."""
     approved: Mapping[str, str] = EMPTY
     denied: Mapping[str, str] = EMPTY
 
@@ -152,10 +154,14 @@ class InputRejected(LoopEvent, frozen=True, kw_only=True, tag="input_rejected"):
 
 
 class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_start"):
-    """Branches are about to run side by side. `loop_id` is the loop they branch from, or the first of them."""
+    """Branches are about to run side by side; enough is said here to go on with them after a crash."""
 
     loop_ids: tuple[str, ...]
     parent_loop_id: str | None = None
+    configs: tuple[JSON, ...] = ()
+    strategy: JSON = None
+    message_ids: tuple[str, ...] = ()
+    base_version: int | None = None
 
 
 class ParallelLoopEnd(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_end"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -26,17 +26,19 @@ from perdure.model.loop_events import (
     LoopConfigSnapshot,
     LoopEvent,
     MessageEnd,
+    ParallelLoopEnd,
     ToolExecutionEnd,
     TurnEnd,
     TurnStart,
 )
 from perdure.model.message import Message
 from perdure.model.step import ToolExecution
+from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord, Value, freeze
 
 
-class LoopStatus(str, Enum):
+class LoopStatus(StrEnum):
     """How a loop on record stands. Only branches of a parallel group are ever pending."""
 
     PENDING = "pending"
@@ -120,6 +122,17 @@ class LoopRecord(Value, frozen=True, kw_only=True):
         """The record of a loop that has not come to its end; it keeps the messages and usage it has reached."""
         return self if self.status.is_over else replace(self, status=LoopStatus.ABORTED, ended_at=self.ended_at or at)
 
+    def selected(self, event: ParallelLoopEnd) -> LoopRecord:
+        """The record of a branch, once one of its group has been selected."""
+        group = ParallelGroupRecord(
+            event.loop_ids,
+            event.selected_loop_id,
+            event.selected_config_index,
+            event.evaluation_usage,
+            self.loop_id == event.selected_loop_id,
+        )
+        return replace(self, parallel_group=group)
+
     def with_child_ref(self, ref: ChildLoopRef) -> LoopRecord:
         known = any(each.tool_call_id == ref.tool_call_id and each.child_loop_id == ref.child_loop_id for each in self.child_loop_refs)
         return self if known else replace(self, child_loop_refs=(*self.child_loop_refs, ref))
@@ -152,8 +165,10 @@ def _fold(record: LoopRecord, event: LoopEvent) -> LoopRecord:
 def _started(record: LoopRecord, event: AgentStart) -> LoopRecord:
     if event.resumed:
         return replace(record, status=LoopStatus.RUNNING, ended_at=None)
+    group = record.parallel_group or (ParallelGroupRecord(event.group) if event.group else None)
     return replace(
         record,
+        parallel_group=group,
         agent_id=event.agent_id,
         parent_loop_id=event.parent_loop_id,
         continuation_kind=event.continuation,
@@ -199,9 +214,12 @@ def _usage(record: LoopRecord) -> Usage:
 def _ended(record: LoopRecord, event: AgentEnd) -> LoopRecord:
     rejection = event.rejection or record.rejection
     reasons = sorted((signal.reason for signal in event.stop_signals), key=lambda reason: reason.priority)
+    status = LoopStatus.REJECTED if rejection else STATUS_ON_RECORD[event.status]
+    if record.parallel_group is not None and reasons[:1] == [StopReason.USER_REQUESTED]:
+        status = LoopStatus.ABORTED  # another branch was quicker
     return replace(
         record,
-        status=LoopStatus.REJECTED if rejection else STATUS_ON_RECORD[event.status],
+        status=status,
         rejection=rejection,
         stop_reason=reasons[0].value if reasons else None,
         ended_at=event.at,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from perdure.model.state import AgentState
 from perdure.model.value import Value, brief
 
 
-class SessionStatus(str, Enum):
+class SessionStatus(StrEnum):
     """Whether the conversation is open. Moves only when an action or a controller moves it."""
 
     ACTIVE = "active"

@@ -181,9 +181,12 @@ class AgentState(Value, frozen=True):
     def with_execution(self, execution: ExecutionState | None) -> AgentState:
         return self._with(execution=execution)
 
-    def with_execution_started(self) -> AgentState:
+    def with_execution_started(self, execution_id: str | None = None) -> AgentState:
         """A fresh execution, counted."""
-        return self._with(execution=ExecutionState.fresh(), execution_count=self.execution_count + 1)
+        fresh = ExecutionState.fresh()
+        if execution_id is not None:
+            fresh = msgspec.structs.replace(fresh, execution_id=execution_id)
+        return self._with(execution=fresh, execution_count=self.execution_count + 1)
 
     def for_next_execution(self) -> AgentState:
         """The same state between runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -15,7 +15,7 @@ from perdure.model.usage import Usage
 from perdure.model.value import JSON, ErrorRecord, Value
 
 
-class AgentStepType(str, Enum):
+class AgentStepType(StrEnum):
     """What a step came to. Always derived from what is in it."""
 
     ERROR = "error"

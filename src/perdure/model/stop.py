@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
 from perdure.model.value import Value
 
 
-class StopReason(str, Enum):
+class StopReason(StrEnum):
     """Why a run stopped. When several signals stand, the reason named first here is the run's."""
 
     ERROR_FORBADE = "error_forbade"

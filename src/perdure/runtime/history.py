@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from perdure.errors import CorruptRecord, SessionNotFound
-from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.loop_events import AnyLoopEvent, ParallelLoopEnd
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.session import AgentSessionInfo
@@ -21,7 +21,7 @@ async def read_record(
 ) -> SessionRecord:
     """A session's record with the headers of its loops: what each was, from what, how it ended, what it cost."""
     runs = await journal.runs(info.id, limit=limit, before=before)
-    loops = with_children(_header(info, run) for run in runs)
+    loops = with_children(await _with_selections(journal, info, runs))
     agent_id = loops[0].agent_id if loops else ""
     last = loops[-1] if loops else None
     return SessionRecord(
@@ -32,6 +32,19 @@ async def read_record(
         parent_spawn_ref=info.spawn_ref,
         loops=loops,
     )
+
+
+async def _with_selections(journal: Journal, info: AgentSessionInfo, runs: Sequence[RunOnRecord]) -> list[LoopRecord]:
+    """The headers of runs; branches know which of them was selected: that is told right behind the last of them."""
+    ends = {run.loop_id: run.last.seq for run in runs}
+    headers = {run.loop_id: _header(info, run) for run in runs}
+    for group in {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}:
+        last = max(ends[loop_id] for loop_id in group if loop_id in ends)
+        for entry in await journal.read(info.id, after=last, limit=1):
+            event = event_of(entry, info.id, "", _unread)
+            if isinstance(event, ParallelLoopEnd):
+                headers |= {loop_id: headers[loop_id].selected(event) for loop_id in group if loop_id in headers}
+    return list(headers.values())
 
 
 def _header(info: AgentSessionInfo, run: RunOnRecord) -> LoopRecord:

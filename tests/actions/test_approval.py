@@ -1,0 +1,261 @@
+"""Calls that wait for a person: the run stops before them, and goes on whenever and wherever it is decided."""
+
+from __future__ import annotations
+
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from perdure import (
+    AgentDefinition,
+    AgentSession,
+    AgentState,
+    AgentStop,
+    ApproveToolCalls,
+    DenyToolCalls,
+    ExecutionStatus,
+    IllegalStatusChange,
+    Interceptor,
+    InvalidData,
+    LoopFactory,
+    MemoryStore,
+    ResumeSession,
+    SendMessage,
+    SessionNotActive,
+    SessionRuntime,
+    SessionStatus,
+    SqliteStore,
+    StopReason,
+    ToolCall,
+    tool,
+)
+from perdure.protocols import Entry
+from perdure.testing.scripted import ScriptedDriver
+
+AGENT = AgentDefinition("agent")
+
+
+class Shop:
+    """Three tools that keep a list of what was done, and an agent that calls them all at once."""
+
+    def __init__(self, **options: Any) -> None:
+        self.done: list[str] = []
+
+        @tool
+        def look(what: str) -> str:
+            self.done.append(f"look {what}")
+            return f"a {what}"
+
+        @tool(needs_approval=True)
+        def buy(what: str) -> str:
+            self.done.append(f"buy {what}")
+            return f"bought {what}"
+
+        @tool(needs_approval=lambda arguments: arguments["price"] > 100)
+        def sell(what: str, price: int = 500) -> str:
+            self.done.append(f"sell {what} for {price}")
+            return f"sold {what}"
+
+        self.tools = [look, buy, sell]
+        self.driver = ScriptedDriver([options.pop("calls", self.calls), "All done."])
+        self.loops = LoopFactory(driver=self.driver, tools=self.tools, **options)
+
+    calls = [
+        ToolCall("look", {"what": "cup"}, "1"),
+        ToolCall("buy", {"what": "cup"}, "2"),
+        ToolCall("sell", {"what": "jug"}, "3"),
+        ToolCall("sell", {"what": "pan", "price": "10"}, "4"),
+    ]
+
+
+async def waiting(shop: Shop, store: Any = None) -> tuple[SessionRuntime, AgentSession]:
+    runtime = SessionRuntime(store or MemoryStore())
+    session = await runtime.create(AGENT)
+    return runtime, await runtime.execute(session.id, SendMessage("Go.", shop.loops))
+
+
+def pending(session: AgentSession) -> list[str]:
+    assert session.state.execution is not None
+    return [call.id for call in session.state.execution.pending_calls]
+
+
+def results(session: AgentSession) -> dict[str, str]:
+    found = [result for message in session.state.messages for result in message.tool_results]
+    assert len({result.call_id for result in found}) == len(found), "no call has two results"
+    return {result.call_id: result.text for result in found}
+
+
+async def test_a_call_that_needs_approval_suspends_the_session() -> None:
+    """The other calls of the step are made; those that wait stand on the state; the claim is given back."""
+    shop, store = Shop(), MemoryStore()
+    _, session = await waiting(shop, store)
+    assert (session.status, session.state.status) == (SessionStatus.SUSPENDED, ExecutionStatus.IN_PROGRESS)
+    assert (pending(session), sorted(shop.done)) == (["2", "3"], ["look cup", "sell pan for 10"])
+    assert not await store.is_claimed(session.id)
+    assert len(shop.driver.requests) == 1
+
+
+async def test_a_predicate_sees_the_arguments_as_the_tool_does() -> None:
+    """A default counts as if it had been given, and a number that came as text is a number."""
+    shop = Shop()
+    _, session = await waiting(shop)
+    assert "3" in pending(session), "sell(price=500) by default"
+    assert "sell pan for 10" in shop.done
+
+
+async def test_approved_calls_are_made_and_the_run_goes_on() -> None:
+    """All at once: each call is made once, in the same execution, and the model is told in one list."""
+    shop = Shop()
+    runtime, before = await waiting(shop)
+    session = await runtime.execute(before.id, ApproveToolCalls(shop.loops))
+    assert (session.status, session.state.status) == (SessionStatus.ACTIVE, ExecutionStatus.COMPLETED)
+    assert sorted(shop.done) == ["buy cup", "look cup", "sell jug for 500", "sell pan for 10"]
+    assert results(session) == {"1": "a cup", "2": "bought cup", "3": "sold jug", "4": "sold pan"}
+    assert before.state.execution is not None
+    assert session.state.execution is not None
+    assert session.state.execution.execution_id == before.state.execution.execution_id
+    assert (session.state.step_count, session.version) == (2, before.version + 1)
+    told = [message.tool_results[0].call_id for message in shop.driver.requests[1].messages if message.tool_results]
+    assert told == ["1", "2", "3", "4"]
+
+
+async def test_denied_calls_are_answered_with_the_reason() -> None:
+    """A denied call is not made; the model hears why, and goes on."""
+    shop = Shop()
+    runtime, session = await waiting(shop)
+    session = await runtime.execute(session.id, DenyToolCalls(shop.loops, reason="too dear"))
+    assert (session.status, session.state.status) == (SessionStatus.ACTIVE, ExecutionStatus.COMPLETED)
+    assert sorted(shop.done) == ["look cup", "sell pan for 10"]
+    assert results(session)["2"] == "Denied: A person has denied this call: too dear"
+
+
+
+
+async def test_some_may_be_decided_now_and_others_later_elsewhere(tmp_path: Path) -> None:
+    """From any process, any time later: what is not decided waits on, and nothing runs twice."""
+    shop = Shop()
+    async with SqliteStore(tmp_path / "s.db") as here:
+        runtime, session = await waiting(shop, here)
+        session = await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=["3"]))
+        assert (session.status, pending(session)) == (SessionStatus.SUSPENDED, ["2"])
+    async with SqliteStore(tmp_path / "s.db") as there:
+        elsewhere = SessionRuntime(there)
+        loaded = await elsewhere.get_session(session.id)
+        assert pending(loaded) == ["2"]
+        deny = DenyToolCalls(shop.loops, reason="no", call_ids=["2"])
+        session = await elsewhere.execute(session.id, deny)
+    assert (session.status, session.state.status) == (SessionStatus.ACTIVE, ExecutionStatus.COMPLETED)
+    assert sorted(shop.done) == ["look cup", "sell jug for 500", "sell pan for 10"]
+    assert len(shop.driver.requests) == 2
+
+
+async def test_a_suspended_session_takes_no_messages() -> None:
+    """Nothing is sent, resumed or changed while calls wait for a decision."""
+    shop = Shop()
+    runtime, session = await waiting(shop)
+    with pytest.raises(SessionNotActive):
+        await runtime.execute(session.id, SendMessage("Hurry!", shop.loops))
+    with pytest.raises(IllegalStatusChange, match="ApproveToolCalls"):
+        await runtime.execute(session.id, ResumeSession())
+    assert (await runtime.get_session(session.id)).version == session.version
+    assert len(shop.driver.requests) == 1
+
+
+@pytest.mark.parametrize("call_ids", [["9"], ["1"], "2"])
+async def test_a_decision_about_another_call_is_refused(call_ids: Any) -> None:
+    """An id that does not wait, or a text instead of ids, is InvalidData and changes nothing."""
+    shop = Shop()
+    runtime, session = await waiting(shop)
+    with pytest.raises(InvalidData):
+        await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=call_ids))
+    assert pending(await runtime.get_session(session.id)) == ["2", "3"]
+
+
+async def test_there_must_be_something_to_decide() -> None:
+    """A session without waiting calls, and a denial without a reason, are refused."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    with pytest.raises(InvalidData, match="no tool call"):
+        await runtime.execute(session.id, ApproveToolCalls(Shop().loops))
+    with pytest.raises(InvalidData, match="reason"):
+        DenyToolCalls(Shop().loops, reason=" ")
+
+
+class Doubling(Interceptor):
+    """Changes what a call is made with, each time by as much as it is told to."""
+
+    def __init__(self) -> None:
+        self.more = " and saucer"
+
+    def before_tool_use(self, call: ToolCall, state: AgentState) -> ToolCall:
+        return replace(call, arguments={**call.arguments, "what": call.arguments["what"] + self.more})
+
+
+BUY = [ToolCall("buy", {"what": "cup"}, "2")]
+
+
+async def test_a_person_approves_the_call_as_it_would_be_made() -> None:
+    """What an interceptor makes of a call is what waits, is approved, and is run."""
+    shop = Shop(calls=BUY, interceptors=[Doubling()])
+    runtime, session = await waiting(shop)
+    assert session.state.execution is not None
+    assert session.state.execution.pending_calls[0].arguments == {"what": "cup and saucer"}
+    session = await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    assert (session.status, shop.done) == (SessionStatus.ACTIVE, ["buy cup and saucer"])
+
+
+async def test_an_approval_is_for_these_arguments_and_no_others() -> None:
+    """A call whose arguments are no longer those approved is not made: it waits again, as it is now."""
+    changing = Doubling()
+    shop = Shop(calls=BUY, interceptors=[changing])
+    runtime, session = await waiting(shop)
+    changing.more = " and palace"
+    session = await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    assert (session.status, shop.done) == (SessionStatus.SUSPENDED, [])
+    assert session.state.execution is not None
+    assert session.state.execution.pending_calls[0].arguments == {"what": "cup and palace"}
+
+
+async def test_a_stop_leaves_nothing_waiting() -> None:
+    """A run that is stopped by another call of the step is over: its session stays active, with no calls pending."""
+
+    @tool
+    def halt() -> None:
+        raise AgentStop("enough")
+
+    shop = Shop()
+    loops = LoopFactory(driver=ScriptedDriver([[*BUY, ToolCall("halt")]]), tools=[*shop.tools, halt])
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    session = await runtime.execute(session.id, SendMessage("Go.", loops))
+    assert (session.status, session.state.stop_reason) == (SessionStatus.ACTIVE, StopReason.STOP_REQUESTED)
+    assert (pending(session), shop.done) == ([], [])
+
+
+async def test_what_was_queued_meanwhile_is_sent_after_the_decision() -> None:
+    """A message that was posted to a run which then waited is sent when that run has ended."""
+    shop, store = Shop(calls=BUY), MemoryStore()
+    runtime, session = await waiting(shop, store)
+    message = {"format": 1, "role": "user", "parts": [{"type": "text", "text": "And a jug."}], "id": "m"}
+    await store.post(session.id, Entry("queue", {"messages": [message]}))
+    await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    session = await runtime.get_session(session.id)
+    assert [message.text for message in session.state.messages if message.role == "user"] == ["Go.", "And a jug."]
+
+
+async def test_a_run_without_a_session_waits_as_well() -> None:
+    """A loop on its own hands back a state with the calls that wait."""
+    shop = Shop(calls=BUY)
+    session = await SendMessage("Go.", shop.loops).execute_on(await MemoryStore().create(_fresh()))
+    assert (session.status, pending(session)) == (SessionStatus.SUSPENDED, ["2"])
+    session = await ApproveToolCalls(shop.loops).execute_on(session)
+    assert (session.status, shop.done) == (SessionStatus.ACTIVE, ["buy cup"])
+
+
+def _fresh() -> AgentSession:
+    from perdure import SessionFactory
+
+    return SessionFactory().create(AGENT)

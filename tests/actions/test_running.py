@@ -1,0 +1,330 @@
+"""A run of a session: cancelled from inside and outside, kept from others, and never left half saved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import (
+    AgentDefinition,
+    AgentSession,
+    ClaimLost,
+    Entry,
+    ExecutionStatus,
+    Interceptor,
+    MemoryStore,
+    MessageEnd,
+    SendMessage,
+    SessionConflict,
+    SessionRuntime,
+    SqliteStore,
+    StopReason,
+    StoreError,
+    ToolCall,
+    tool,
+)
+from perdure.actions.running import RunOptions, run_agent
+from perdure.protocols import ActionContext
+from perdure.testing.scripted import Delay, ScriptedDriver
+from tests.loop.scenes import Heard, HeldDriver, loops_of
+
+AGENT = AgentDefinition("agent")
+LOOK = "perdure.actions.running.LOOK_EVERY"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def a_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "sessions.db")
+
+
+class Hanging:
+    """A tool that hangs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.is_called = asyncio.Event()
+        self.was_cancelled = False
+        self.tool = tool(name="hang")(self.hang)
+
+    async def hang(self) -> None:
+        self.is_called.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+
+def texts(session: AgentSession) -> list[str]:
+    return [message.text for message in session.state.messages]
+
+
+async def cancelled(task: asyncio.Task[Any], *, times: int = 1) -> None:
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_model_call_can_be_cancelled(a_store: Any, times: int) -> None:
+    """task.cancel(): the version saved is stopped at the user's request; the caller hears CancelledError."""
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        driver = HeldDriver(["never"])
+        task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))
+        await driver.is_asked.wait()
+        await cancelled(task, times=times)
+        after = await runtime.get_session(session.id)
+        assert (after.version, texts(after)) == (2, ["Hi"])
+        assert (after.state.status, after.state.stop_reason) == (ExecutionStatus.STOPPED, StopReason.USER_REQUESTED)
+        assert [entry.kind for entry in await store.read(session.id)][-1] == "agent_end"
+        assert not await store.is_claimed(session.id)
+
+
+@pytest.mark.parametrize("how", ["task", "inbox"])
+async def test_a_tool_can_be_cancelled(a_store: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the run had stays: the call and what others returned; through the inbox the caller gets the session."""
+    monkeypatch.setattr(LOOK, 0.01)
+    hanging = Hanging()
+    add = tool(name="add")(lambda: 5)
+    script = ScriptedDriver([[ToolCall("add"), ToolCall("hang")], "never"])
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(script, add, hanging.tool))))
+        await hanging.is_called.wait()
+        await asyncio.sleep(0.02)
+        if how == "task":
+            await cancelled(task)
+        else:
+            await store.post(session.id, Entry("cancel"))
+            assert (await task).state.stop_reason is StopReason.USER_REQUESTED
+        after = await runtime.get_session(session.id)
+        assert (hanging.was_cancelled, after.state.status) == (True, ExecutionStatus.STOPPED)
+        assert texts(after) == ["Hi", "", "5"]
+        assert (after.state.step_count, not await store.is_claimed(session.id)) == (1, True)
+        assert await store.read(session.id, inbox=True) == []
+        again = await runtime.execute(session.id, SendMessage("Again", loops_of(["Hello."])))
+        assert texts(again)[-2:] == ["Again", "Hello."]
+
+
+async def test_a_model_call_can_be_cancelled_through_the_inbox() -> None:
+    """From any process: the next look into the inbox ends the run as stopped."""
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    driver = HeldDriver(["never"])
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))
+    await driver.is_asked.wait()
+    await store.post(session.id, Entry("cancel"))
+    after = await task
+    assert (after.state.status, after.state.stop_reason) == (ExecutionStatus.STOPPED, StopReason.USER_REQUESTED)
+
+
+async def test_a_wish_to_cancel_is_for_the_run_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that came too late for the last run does not end the next."""
+    monkeypatch.setattr(LOOK, 0.005)
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    await store.post(session.id, Entry("cancel"))
+    after = await runtime.execute(session.id, SendMessage("Hi", loops_of([Delay(0.03, "Hello.")])))
+    assert (after.state.status, texts(after)) == (ExecutionStatus.COMPLETED, ["Hi", "Hello."])
+
+
+async def test_a_cancelled_run_does_not_lose_what_was_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages posted before the wish to cancel are sent after it, the late steering ones too."""
+    monkeypatch.setattr(LOOK, 0.01)
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    driver = HeldDriver(lambda request: f"Re: {request.messages[-1].text}")
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))
+    await driver.is_asked.wait()
+    await runtime.execute(session.id, SendMessage("A", loops_of([]), when_busy="queue"))
+    await runtime.execute(session.id, SendMessage("B", loops_of([]), when_busy="steer"))
+    await store.post(session.id, Entry("cancel"))
+    driver.requests.clear()
+    while not await store.read(session.id, inbox=True, after=3):
+        await asyncio.sleep(0)
+    driver.may_answer.set()
+    await task
+    assert texts(await runtime.get_session(session.id)) == ["Hi", "A", "Re: A", "B", "Re: B"]
+
+
+async def test_a_run_that_has_not_begun_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled before its first event: no version, no claim, nothing on record."""
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    is_read = asyncio.Event()
+
+    async def hang(*given: Any, **named: Any) -> Any:
+        is_read.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read", hang)
+        task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(["Hello."]))))
+        await is_read.wait()
+        await cancelled(task)
+    assert (await runtime.get_session(session.id)).version == 1
+    assert (await store.read(session.id), await store.is_claimed(session.id)) == ([], False)
+
+
+@pytest.mark.parametrize("verb", ["claim", "append"])
+async def test_a_write_under_way_is_seen_through(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled while the store writes: the claim is known, so it is given back, and what was written is kept once."""
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    write, is_writing = getattr(store, verb), asyncio.Event()
+
+    async def slow(*given: Any, **named: Any) -> Any:
+        done = await write(*given, **named)
+        is_writing.set()
+        await asyncio.sleep(0.02)
+        return done
+
+    monkeypatch.setattr(store, verb, slow)
+    add = tool(name="add")(lambda: 5)
+    driver = ScriptedDriver([ToolCall("add"), "Done."])
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver, add))))
+    await is_writing.wait()
+    await cancelled(task)
+    after = await runtime.get_session(session.id)
+    assert (after.version, after.state.stop_reason) == (2, StopReason.USER_REQUESTED)
+    assert texts(after)[0] == "Hi"
+    assert not await store.is_claimed(session.id)
+    logged = await store.messages(*(await store.log_of(session.id))[:1], 0, (await store.log_of(session.id))[1])
+    assert len({message.id for message in logged}) == len(logged)
+
+
+async def test_a_cancellation_between_two_steps_ends_the_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a steering message is being delivered the run is between steps, and still ends in good order."""
+    monkeypatch.setattr(LOOK, 0.005)
+    store, heard = MemoryStore(), Heard()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    is_told = asyncio.Event()
+
+    async def hang(event: object) -> None:
+        heard.append(event)
+        if isinstance(event, MessageEnd) and event.message.text == "Left!":
+            is_told.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(heard, "emit", hang)
+    rest = tool(name="rest")(lambda: __import__("time").sleep(0.03))
+    loops = loops_of([ToolCall("rest"), "Done."], rest, events=heard)
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops)))
+    await asyncio.sleep(0.005)
+    await runtime.execute(session.id, SendMessage("Left!", loops_of([]), when_busy="steer"))
+    await is_told.wait()
+    await cancelled(task)
+    after = await runtime.get_session(session.id)
+    assert (after.state.stop_reason, texts(after)[-1]) == (StopReason.USER_REQUESTED, "Left!")
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    async def fail(*given: Any, **named: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [SessionConflict("s", 1, 2), StoreError("disk full"), ClaimLost("s", 1)])
+async def test_a_save_that_fails_gives_the_claim_back(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised, the version has not moved, and the next message need not wait for a lease to lapse."""
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save", failing(error))
+        with pytest.raises(type(error)):
+            await runtime.execute(session.id, SendMessage("Hi", loops_of(["Hello."])))
+    assert (await runtime.get_session(session.id)).version == 1
+    after = await runtime.execute(session.id, SendMessage("Again", loops_of(["Hello."])))
+    assert texts(after) == ["Again", "Hello."]
+
+
+@pytest.mark.parametrize("error", [StoreError("disk full"), ClaimLost("s", 1)])
+async def test_a_store_that_fails_while_a_run_goes_on_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error from the record is raised, not made into a failed run; nothing is saved, and no tool is called."""
+    called: list[int] = []
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    monkeypatch.setattr(store, "append", failing(error))
+    charge = tool(name="charge")(lambda: called.append(1))
+    with pytest.raises(type(error)):
+        await runtime.execute(session.id, SendMessage("Hi", loops_of([ToolCall("charge"), "Done."], charge)))
+    assert ((await runtime.get_session(session.id)).version, called) == (1, [])
+    assert not await store.is_claimed(session.id)
+
+
+@pytest.mark.parametrize(("verb", "error"), [("heartbeat", ClaimLost("s", 1)), ("read", StoreError("gone"))])
+async def test_a_run_that_loses_its_claim_or_its_inbox_is_ended(
+    verb: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that cannot hold its session any longer stops at once, in the middle of a model call."""
+    monkeypatch.setattr(LOOK, 0.005)
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    driver = HeldDriver(["never"])
+
+    class WithShortLease:
+        async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+            return await run_agent(session, session.state, loops_of(driver), context, RunOptions(lease=0.01))
+
+    task = asyncio.create_task(runtime.execute(session.id, WithShortLease()))
+    await driver.is_asked.wait()
+    monkeypatch.setattr(store, verb, failing(error))
+    with pytest.raises(type(error)):
+        await task
+
+
+async def test_a_silent_run_keeps_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the model thinks, heartbeats keep others out."""
+    monkeypatch.setattr(LOOK, 0.005)
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    driver = HeldDriver(["Hello."])
+    beat, beats = store.heartbeat, asyncio.Semaphore(0)
+
+    async def counted(claim: Any) -> None:
+        await beat(claim)
+        beats.release()
+
+    monkeypatch.setattr(store, "heartbeat", counted)
+
+    class WithShortLease:
+        async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+            return await run_agent(session, session.state, loops_of(driver), context, RunOptions(lease=0.03))
+
+    task = asyncio.create_task(runtime.execute(session.id, WithShortLease()))
+    for _ in range(3):
+        await beats.acquire()
+    driver.may_answer.set()
+    assert (await task).version == 2
+
+
+async def test_an_interceptors_error_before_the_first_step_is_a_run_on_record() -> None:
+    """The message is kept with a failed run, though no model was ever asked."""
+
+    class Broken(Interceptor):
+        def before_execution(self, state: Any) -> Any:
+            raise KeyError("bug")
+
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    after = await runtime.execute(session.id, SendMessage("Hi", loops_of([], interceptors=[Broken()])))
+    assert (after.state.status, texts(after)) == (ExecutionStatus.FAILED, ["Hi"])
