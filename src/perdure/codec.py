@@ -23,7 +23,7 @@ from perdure.errors import InvalidData, PerdureError
 from perdure.model.ids import SessionId
 from perdure.model.message import Message, UnknownPart
 from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript
-from perdure.model.value import Value, brief
+from perdure.model.value import FrozenDict, Value, brief
 
 FORMAT = 1
 MAX_DEPTH = 100
@@ -62,6 +62,15 @@ def encode_message(message: Message) -> bytes:
     if not isinstance(message, Message):
         raise InvalidData("$", f"expected a Message, got {type(message).__name__}")
     return encode(message)
+
+
+def encode_json(value: object, path: str = "$") -> bytes:
+    """The bytes of callers' own data, which comes back as it goes in; InvalidData, with the path, where it would not."""
+    _check_json(value, path)
+    raw = msgspec.json.encode(value)
+    if len(raw) > MAX_BYTES:
+        raise InvalidData(path, f"{len(raw):,} bytes are over the cap of {MAX_BYTES:,}")
+    return raw
 
 
 _message_decoder = msgspec.json.Decoder(Message)
@@ -158,6 +167,41 @@ def _check_document(plain: object) -> None:
 
 def _check_json(value: object, path: str, depth: int = 0, plain: tuple[type, ...] = (bool, msgspec.Raw)) -> None:
     """The same for data that is to come back as it goes in: nothing passes that turns into something else."""
+    if not _is_sound(value, depth):
+        _find_fault(value, path, depth, plain)
+
+
+def _is_sound(value: object, depth: int) -> bool:
+    """Whether data is surely JSON. Quick, since nearly all is; what is doubtful gets a closer look, with its path."""
+    kind = type(value)
+    if kind is str:
+        return _is_whole(value)  # type: ignore[arg-type]  # mypy does not narrow by `type(…) is`
+    if value is None or kind is bool:
+        return True
+    if kind is int:
+        return -(2**63) <= value < 2**64  # type: ignore[operator]
+    if kind is float:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    if depth >= MAX_DEPTH:
+        return False
+    if kind is FrozenDict or kind is dict:
+        return all(type(key) is str and _is_whole(key) and _is_sound(item, depth + 1) for key, item in value.items())  # type: ignore[attr-defined]
+    return kind in (list, tuple) and all(_is_sound(item, depth + 1) for item in value)  # type: ignore[attr-defined]
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text has no lone surrogate."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _find_fault(value: object, path: str, depth: int, plain: tuple[type, ...]) -> None:
+    """Raise InvalidData at the first thing that is wrong, with its path."""
     if depth > MAX_DEPTH:
         raise InvalidData(path[:200], f"nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, plain):
@@ -175,19 +219,17 @@ def _check_json(value: object, path: str, depth: int = 0, plain: tuple[type, ...
             if not isinstance(key, str):
                 raise InvalidData(path, f"keys must be text, got {type(key).__name__} {brief(key)}")
             _check_text(key, path)
-            _check_json(item, f"{path}.{key}", depth + 1, plain)
+            _find_fault(item, f"{path}.{key}", depth + 1, plain)
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
-            _check_json(item, f"{path}[{place}]", depth + 1, plain)
+            _find_fault(item, f"{path}[{place}]", depth + 1, plain)
     else:
         raise InvalidData(path, f"a {type(value).__name__} is not JSON; use text, numbers, lists and dicts")
 
 
 def _check_text(text: str, path: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidData(path, "the text holds half of a surrogate pair, which UTF-8 cannot carry") from None
+    if not _is_whole(text):
+        raise InvalidData(path, "the text holds half of a surrogate pair, which UTF-8 cannot carry")
 
 
 def _check_fields(value: object, path: str) -> None:

@@ -57,15 +57,14 @@ class SessionRecorder:
             self._register_branches(event)
             return True
         if isinstance(event, ParallelLoopEnd):
-            self._select_branch(event)
-            return True
+            return self._select_branch(event)
         if isinstance(event, AgentStart):
             self._start_loop(event)
         return self._take(event)
 
     def _open(self, event: AgentStart | ParallelLoopStart) -> bool:
         """Begin a session at its first event, unless `before_task` refuses it."""
-        session_id = event.session_id or event.loop_id
+        session_id = self._session_of(event)
         if session_id in self._refused:
             return False
         if session_id in self._sessions:
@@ -80,8 +79,13 @@ class SessionRecorder:
         self._sessions[session_id] = session
         return True
 
+    def _session_of(self, event: AnyLoopEvent) -> str:
+        """The session of an event: its loop's, if that is known; a loop outside of any session is one of its own."""
+        known = self._loops.get(event.loop_id)
+        return known.session_id if known is not None else event.session_id or event.loop_id
+
     def _start_loop(self, event: AgentStart) -> None:
-        session_id = event.session_id or event.loop_id
+        session_id = self._session_of(event)
         if event.loop_id not in self._loops:
             self._loops[event.loop_id] = LoopRecord(loop_id=event.loop_id, session_id=session_id)
         for ref in self._awaited_refs.pop(event.loop_id, ()):
@@ -91,7 +95,7 @@ class SessionRecorder:
 
     def _link_child(self, event: AgentStart, spawn: SpawnRef) -> None:
         """A child has begun that knows its parent: both get to know each other, whichever was heard of first."""
-        session_id = event.session_id or event.loop_id
+        session_id = self._session_of(event)
         self._sessions[session_id] = replace(self._sessions[session_id], parent_spawn_ref=spawn)
         ref = ChildLoopRef(spawn.tool_call_id, spawn.tool_name, event.loop_id, session_id)
         parent = self._loops.get(spawn.parent_loop_id)
@@ -112,7 +116,7 @@ class SessionRecorder:
     def _take(self, event: AnyLoopEvent) -> bool:
         record = self._loops.get(event.loop_id)
         if record is None:
-            if event.session_id not in self._refused:
+            if self._session_of(event) not in self._refused:
                 self.unknown_events += 1
                 _log.warning("%s for loop %s, which has not started", type(event).__name__, event.loop_id)
             return False
@@ -127,6 +131,9 @@ class SessionRecorder:
     def _register_branches(self, event: ParallelLoopStart) -> None:
         group = ParallelGroupRecord(event.loop_ids)
         for loop_id in event.loop_ids:
+            if loop_id in self._loops:
+                self._loops[loop_id] = replace(self._loops[loop_id], parallel_group=group)
+                continue
             self._loops[loop_id] = LoopRecord(
                 loop_id=loop_id,
                 session_id=event.session_id or event.loop_id,
@@ -136,7 +143,9 @@ class SessionRecorder:
                 parallel_group=group,
             )
 
-    def _select_branch(self, event: ParallelLoopEnd) -> None:
+    def _select_branch(self, event: ParallelLoopEnd) -> bool:
+        if self._session_of(event) in self._refused:
+            return False
         for loop_id in event.loop_ids:
             record = self._loops.get(loop_id)
             if record is None:
@@ -144,6 +153,7 @@ class SessionRecorder:
                 _log.warning("a parallel group ended with loop %s, which was not announced", loop_id)
                 continue
             self._loops[loop_id] = record.selected(event)
+        return any(loop_id in self._loops for loop_id in event.loop_ids)
 
     def _session(self, session_id: str) -> SessionRecord:
         loops = with_children(loop for loop in self._loops.values() if loop.session_id == session_id)

@@ -25,6 +25,7 @@ from tests.stores.files import (
     lines_of,
     log_of,
     names,
+    needs_proc,
     small,
 )
 

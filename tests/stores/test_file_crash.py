@@ -19,6 +19,7 @@ from tests.stores.files import (
     files_in,
     lines_of,
     names,
+    needs_proc,
     small,
 )
 from tests.stores.killed import act

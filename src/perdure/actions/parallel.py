@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.actions.running import LEASE, owner_here
+from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
 from perdure.errors import DriverError, InvalidData, SessionNotActive, StoreError
 from perdure.loop.agent_loop import Run
@@ -169,6 +170,7 @@ class Group:
         except BaseException:
             await self._give_back()
             raise
+        send_leftovers_after(self._context, self._loops)
         return self._session.with_state(self._continued(runs[selection.index].state))
 
     def _continued(self, state: AgentState) -> AgentState:
@@ -265,6 +267,9 @@ class Group:
     async def _give_back(self) -> None:
         record = self._record
         if record is not None and record.claim is not None and self._context is not None and self._context.journal:
+            with suppress(StoreError):
+                for branch in self._branches:
+                    await branch.barrier()
             with suppress(StoreError):
                 await self._context.journal.release(record.claim)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, require_journal, run_agent
+from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
 from perdure.errors import ConfigurationError, CorruptRecord, PerdureError, SessionBusy, SessionConflict
 from perdure.loop.factory import LoopFactory
@@ -54,7 +55,9 @@ class ResumeExecution:
         )
         spawn = Spawner(session, context, replay.decisions)
         active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
-        return await run_agent(active, replay.state, self._loops, context, options, spawn)
+        after = await run_agent(active, replay.state, self._loops, context, options, spawn)
+        send_leftovers_after(context, self._loops, self._depth)
+        return after
 
 
 async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:

@@ -36,6 +36,7 @@ class Replay:
         self.state = state
         self._started_calls: set[str] = set()
         self._ended: ToolExecution | None = None
+        self._step_id = state.execution.current_step.id if state.execution and state.execution.current_step else None
         self._approved: dict[str, str] = {}
         self._denied: dict[str, str] = {}
 
@@ -56,18 +57,18 @@ class Replay:
             case AgentStart():
                 self._start(event)
             case TurnStart():
+                self._step_id = event.step_id
                 self._change(self._execution.with_continuation_requested(False).with_step_started())
             case MessageEnd():
                 self._say(event)
             case ToolExecutionStart():
                 self._started_calls.add(event.call.id)
             case ToolExecutionEnd():
-                self._started_calls.discard(event.execution.call.id)
                 self._ended = event.execution
             case TurnEnd():
                 self.state = self.state.with_current_step_completed()
             case AgentEnd():
-                self._change(replace(self._execution, errors=event.errors).ended(event.status))
+                self._end(event)
 
     @property
     def _execution(self) -> ExecutionState:
@@ -81,18 +82,28 @@ class Replay:
         self._approved |= event.approved
         self._denied |= event.denied
         if event.resumed and self.state.status is ExecutionStatus.IN_PROGRESS:
-            self._change(self._execution.with_pending_calls(()))
+            self._resume()
             return
         fresh = replace(ExecutionState.fresh(), execution_id=event.loop_id)
         self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
 
+    def _resume(self) -> None:
+        execution = self._execution.with_pending_calls(())
+        # As in the live run, a step that goes on counts from here: nobody worked on it meanwhile.
+        self._change(execution if execution.current_step is None else execution.with_step_started())
+
+    def _end(self, event: AgentEnd) -> None:
+        """A run that was cut short ends with the step that was under way."""
+        ended = self._execution.with_current_step_completed().with_pending_calls(())
+        continuation = replace(ended.continuation, stop_signals=event.stop_signals)
+        self._change(replace(ended, errors=event.errors, continuation=continuation).ended(event.status))
+
     def _say(self, event: MessageEnd) -> None:
         message = event.message
-        step_id = message.metadata.get("step_id")
-        if step_id is None:
-            self._hear(message)
+        if self._step_id is None or message.metadata.get("step_id") != self._step_id:
+            self._hear(message)  # also one that was copied from elsewhere, with the tags it had there
         elif message.role == "assistant":
-            self._answer(message, str(step_id), event)
+            self._answer(message, self._step_id, event)
         else:
             self._tool_result(message)
 
@@ -112,5 +123,7 @@ class Replay:
         changes: dict[str, Any] = {"output_messages": output}
         if self._ended is not None:
             changes["tool_executions"] = (*step.tool_executions, self._ended)
+            # Only now: between an outcome and its message there may be a crash, and then the call has no result.
+            self._started_calls.discard(self._ended.call.id)
         self._ended = None
         self.state = self.state.with_current_step(replace(step, **changes))

@@ -5,7 +5,7 @@ A loop's record is folded from its events, one at a time; `ExecutionState` is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -120,7 +120,10 @@ class LoopRecord(Value, frozen=True, kw_only=True):
 
     def aborted(self, at: datetime) -> LoopRecord:
         """The record of a loop that has not come to its end; it keeps the messages and usage it has reached."""
-        return self if self.status.is_over else replace(self, status=LoopStatus.ABORTED, ended_at=self.ended_at or at)
+        if self.status.is_over:
+            return self
+        ended_at = self.ended_at or at
+        return replace(self, status=LoopStatus.ABORTED, ended_at=ended_at, turns=_closed(self.turns, ended_at))
 
     def selected(self, event: ParallelLoopEnd) -> LoopRecord:
         """The record of a branch, once one of its group has been selected."""
@@ -148,11 +151,11 @@ def _fold(record: LoopRecord, event: LoopEvent) -> LoopRecord:
         case MessageEnd():
             return _with_message(record, event)
         case ToolExecutionEnd():
-            record = _with_turn(record, event.step_id, tool=event.execution)
+            record = _with_turn(record, event.step_id, lambda turn: _with_tool(turn, event.execution))
             return record if event.child is None else record.with_child_ref(event.child)
         case TurnEnd():
-            record = _with_turn(record, event.step_id, end=event)
-            return replace(record, usage=_usage(record))
+            ended = {"ended_at": event.at, "usage": event.usage, "errors": event.errors}
+            return _with_turn(record, event.step_id, lambda turn: replace(turn, **ended))
         case InputRejected():
             return replace(record, rejection=event.reason)
         case Compaction():
@@ -163,8 +166,9 @@ def _fold(record: LoopRecord, event: LoopEvent) -> LoopRecord:
 
 
 def _started(record: LoopRecord, event: AgentStart) -> LoopRecord:
-    if event.resumed:
-        return replace(record, status=LoopStatus.RUNNING, ended_at=None)
+    if event.resumed and record.started_at is not None:
+        answered = tuple(turn for turn in record.turns if turn.message_ids)
+        return replace(record, status=LoopStatus.RUNNING, ended_at=None, turns=answered)
     group = record.parallel_group or (ParallelGroupRecord(event.group) if event.group else None)
     return replace(
         record,
@@ -182,33 +186,38 @@ def _started(record: LoopRecord, event: AgentStart) -> LoopRecord:
 def _with_message(record: LoopRecord, event: MessageEnd) -> LoopRecord:
     record = replace(record, messages=(*record.messages, event.message))
     step_id = event.message.metadata.get("step_id")
-    return _with_turn(record, step_id, message_id=event.message.id) if step_id else record
+    return _with_turn(record, step_id, lambda turn: _with_said(turn, event)) if step_id else record
 
 
-def _with_turn(
-    record: LoopRecord,
-    step_id: str,
-    *,
-    message_id: str | None = None,
-    tool: ToolExecution | None = None,
-    end: TurnEnd | None = None,
-) -> LoopRecord:
-    turns = list(record.turns)
-    for place, turn in enumerate(turns):
-        if turn.step_id != step_id:
-            continue
-        if message_id is not None:
-            turn = replace(turn, message_ids=(*turn.message_ids, message_id))
-        if tool is not None:
-            turn = replace(turn, tool_executions=(*turn.tool_executions, tool))
-        if end is not None:
-            turn = replace(turn, ended_at=end.at, usage=end.usage, errors=end.errors)
-        turns[place] = turn
-    return replace(record, turns=tuple(turns))
+def _with_said(turn: Turn, event: MessageEnd) -> Turn:
+    used = event.response.usage if event.response is not None else Usage()
+    return replace(turn, message_ids=(*turn.message_ids, event.message.id), usage=turn.usage + used)
 
 
-def _usage(record: LoopRecord) -> Usage:
-    return sum((turn.usage for turn in record.turns), start=Usage())
+def _with_tool(turn: Turn, done: ToolExecution) -> Turn:
+    errors = turn.errors if done.error is None else (*turn.errors, done.error)
+    return replace(
+        turn, tool_executions=(*turn.tool_executions, done), usage=turn.usage + done.usage, errors=errors
+    )
+
+
+def _with_turn(record: LoopRecord, step_id: str, change: Callable[[Turn], Turn]) -> LoopRecord:
+    """The record with one of its turns changed. Usage counts from the moment it is known: a loop may be aborted."""
+    turns = tuple(change(turn) if turn.step_id == step_id else turn for turn in record.turns)
+    return replace(record, turns=turns, usage=sum((turn.usage for turn in turns), start=Usage()))
+
+
+def _closed(turns: Iterable[Turn], at: datetime) -> tuple[Turn, ...]:
+    """The turns of a loop that is over: those the model has answered in, as the live state counts its steps."""
+    return tuple(replace(turn, ended_at=turn.ended_at or at) for turn in turns if turn.message_ids)
+
+
+def _all_messages(record: LoopRecord, event: AgentEnd) -> tuple[Message, ...]:
+    """What the end says has been produced; of a loop that was resumed it tells only what came after that."""
+    if not any(isinstance(each, AgentStart) and each.resumed for each in record.events):
+        return event.messages
+    told = {message.id for message in event.messages}
+    return (*(message for message in record.messages if message.id not in told), *event.messages)
 
 
 def _ended(record: LoopRecord, event: AgentEnd) -> LoopRecord:
@@ -223,7 +232,8 @@ def _ended(record: LoopRecord, event: AgentEnd) -> LoopRecord:
         rejection=rejection,
         stop_reason=reasons[0].value if reasons else None,
         ended_at=event.at,
-        messages=event.messages,
+        messages=_all_messages(record, event),
+        turns=_closed(record.turns, event.at),
         usage=event.usage,
         errors=event.errors,
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from perdure.errors import CorruptRecord, SessionNotFound
-from perdure.model.loop_events import AnyLoopEvent, ParallelLoopEnd
+from perdure.model.loop_events import AgentEnd, AnyLoopEvent, ParallelLoopEnd
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.session import AgentSessionInfo
@@ -35,24 +35,36 @@ async def read_record(
 
 
 async def _with_selections(journal: Journal, info: AgentSessionInfo, runs: Sequence[RunOnRecord]) -> list[LoopRecord]:
-    """The headers of runs; branches know which of them was selected: that is told right behind the last of them."""
-    ends = {run.loop_id: run.last.seq for run in runs}
-    headers = {run.loop_id: _header(info, run) for run in runs}
+    """The headers of runs, whose branches know which of them was selected."""
+    headers = {run.loop_id: _header(info.id, run) for run in runs}
+    known = {run.loop_id: run for run in runs}
     for group in {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}:
-        last = max(ends[loop_id] for loop_id in group if loop_id in ends)
-        for entry in await journal.read(info.id, after=last, limit=1):
-            event = event_of(entry, info.id, "", _unread)
-            if isinstance(event, ParallelLoopEnd):
-                headers |= {loop_id: headers[loop_id].selected(event) for loop_id in group if loop_id in headers}
+        selection = await _selection(journal, info.id, group, known)
+        if selection is not None:
+            headers |= {loop_id: headers[loop_id].selected(selection) for loop_id in group if loop_id in headers}
     return list(headers.values())
 
 
-def _header(info: AgentSessionInfo, run: RunOnRecord) -> LoopRecord:
-    record = LoopRecord(loop_id=run.loop_id, session_id=info.id)
+async def _selection(
+    journal: Journal, session_id: str, group: Sequence[str], known: Mapping[str, RunOnRecord]
+) -> ParallelLoopEnd | None:
+    """Which branch of a group was selected: that is told right behind the last entry of any of them."""
+    elsewhere = [run for loop in group if loop not in known for run in await journal.runs(session_id, run=loop)]
+    here = [known[loop] for loop in group if loop in known]
+    last = max(run.last.seq for run in (*here, *elsewhere))
+    for entry in await journal.read(session_id, after=last, limit=1):
+        event = event_of(entry, session_id, "", _unread)
+        if isinstance(event, ParallelLoopEnd) and event.loop_ids == tuple(group):
+            return event
+    return None
+
+
+def _header(session_id: str, run: RunOnRecord) -> LoopRecord:
+    record = LoopRecord(loop_id=run.loop_id, session_id=session_id)
     entries = (run.first, run.last) if run.last.seq > run.first.seq else (run.first,)
     for entry in entries:
         if entry.kind in ("agent_start", "agent_end"):
-            record = record.after(event_of(entry, info.id, "", _unread), keep_event=False)
+            record = record.after(event_of(entry, session_id, "", _unread), keep_event=False)
     return record
 
 
@@ -66,51 +78,27 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
     runs = await journal.runs(session_id, run=loop_id)
     if not runs:
         raise SessionNotFound(f"loop {loop_id} of {session_id}")
-    entries = await journal.read(session_id, run=loop_id)
-    message_of = await _messages_of(journal, session_id, runs)
+    story = _Story(journal, session_id)
     record = LoopRecord(loop_id=loop_id, session_id=session_id)
-    for event in _events(session_id, entries, message_of):
+    for event in await story.events(await journal.read(session_id, run=loop_id)):
         record = record.after(event)
-    return record
-
-
-def _events(
-    session_id: str, entries: Iterable[JournalEntry], message_of: Callable[[str], Message]
-) -> Iterable[AnyLoopEvent]:
-    agent_of: dict[str | None, str] = {}
-    for entry in entries:
-        if entry.kind == "agent_start":
-            agent_of[entry.run] = entry.body.get("agent_id", "")
-        yield event_of(entry, session_id, agent_of.get(entry.run, ""), message_of)
-
-
-async def _messages_of(journal: Journal, session_id: str, runs: Sequence[RunOnRecord]) -> Callable[[str], Message]:
-    by_id: dict[str, Message] = {}
-    for run in runs:
-        if run.start < run.stop:
-            by_id |= {message.id: message for message in await journal.messages(run.log, run.start, run.stop)}
-
-    def message_of(message_id: str) -> Message:
-        if message_id not in by_id:
-            raise CorruptRecord(session_id, f"message {message_id}", "its run's record names it, and the log lacks it")
-        return by_id[message_id]
-
-    return message_of
+    if record.parallel_group is None:
+        return record
+    group = record.parallel_group.all_loop_ids
+    selection = await _selection(journal, session_id, group, {run.loop_id: run for run in runs})
+    return record if selection is None else record.selected(selection)
 
 
 async def read_events(
     journal: Journal, session_id: str, *, after: int | None, last: int | None, follow: bool
 ) -> AsyncIterator[AnyLoopEvent]:
     """Events on record, in order; then, if asked to follow, those to come as they are written."""
-    cursor = after or 0
+    story, cursor = _Story(journal, session_id), after or 0
     entries = await journal.read(session_id, after=cursor, last=last)
     while True:
+        for event in await story.events(entries):
+            yield event
         if entries:
-            loops = {entry.run for entry in entries if entry.run is not None}
-            runs = [run for loop in sorted(loops) for run in await journal.runs(session_id, run=loop)]
-            message_of = await _messages_of(journal, session_id, runs)
-            for event in _events(session_id, entries, message_of):
-                yield event
             cursor = entries[-1].seq
         elif not follow:
             return
@@ -119,3 +107,43 @@ async def read_events(
         if not follow and last is not None:
             return
         entries = await journal.read(session_id, after=cursor, limit=1000)
+
+
+class _Story:
+    """Turns entries of a record into events. Each message of a run is read once, and kept until the run has ended."""
+
+    def __init__(self, journal: Journal, session_id: str) -> None:
+        self._journal = journal
+        self._session_id = session_id
+        self._agents: dict[str, str] = {}
+        self._messages: dict[str, dict[str, Message]] = {}
+        self._read_to: dict[str, int] = {}
+
+    async def events(self, entries: Sequence[JournalEntry]) -> list[AnyLoopEvent]:
+        for loop in sorted({entry.run for entry in entries if entry.run is not None}):
+            for run in await self._journal.runs(self._session_id, run=loop):
+                await self._catch_up(run)
+        return [self._event(entry) for entry in entries]
+
+    async def _catch_up(self, run: RunOnRecord) -> None:
+        self._agents[run.loop_id] = run.first.body.get("agent_id", "")
+        start = max(run.start, self._read_to.get(run.loop_id, 0))
+        known = self._messages.setdefault(run.loop_id, {})
+        if start < run.stop:
+            known |= {message.id: message for message in await self._journal.messages(run.log, start, run.stop)}
+            self._read_to[run.loop_id] = run.stop
+
+    def _event(self, entry: JournalEntry) -> AnyLoopEvent:
+        known = self._messages.get(entry.run or "", {})
+
+        def message_of(message_id: str) -> Message:
+            if message_id not in known:
+                problem = "its run's record names it, and the log lacks it"
+                raise CorruptRecord(self._session_id, f"message {message_id}", problem)
+            return known[message_id]
+
+        event = event_of(entry, self._session_id, self._agents.get(entry.run or "", ""), message_of)
+        if isinstance(event, AgentEnd):
+            self._messages.pop(event.loop_id, None)
+            self._read_to.pop(event.loop_id, None)
+        return event

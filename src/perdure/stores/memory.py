@@ -333,7 +333,7 @@ def _page_start(after: str | None) -> int | None:
 
 def _check_entries(entries: Sequence[Entry], messages: Sequence[Message] = ()) -> None:
     for entry in entries:
-        codec.encode(entry)
+        codec.encode_json(entry.body, f"$.{entry.kind}")
     for message in messages:
         codec.encode_message(message)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from perdure import codec
 from perdure.errors import InvalidData, InvalidSessionFile, SessionNotFound
-from perdure.model.ids import SessionId
+from perdure.model.ids import SessionId, new_id
 from perdure.model.record import SessionRecord
 from perdure.stores.file_folder import Folder
 
@@ -22,8 +22,15 @@ _Where = str | os.PathLike[str]
 def save_session(record: SessionRecord, directory: _Where) -> None:
     """Write `{directory}/{session_id}.json`: whole or not at all, and durable."""
     body = msgspec.json.format(codec.encode(codec.to_dict(record)), indent=2)
+    name = _file(record.session_id)
     with _opened(directory) as folder:
-        folder.replace(_file(record.session_id), body + b"\n")
+        staged = f"{name}.{new_id()}.tmp"  # its own, so that of two who write at once neither publishes half a file
+        try:
+            folder.write_new(staged, body + b"\n")
+            os.rename(folder.path / staged, folder.path / name)
+        finally:
+            folder.remove(staged)
+        folder.sync()
 
 
 def load_session(session_id: str, directory: _Where) -> SessionRecord:
@@ -35,8 +42,8 @@ def load_session(session_id: str, directory: _Where) -> SessionRecord:
 def list_session_ids(directory: _Where) -> list[SessionId]:
     """The sessions that have a record, the one written last first."""
     with _opened(directory) as folder:
-        found = [(_written_at(folder, name), name) for name in folder.names() if name.endswith(".json")]
-    return [SessionId(name.removesuffix(".json")) for _, name in sorted(found, reverse=True)]
+        found = [(_written_at(folder, name), name) for name in folder.names() if _is_record(name)]
+    return [SessionId(name.removesuffix(".json")) for at, name in sorted(found, reverse=True) if at]
 
 
 def load_sessions_for_agent(agent_id: str, directory: _Where) -> list[SessionRecord]:
@@ -94,8 +101,17 @@ def _file(session_id: str) -> str:
     return f"{SessionId(session_id)}.json"
 
 
-def _written_at(folder: Folder, name: str) -> tuple[int, str]:
-    return os.stat(folder.path / name, follow_symlinks=False).st_mtime_ns, name
+def _is_record(name: str) -> bool:
+    """Whether a file is one that `save_session` may have written; others may stand beside them."""
+    return name.endswith(".json") and SessionId.is_valid(name.removesuffix(".json"))
+
+
+def _written_at(folder: Folder, name: str) -> int:
+    """When a file was written last; 0 if it has been removed meanwhile."""
+    try:
+        return os.stat(folder.path / name, follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _load(folder: Folder, session_id: SessionId) -> SessionRecord:

@@ -63,11 +63,7 @@ class Write(msgspec.Struct, frozen=True):
 
 def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
     """Entries with their bytes; InvalidData before anything is written."""
-    prepared = []
-    for entry in entries:
-        codec.check_json(entry.body, f"$.{entry.kind}")
-        prepared.append((entry, codec.encode(entry.body)))
-    return prepared
+    return [(entry, codec.encode_json(entry.body, f"$.{entry.kind}")) for entry in entries]
 
 
 def create(db: apsw.Connection, write: Write) -> Live:

@@ -16,7 +16,10 @@ from perdure.model.session import AgentSession, SessionInfoList
 Verb = Callable[..., Coroutine[Any, Any, Any]]
 
 _STORE = ("create", "save", "load", "exists", "delete", "list")
-_JOURNAL = ("claim", "heartbeat", "release", "append", "read", "messages", "post")
+_JOURNAL = (
+    *("claim", "heartbeat", "release", "append", "post"),
+    *("read", "runs", "log_of", "lapsed", "messages", "find_key", "is_claimed"),
+)
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -45,6 +48,7 @@ class FailingStore:
         store.fail("save", call=2)                  # the second save raises StoreError, and nothing is saved
         store.fail("append", after=True)            # the next append is carried out, and its answer is lost
         store.delay("load", 0.5, call=None)         # every load takes half a second longer
+        store.crash(call=3)                         # the third call, of whatever, and all that follow, are lost
 
     `calls` counts what was asked for. It is a Journal exactly if the store it stands before is one.
     """
@@ -59,6 +63,7 @@ class FailingStore:
     def __init__(self, store: Any) -> None:
         self._store = store
         self._faults: list[Fault] = []
+        self._crash: tuple[int, bool] | None = None
         self.calls: Counter[str] = Counter()
         for verb in (*_STORE, *_JOURNAL):
             if hasattr(store, verb):
@@ -79,9 +84,18 @@ class FailingStore:
         """Take `seconds` longer at the `call`-th call from now on (None: at each)."""
         self._add(verb, call, None, seconds, after)
 
+    def crash(self, *, call: int, after: bool = False) -> None:
+        """Be as good as dead from the `call`-th call of any verb on: it is not carried out, unless `after`."""
+        self._crash = (self.calls.total() + call, after)
+
+    @property
+    def has_crashed(self) -> bool:
+        return self._crash is not None and self.calls.total() >= self._crash[0]
+
     def heal(self) -> None:
         """Forget every fault."""
         self._faults.clear()
+        self._crash = None
 
     def _add(self, verb: str, call: int | None, error: BaseException | None, delay: float, after: bool) -> None:
         if not hasattr(self._store, verb):
@@ -90,10 +104,14 @@ class FailingStore:
 
     async def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         self.calls[verb] += 1
-        call = self.calls[verb]
+        call, total = self.calls[verb], self.calls.total()
+        if self.has_crashed and (total, True) != self._crash:
+            raise StoreError(f"This {verb} came after the crash.")
         await self._strike(verb, call, after=False)
         answer = await getattr(self._store, verb)(*args, **kwargs)
         await self._strike(verb, call, after=True)
+        if (total, True) == self._crash:
+            raise StoreError(f"The answer to this {verb} was lost in the crash.")
         return answer
 
     async def _strike(self, verb: str, call: int, *, after: bool) -> None:

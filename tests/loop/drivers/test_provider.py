@@ -85,10 +85,15 @@ async def test_a_missing_key_names_its_variable(
 
 @pytest.mark.parametrize(
     ("model", "said"),
-    [("gpt-5", "Unknown model: gpt-5"), ("acme:gpt-5", "Unknown provider: acme"), ("mistral:large", "mistral")],
+    [
+        ("gpt-5", "Unknown model: gpt-5"),
+        ("acme:gpt-5", "Unknown provider: acme"),
+        ("mistral:large", "mistral"),
+        (ModelConfig("azure:gpt-5", base_url="https://acme.example"), "takes no base_url"),
+    ],
 )
-async def test_a_model_that_cannot_be_had(model: str, said: str) -> None:
-    """A name without a provider, an unknown provider, and one whose package is missing are told apart."""
+async def test_a_model_that_cannot_be_had(model: ModelConfig | str, said: str) -> None:
+    """No provider, an unknown one, one whose package is missing, and one that is set up otherwise are told apart."""
     with pytest.raises(ConfigurationError, match=said):
         await ask(model)
 

@@ -211,7 +211,8 @@ async def test_cancelling_ends_the_request(monkeypatch: pytest.MonkeyPatch, mode
 
         driver = RetryingDriver(made.driver)
         asked = asyncio.create_task(driver.respond(ModelRequest(config(made, model), HI), hear))
-        await heard.wait()
+        async with asyncio.timeout(10):
+            await heard.wait()
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

@@ -192,9 +192,10 @@ def _provider(config: ModelConfig, name: str) -> Provider[Any]:
     if not given:
         return infer_provider(name)
     provider = infer_provider_class(name)
-    for argument in given.keys() - inspect.signature(provider).parameters.keys():
+    foreign = given.keys() - inspect.signature(provider).parameters.keys()
+    if foreign:
         raise ConfigurationError(
-            f"{config.name} takes no {argument}. Leave it out; set {name} up by its own variables."
+            f"{config.name} takes no {' and no '.join(sorted(foreign))}. Leave it out; {name} has variables of its own."
         )
     return provider(**given)
 

@@ -7,15 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic_ai.exceptions import (
-    AgentRunError,
-    ModelAPIError,
-    ModelContextWindowExceededError,
-    ModelHTTPError,
-    ModelQuotaExceededError,
-    ModelRequestRejectedError,
-    UserError,
-)
+from pydantic_ai.exceptions import AgentRunError, ModelHTTPError, UserError
 from pydantic_ai.models import Model
 
 from perdure.errors import ConfigurationError, PerdureError
@@ -28,24 +20,28 @@ FAILURES = (AgentRunError, UserError)
 
 _PASSING = {408, 409, 429}
 _VARIABLE = re.compile(r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)`")
+_NO_CREDIT = re.compile(r"quota|billing|credit|(spend|usage)_limit")
 _TOO_LONG = re.compile(
-    r"context[ _-]?(length|window|size)|(prompt|input|request) is too (long|large)|too many (input )?tokens",
+    r"context[ _-]?(length|window|size)|(prompt|input|request)( is |_)too[ _](long|large)"
+    r"|too many (input )?tokens|token count .*exceeds",
     re.IGNORECASE,
 )
 
 
 def driver_error(error: Exception, config: ModelConfig, model: Model[Any]) -> PerdureError:
-    """The error of ours for one of pydantic-ai's: what failed and why, without headers and without the key."""
+    """The error of ours for one of pydantic-ai's: what failed and why, without headers and without the key.
+
+    Told by status and by what the provider wrote, because pydantic-ai's finer classes come and go with its releases.
+    """
     reason = _reason(error, config, model)
     if isinstance(error, UserError):
         return ConfigurationError(f"{config.name} cannot be asked this: {reason}.")
-    if not isinstance(error, ModelAPIError):
-        return TransientDriverError(config.name, reason)
     status = error.status_code if isinstance(error, ModelHTTPError) else None
-    if _may_pass(error, status):
-        return TransientDriverError(config.name, reason, status=status, retry_after=error.retry_after)
-    if _is_too_long(error, status, reason):
+    if status in (None, 400, 413, 422) and _TOO_LONG.search(f"{_kind(error)} {reason}"):
         return ContextTooLong(config.name, reason, status=status)
+    if _may_pass(error, status):
+        retry_after = getattr(error, "retry_after", None)
+        return TransientDriverError(config.name, reason, status=status, retry_after=retry_after)
     return RequestRefused(config.name, reason, status=status)
 
 
@@ -62,30 +58,32 @@ def unset(config: ModelConfig, variable: str) -> ConfigurationError:
     )
 
 
-def _may_pass(error: ModelAPIError, status: int | None) -> bool:
-    """Whether asking again may help: the provider's own word counts most, then the status, then the kind of error."""
-    if isinstance(error, ModelQuotaExceededError):
-        return False
-    hint = error.provider_retry_hint if isinstance(error, ModelHTTPError) else None
-    if hint is not None:
-        return hint
-    if status is not None:
-        return status in _PASSING or status >= 500
-    return not isinstance(error, ModelRequestRejectedError)
-
-
-def _is_too_long(error: ModelAPIError, status: int | None, reason: str) -> bool:
-    if isinstance(error, ModelContextWindowExceededError) or status == 413:
+def _may_pass(error: Exception, status: int | None) -> bool:
+    """Whether asking again may help. Without a status it was the connection; an empty account is no rate limit."""
+    if status is None:
         return True
-    return status in (400, 422) and _TOO_LONG.search(reason) is not None
+    if status == 429 and _NO_CREDIT.search(_kind(error)):
+        return False
+    advised: bool | None = getattr(error, "provider_retry_hint", None)
+    return status in _PASSING or status >= 500 if advised is None else advised
+
+
+def _said(error: Exception) -> Mapping[str, Any]:
+    """The object in which a provider reports an error, wherever in the body it stands."""
+    body = getattr(error, "body", None)
+    inner = body.get("error", body) if isinstance(body, Mapping) else body
+    return inner if isinstance(inner, Mapping) else {"message": inner}
+
+
+def _kind(error: Exception) -> str:
+    said = _said(error)
+    return f"{said.get('code')} {said.get('type')}"
 
 
 def _reason(error: Exception, config: ModelConfig, model: Model[Any]) -> str:
     """What the provider said, in one line of bounded length, with the key struck out should it have been quoted."""
-    body = getattr(error, "body", None)
-    body = body.get("error", body) if isinstance(body, Mapping) else body
-    said = body.get("message") if isinstance(body, Mapping) else body
-    text = said if isinstance(said, str) and said.strip() else str(error)
+    message = _said(error).get("message")
+    text = message if isinstance(message, str) and message.strip() else str(error)
     for secret in _secrets(config, model):
         text = text.replace(secret, "…")
     return " ".join(clean_text(text).split())[:500].rstrip(". ")
