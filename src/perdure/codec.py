@@ -207,7 +207,7 @@ def _find_fault(value: object, path: str, depth: int, plain: tuple[type, ...]) -
     if value is None or isinstance(value, plain):
         return
     if isinstance(value, str):
-        _check_text(value, path)
+        check_text(value, path)
     elif isinstance(value, int):
         if not -(2**63) <= value < 2**64:
             raise InvalidData(path, "an integer must fit into 64 bits; pass larger ones as text")
@@ -218,7 +218,7 @@ def _find_fault(value: object, path: str, depth: int, plain: tuple[type, ...]) -
         for key, item in value.items():
             if not isinstance(key, str):
                 raise InvalidData(path, f"keys must be text, got {type(key).__name__} {brief(key)}")
-            _check_text(key, path)
+            check_text(key, path)
             _find_fault(item, f"{path}.{key}", depth + 1, plain)
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
@@ -227,7 +227,8 @@ def _find_fault(value: object, path: str, depth: int, plain: tuple[type, ...]) -
         raise InvalidData(path, f"a {type(value).__name__} is not JSON; use text, numbers, lists and dicts")
 
 
-def _check_text(text: str, path: str) -> None:
+def check_text(text: str, path: str) -> None:
+    """Raise InvalidData unless UTF-8 can carry a text."""
     if not _is_whole(text):
         raise InvalidData(path, "the text holds half of a surrogate pair, which UTF-8 cannot carry")
 

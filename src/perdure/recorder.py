@@ -70,6 +70,8 @@ class SessionRecorder:
         if session_id in self._sessions:
             return True
         spawn = self._awaited_spawns.pop(session_id, None)
+        if isinstance(event, AgentStart) and event.spawn_ref is not None:
+            spawn = event.spawn_ref
         session = SessionRecord(
             session_id=session_id, agent_id=event.agent_id, created_at=event.at, parent_spawn_ref=spawn
         )

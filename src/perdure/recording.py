@@ -27,51 +27,44 @@ from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, 
 
 T = TypeVar("T")
 
-_IMPLIED = ("type", "loop_id", "session_id")
-
-
 def entry_of(event: LoopEvent) -> Entry:
     """An event as it is stored: messages by id, and without what the record's columns say already."""
-    plain: dict[str, Any] = msgspec.to_builtins(_by_reference(event), enc_hook=str)
-    kind = str(plain["type"])
-    for name in _IMPLIED:
-        plain.pop(name, None)
-    if not isinstance(event, AgentStart):
-        plain.pop("agent_id", None)  # the same throughout a loop
-    if isinstance(event, MessageEnd):
-        plain["message"] = event.message.id
-    if isinstance(event, AgentEnd):
-        plain["messages"] = [message.id for message in event.messages]
-    if isinstance(event, ParallelLoopStart | ParallelLoopEnd):
-        return Entry(kind, {**plain, "loop_id": event.loop_id})  # of the group, not of one loop
-    return Entry(kind, plain, event.loop_id)
+    kind = str(event.__struct_config__.tag)
+    raw = msgspec.json.encode(_by_reference(event))
+    # The tag comes first, and stands in a column of its own.
+    body = msgspec.Raw(b"{" + raw[len(f'{{"type":"{kind}",') :])
+    is_of_group = isinstance(event, ParallelLoopStart | ParallelLoopEnd)
+    return Entry(kind, body, None if is_of_group else event.loop_id)
 
 
 def _by_reference(event: LoopEvent) -> LoopEvent:
+    """The event with messages that are nothing but ids, and no ids that the record's columns imply."""
     if isinstance(event, MessageEnd):
-        return replace(event, message=_STUB)
+        return replace(event, loop_id="", session_id=None, agent_id="", message=_stub(event.message))
     if isinstance(event, AgentEnd):
-        return replace(event, messages=())
-    return event
+        messages = tuple(map(_stub, event.messages))
+        return replace(event, loop_id="", session_id=None, agent_id="", messages=messages)
+    if isinstance(event, AgentStart):
+        return replace(event, loop_id="", session_id=None)
+    if isinstance(event, ParallelLoopStart | ParallelLoopEnd):
+        return replace(event, session_id=None)
+    return replace(event, loop_id="", session_id=None, agent_id="")
 
 
-_STUB = Message("user", (), "")
+def _stub(message: Message) -> Message:
+    return Message("user", (), message.id)
 
 
 def event_of(entry: JournalEntry, session_id: str, agent_id: str, message_of: Callable[[str], Message]) -> AnyLoopEvent:
     """The event that an entry of the record stands for; `message_of` finds a message by its id."""
-    plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id}
-    plain["loop_id"] = entry.run or plain.get("loop_id")
-    plain["cursor"] = entry.seq
-    named = plain.pop("messages", ()) if entry.kind == "agent_end" else ()
-    if entry.kind == "message_end":
-        named = (plain["message"],)
-        plain["message"] = msgspec.to_builtins(_STUB)
+    plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id, "cursor": entry.seq}
+    plain["loop_id"] = entry.run or plain.get("loop_id", "")
     event: AnyLoopEvent = codec.convert(AnyLoopEvent, plain)  # type: ignore[arg-type]  # a union is a type to msgspec
-    messages = tuple(map(message_of, named))
     if isinstance(event, MessageEnd):
-        return replace(event, message=messages[0])
-    return replace(event, messages=messages) if isinstance(event, AgentEnd) else event
+        return replace(event, message=message_of(event.message.id))
+    if isinstance(event, AgentEnd):
+        return replace(event, messages=tuple(message_of(message.id) for message in event.messages))
+    return event
 
 
 class JournalRecord:
@@ -82,6 +75,7 @@ class JournalRecord:
 
     def __init__(self, journal: Journal, session: AgentSession, *, owner: str, lease: float) -> None:
         self._journal = journal
+        self._is_immediate = getattr(journal, "never_waits", False)
         self._session = session
         self.session_id = session.id
         self._owner = owner
@@ -93,7 +87,7 @@ class JournalRecord:
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
 
-    async def put(self, event: LoopEvent) -> None:
+    def put(self, event: LoopEvent) -> None:
         if isinstance(event, MessageUpdate | ToolExecutionUpdate):
             return
         if isinstance(event, MessageEnd):
@@ -107,7 +101,7 @@ class JournalRecord:
     async def barrier(self) -> None:
         async with self._writing:  # so that nobody passes while what they put is still on its way
             if self._entries or self.claim is None:
-                await see_through(self._write())
+                await (self._write() if self._is_immediate else see_through(self._write()))
 
     async def _write(self) -> None:
         messages, entries = self._messages, self._entries
@@ -156,7 +150,7 @@ class BranchRecord:
         self._writing = asyncio.Lock()
         self.written: dict[str, StoredAt] = {}
 
-    async def put(self, event: LoopEvent) -> None:
+    def put(self, event: LoopEvent) -> None:
         if isinstance(event, MessageUpdate | ToolExecutionUpdate):
             return
         if isinstance(event, MessageEnd):

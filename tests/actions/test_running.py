@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loop.scenes import Heard, HeldDriver, loops_of
 
 from perdure import (
     AgentDefinition,
@@ -21,6 +22,7 @@ from perdure import (
     SendMessage,
     SessionConflict,
     SessionRuntime,
+    SessionSaved,
     SqliteStore,
     StopReason,
     StoreError,
@@ -30,7 +32,6 @@ from perdure import (
 from perdure.actions.running import RunOptions, run_agent
 from perdure.protocols import ActionContext
 from perdure.testing.scripted import Delay, ScriptedDriver
-from tests.loop.scenes import Heard, HeldDriver, loops_of
 
 AGENT = AgentDefinition("agent")
 LOOK = "perdure.actions.running.LOOK_EVERY"
@@ -141,8 +142,8 @@ async def test_a_wish_to_cancel_is_for_the_run_that_is_under_way(monkeypatch: py
 async def test_a_cancelled_run_does_not_lose_what_was_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages posted before the wish to cancel are sent after it, the late steering ones too."""
     monkeypatch.setattr(LOOK, 0.01)
-    store = MemoryStore()
-    runtime = SessionRuntime(store)
+    store, heard = MemoryStore(), Heard()
+    runtime = SessionRuntime(store, events=heard)
     session = await runtime.create(AGENT)
     driver = HeldDriver(lambda request: f"Re: {request.messages[-1].text}")
     task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))
@@ -150,12 +151,11 @@ async def test_a_cancelled_run_does_not_lose_what_was_queued(monkeypatch: pytest
     await runtime.execute(session.id, SendMessage("A", loops_of([]), when_busy="queue"))
     await runtime.execute(session.id, SendMessage("B", loops_of([]), when_busy="steer"))
     await store.post(session.id, Entry("cancel"))
-    driver.requests.clear()
-    while not await store.read(session.id, inbox=True, after=3):
-        await asyncio.sleep(0)
+    await heard.event_of(SessionSaved, 2)
     driver.may_answer.set()
     await task
     assert texts(await runtime.get_session(session.id)) == ["Hi", "A", "Re: A", "B", "Re: B"]
+    assert await store.read(session.id, inbox=True) == []
 
 
 async def test_a_run_that_has_not_begun_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +179,13 @@ async def test_a_run_that_has_not_begun_leaves_nothing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("verb", ["claim", "append"])
-async def test_a_write_under_way_is_seen_through(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_under_way_is_seen_through(verb: str, tmp_path: Path) -> None:
     """Cancelled while the store writes: the claim is known, so it is given back, and what was written is kept once."""
-    store = MemoryStore()
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        await _cancel_during(verb, store)
+
+
+async def _cancel_during(verb: str, store: SqliteStore) -> None:
     runtime = SessionRuntime(store)
     session = await runtime.create(AGENT)
     write, is_writing = getattr(store, verb), asyncio.Event()
@@ -192,7 +196,7 @@ async def test_a_write_under_way_is_seen_through(verb: str, monkeypatch: pytest.
         await asyncio.sleep(0.02)
         return done
 
-    monkeypatch.setattr(store, verb, slow)
+    setattr(store, verb, slow)
     add = tool(name="add")(lambda: 5)
     driver = ScriptedDriver([ToolCall("add"), "Done."])
     task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver, add))))
@@ -255,7 +259,7 @@ async def test_a_save_that_fails_gives_the_claim_back(error: Exception, monkeypa
 
 
 @pytest.mark.parametrize("error", [StoreError("disk full"), ClaimLost("s", 1)])
-async def test_a_store_that_fails_while_a_run_goes_on_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_fails_during_a_run_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error from the record is raised, not made into a failed run; nothing is saved, and no tool is called."""
     called: list[int] = []
     store = MemoryStore()

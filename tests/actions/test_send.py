@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loop.scenes import Heard, HeldDriver, answer_of, loops_of
 
 from perdure import (
     AgentDefinition,
@@ -34,7 +35,6 @@ from perdure import (
 )
 from perdure.model.message import UnknownPart
 from perdure.testing.scripted import ScriptedDriver
-from tests.loop.scenes import Heard, HeldDriver, answer_of, loops_of
 
 AGENT = AgentDefinition("agent")
 
@@ -87,7 +87,9 @@ def test_what_is_no_message_is_refused(nothing: Any) -> None:
         SendMessage(nothing, LoopFactory())
 
 
-@pytest.mark.parametrize("options", [{"when_busy": "wait"}, {"key": ""}, {"key": 5}, {"key": "k", "when_busy": "steer"}])
+@pytest.mark.parametrize(
+    "options", [{"when_busy": "wait"}, {"key": ""}, {"key": 5}, {"key": "k", "when_busy": "steer"}]
+)
 def test_wrong_options_are_refused(options: Any) -> None:
     """A key is a text, and goes only with a run that has a result of its own."""
     with pytest.raises(InvalidData):

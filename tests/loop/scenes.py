@@ -16,8 +16,19 @@ Script = ScriptedDriver | Sequence[Reply] | Callable[..., Reply]
 class Heard(list[Any]):
     """Takes a run's events and keeps them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = asyncio.Condition()
+
     async def emit(self, event: object) -> None:
-        self.append(event)
+        async with self._news:
+            self.append(event)
+            self._news.notify_all()
+
+    async def event_of(self, kind: type, number: int) -> None:
+        """Wait until so many events of a kind have been heard."""
+        async with self._news:
+            await self._news.wait_for(lambda: len(self.of(kind)) >= number)
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self if isinstance(event, kind)]

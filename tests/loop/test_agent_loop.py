@@ -17,11 +17,14 @@ from perdure import (
     DriverError,
     ExecutionBudget,
     ExecutionStatus,
+    Interceptor,
     Message,
     MessageEnd,
+    MessageStart,
     MessageUpdate,
     RetriesExhausted,
     StopReason,
+    StopSignal,
     ToolCall,
     tool,
 )
@@ -170,8 +173,6 @@ async def test_an_error_that_the_model_has_answered_is_no_failed_run() -> None:
 async def test_a_run_whose_last_step_is_an_error_is_failed() -> None:
     """Stopped in good order right after a step whose tool failed: there is no answer, and the run is failed."""
 
-    from perdure import Interceptor, StopSignal
-
     class Finish(Interceptor):
         def after_step(self, state: AgentState) -> AgentState:
             return state.with_stop_signal(StopSignal(StopReason.COMPLETED))
@@ -208,8 +209,7 @@ async def test_cancelling_a_run_leaves_what_it_had() -> None:
     heard = Heard()
     run = loop_of([ADD, Delay(5, "late")], add, events=heard).start(asked())
     task = asyncio.ensure_future(_drained(run.steps()))
-    while len(heard) < 9:
-        await asyncio.sleep(0)
+    await heard.event_of(MessageStart, 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -229,7 +229,7 @@ class Refusing:
     def __init__(self, at: int) -> None:
         self._left = at
 
-    async def put(self, event: LoopEvent) -> None:
+    def put(self, event: LoopEvent) -> None:
         return None
 
     async def barrier(self) -> None:

@@ -34,9 +34,9 @@ def step() -> str:
     return "ok"
 
 
-def for_ever(usage: Usage = Usage(10, 5, cost=0.1)) -> ScriptedDriver:
-    """An agent that never answers."""
-    return ScriptedDriver(lambda request: ToolCall("step"), usage=usage)
+def for_ever() -> ScriptedDriver:
+    """An agent that never answers; each of its steps uses 15 tokens and 10 cents."""
+    return ScriptedDriver(lambda request: ToolCall("step"), usage=Usage(10, 5, cost=0.1))
 
 
 def signal_of(state: AgentState) -> StopSignal:
@@ -141,7 +141,8 @@ async def test_time_that_a_run_waited_for_a_person_does_not_count() -> None:
         return "paid"
 
     with use(clock=lambda: clock):
-        loop = loop_of([ToolCall("pay"), ToolCall("pay"), "done"], pay, agent={"budget": ExecutionBudget(max_seconds=60)})
+        script = [ToolCall("pay"), ToolCall("pay"), "done"]
+        loop = loop_of(script, pay, agent={"budget": ExecutionBudget(max_seconds=60)})
         state = await loop.run(asked())
         for _ in range(2):
             assert state.execution is not None

@@ -134,7 +134,8 @@ async def test_a_blocked_call_is_not_made_and_the_model_is_told_why() -> None:
     """Blocked ends the call there: no later interceptor is asked, and the reason goes to the model."""
     asked: list[object] = []
     blocking = at("before_tool_use", lambda call, state: Blocked("not on Sundays"))
-    state = await run([ADD, "ok"], add, interceptors=[blocking, at("before_tool_use", lambda *given: asked.append(given))])
+    later = at("before_tool_use", lambda *given: asked.append(given))
+    state = await run([ADD, "ok"], add, interceptors=[blocking, later])
     (result,) = results_in(state)
     assert (result.is_error, result.text) == (True, "Blocked: This call was not made: not on Sundays")
     assert (state.status, asked) == (ExecutionStatus.COMPLETED, [])

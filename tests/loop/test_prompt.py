@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.strategies import messages, states
 
 from perdure import (
     AgentDefinition,
@@ -34,7 +35,6 @@ from perdure import (
 )
 from perdure.loop.prompt import NO_RESULT, Prompt, compile_prompt
 from perdure.testing.scripted import ScriptedDriver
-from tests.strategies import messages, states
 
 from .scenes import asked, loop_of, results_in
 
@@ -196,7 +196,8 @@ def test_an_id_that_comes_back_is_answered_by_the_nearest_result() -> None:
     """Two calls of one id in two messages have each their own result; of two in one message the first counts."""
     first = Message.assistant(tool_calls=[ToolCall("look", {"n": 1}, "x"), ToolCall("look", {"n": 2}, "x")])
     again = Message.assistant(tool_calls=[ToolCall("look", {"n": 3}, "x")])
-    sent = compile_prompt([first, Message.tool("x", "one"), again, Message.tool("x", "three"), Message.tool("x", "four")])
+    three, four = Message.tool("x", "three"), Message.tool("x", "four")
+    sent = compile_prompt([first, Message.tool("x", "one"), again, three, four])
     assert [call.arguments["n"] for message in sent for call in message.tool_calls] == [1, 3]
     assert [result.content for message in sent for result in message.tool_results] == ["one", "three"]
 

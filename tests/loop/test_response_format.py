@@ -79,7 +79,8 @@ async def test_a_bad_answer_is_mended_once(bad: str) -> None:
     driver = ScriptedDriver([bad, GOOD])
     heard = Heard()
     state = await answer(driver, events=heard)
-    assert (state.status, state.step_count, final_value(state, City)) == (ExecutionStatus.COMPLETED, 2, City("Bern", 134591))
+    assert (state.status, state.step_count) == (ExecutionStatus.COMPLETED, 2)
+    assert final_value(state, City) == City("Bern", 134591)
     complaint = driver.requests[1].messages[-1]
     assert complaint.role == "user"
     assert "does not fit the form" in complaint.text

@@ -19,6 +19,7 @@ from perdure import (
     ExecutionStatus,
     LoopFactory,
     MemoryStore,
+    MessageStart,
     ModelRequest,
     SendMessage,
     SessionRuntime,
@@ -50,7 +51,7 @@ def helper(**fields: Any) -> AgentDefinition:
     return AgentDefinition("helper", **{"system_prompt": "helper", "tools": (), "description": "Adds up.", **fields})
 
 
-def loops_for(boss: list[Any], child: list[Any], *, agent: AgentDefinition | None = None, **options: Any) -> LoopFactory:
+def loops_for(boss: list[Any], child: list[Any], *, agent: Any = None, **options: Any) -> LoopFactory:
     """Loops in which the boss follows one script and everybody else another."""
 
     def reply(request: ModelRequest) -> Any:
@@ -206,8 +207,7 @@ async def test_cancellation_and_time_limits_reach_the_child(how: str) -> None:
     session = await runtime.create(AgentDefinition("boss", system_prompt="boss", tools=("helper",), budget=limit))
     task = asyncio.ensure_future(runtime.execute(session.id, SendMessage("Go.", loops)))
     if how == "cancel":
-        while heard.names.count("MessageStart") < 2:
-            await asyncio.sleep(0)
+        await heard.event_of(MessageStart, 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -197,8 +198,8 @@ async def test_parallel_calls_tell_their_stories_apart() -> None:
     heard = Slow()
     state = await run([[ToolCall("meet", {"who": n}) for n in range(3)], "done"], meet, events=heard)
     assert [event.seq for event in heard] == list(range(1, len(heard) + 1))
-    pairs = zip(heard, heard[1:], strict=False)
-    told = [(a.execution.call.id, b.message.tool_results[0].call_id) for a, b in pairs if isinstance(a, ToolExecutionEnd)]
+    ends = [(end, then) for end, then in pairwise(heard) if isinstance(end, ToolExecutionEnd)]
+    told = [(end.execution.call.id, then.message.tool_results[0].call_id) for end, then in ends]
     assert len(told) == 3
     assert all(ended == said for ended, said in told)
     assert [result.call_id for result in results_in(state)] == [ended for ended, _ in told]

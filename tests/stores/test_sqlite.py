@@ -1,4 +1,4 @@
-"""What is particular to the SQLite store: its file, its commits, its cache, and what it does when the file is harmed."""
+"""What is particular to the SQLite store: its file, its commits, its cache, and how it meets damage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import signal
 import stat
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,29 +156,28 @@ async def test_every_commit_is_synced(tmp_path: Path) -> None:
 
 async def test_a_refused_pragma_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite says nothing when it does not do as it is told; the store reads every setting back."""
-    monkeypatch.setattr(sqlite_schema, "_set", lambda db, name, value: sqlite_set(db, name, "no such mode"))
-    sqlite_set = sqlite_schema.__dict__["_set"].__globals__ and _original_set
+    setting = sqlite_schema._set
+    monkeypatch.setattr(sqlite_schema, "_set", lambda db, pragma, _: setting(db, pragma, "nonsense"))
     with pytest.raises(StoreError, match="would not set"):
         async with SqliteStore(tmp_path / "sessions.db"):
             pass
-
-
-_original_set = sqlite_schema._set
 
 
 async def test_a_forked_process_is_told(tmp_path: Path) -> None:
     """A store that was opened before os.fork() cannot be used after it, and says so."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         session = await store.create(new_session("Hello"))
-        import warnings
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of fork with threads: that is the point
             child = os.fork()
         if child == 0:
             os._exit(0 if all(_refuses(verb) for verb in (store.load, store.exists, store.delete)) else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert _exit_status(child) == 0
         assert await store.load(session.id) == session
+
+
+def _exit_status(child: int) -> int:
+    return os.waitpid(child, 0)[1]
 
 
 def _refuses(verb: Callable[[str], Any]) -> bool:
@@ -204,9 +204,9 @@ def test_processes_that_open_an_empty_path_at_once(tmp_path: Path) -> None:
     )
     path = tmp_path / "new" / "sessions.db"
     started = [python(code, path, f"s{number}") for number in range(8)]
-    assert [process.wait(60) for process in started] == [0] * 8
     for process in started:
-        process.communicate()
+        process.communicate(timeout=60)
+    assert [process.returncode for process in started] == [0] * 8
 
     async def look() -> list[str]:
         async with SqliteStore(path) as store:
@@ -231,9 +231,9 @@ def test_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
         "asyncio.run(main(*sys.argv[1:]))\n"
     )
     started = [python(code, tmp_path / "sessions.db", name) for name in "ab"]
-    assert [process.wait(60) for process in started] == [0, 0]
     for process in started:
-        process.communicate()
+        process.communicate(timeout=60)
+    assert [process.returncode for process in started] == [0, 0]
 
     async def look() -> dict[str, list[str]]:
         async with SqliteStore(tmp_path / "sessions.db") as store:
@@ -243,13 +243,33 @@ def test_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
     assert asyncio.run(look()) == {name: [f"{name}/{turn}" for turn in range(15)] for name in names}
 
 
+LOCKS = Path("/proc/locks")
+
+
+@pytest.mark.skipif(not LOCKS.exists(), reason="locks can only be seen where there is /proc/locks")
+async def test_the_file_stays_locked_while_it_is_open(tmp_path: Path) -> None:
+    """Opening it again in the same process, or erasing, leaves SQLite's locks alone: others see that it is in use."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        before = _locks(path)
+        async with SqliteStore(path):
+            assert _locks(path) >= before > 0
+        assert _locks(path) >= before
+        await store.delete((await store.create(new_session("Hello"))).id)
+        assert _locks(path) >= before
+
+
+def _locks(path: Path) -> int:
+    return LOCKS.read_text().count(f":{path.stat().st_ino} ")
+
+
 async def test_saves_that_wait_together_share_a_commit(tmp_path: Path) -> None:
     """64 saves at once take far fewer commits than saves, and one that is refused spoils none of the others."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
         sessions = [await store.create(new_session(id=f"s{number}")) for number in range(64)]
         await store.save(sessions[7])
-        commits = []
-        await in_writer(store, lambda db: db.set_commit_hook(lambda: commits.append(1) and False))
+        commits: list[int] = []
+        await in_writer(store, lambda db: db.set_commit_hook(lambda: bool(commits.append(1))))
         saved = await asyncio.gather(*(store.save(say(each, "Hello")) for each in sessions), return_exceptions=True)
         assert len(commits) <= 16
         assert [type(each) for each in saved] == [SessionConflict if n == 7 else AgentSession for n in range(64)]
@@ -276,10 +296,8 @@ async def test_a_job_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
             lambda: store.save(AgentSession.reconstitute(session, version=2**80, updated_at=session.info.updated_at)),
         ]
         for call in odd:
-            try:
+            with suppress(PerdureError, OverflowError):
                 assert await asyncio.wait_for(call(), 10) is None
-            except (PerdureError, OverflowError):
-                pass
         assert await store.load(session.id) == session
         assert (await store.save(session)).version == 2
 
@@ -325,8 +343,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         for _ in range(rng.randrange(1, 60)):
             line = process.stdout.readline()
         process.send_signal(signal.SIGKILL)
-        rest = process.stdout.read()
-        process.wait()
+        rest, _ = process.communicate()
         complete = (line + rest).rsplit("\n", 1)[0].split("\n")
         asyncio.run(_check_acknowledged(path, f"s{round}", int(complete[-1])))
 
@@ -375,7 +392,9 @@ async def test_what_is_at_hand_is_not_read_again(tmp_path: Path, monkeypatch: py
             session = await one.save(run_of(say(session, "a", "b", "c")))
             assert await two.load(session.id) == session
             assert sum(reads) == 200 + 6
-            session = await two.save(say(session, "d"))
+            loaded = await two.load(session.id)
+            assert loaded is not None
+            session = await two.save(say(loaded, "d"))
             assert await one.load(session.id) == session
             assert sum(reads) == 200 + 6 + 1
             session = await one.save(note(session, "key", "value"))
@@ -524,16 +543,19 @@ async def test_a_flipped_bit_is_never_a_wrong_answer(tmp_path: Path) -> None:
     rows_of_sessions = _pages_of(path, "session")
     used = [place for place, byte in enumerate(intact) if byte]
     for place in rng.choices(used, k=20_000 if TORTURE else 300):
-        copy = tmp_path / "copy.db"
         damaged = bytearray(intact)
         damaged[place] ^= 1 << rng.randrange(8)
-        copy.write_bytes(damaged)
-        wrong = [*wrong_answers(right, await answers(copy))]
+        wrong = [*wrong_answers(right, await answers(_replaced(tmp_path / "copy.db", damaged)))]
         if place // 4096 + 1 in rows_of_sessions:
             wrong = [each for each in wrong if not each.startswith("list")]
         assert wrong == [], place
-        for each in tmp_path.glob("copy.db*"):
-            each.unlink()
+
+
+def _replaced(path: Path, content: bytes) -> Path:
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+    path.write_bytes(content)
+    return path
 
 
 def _pages_of(path: Path, table: str) -> set[int]:
@@ -546,7 +568,7 @@ def _pages_of(path: Path, table: str) -> set[int]:
 @pytest.mark.parametrize(
     ("damage", "hurt"),
     [
-        ("UPDATE head SET body = replace(body, 'ann', 'bob') WHERE sid = 1 AND version = 4", {"alpha"}),
+        ("UPDATE head SET body = CAST(replace(body, 'ann', 'bob') AS BLOB) WHERE sid = 1 AND version = 4", {"alpha"}),
         ("UPDATE head SET crc = crc + 1 WHERE sid = 1 AND version = 4", {"alpha"}),
         ("DELETE FROM head WHERE sid = 1 AND version = 4", {"alpha"}),
         ("UPDATE head SET body = (SELECT body FROM head WHERE sid = 3) WHERE sid = 4", {"gamma1"}),

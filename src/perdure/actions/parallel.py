@@ -180,7 +180,7 @@ class Group:
 
     async def _tell(self, event: LoopEvent) -> None:
         if self._record is not None:
-            await self._record.put(event)
+            self._record.put(event)
         if self._context is not None:
             await self._context.emit(event)
 

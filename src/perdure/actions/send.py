@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perdure import codec
-from perdure.actions.running import QUEUE, STEER, RunOptions, messages_in, require_journal, run_agent, take, was_delivered
+from perdure.actions.running import (
+    QUEUE,
+    STEER,
+    RunOptions,
+    messages_in,
+    require_journal,
+    run_agent,
+    take,
+    was_delivered,
+)
 from perdure.actions.spawning import Spawner
 from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotActive, SessionNotFound
 from perdure.loop.factory import LoopFactory

@@ -118,7 +118,7 @@ class Run:
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
         self._began = now()
         self._meter = _Meter(state)
-        self._call_ids = {call.id for step in state.steps for call in step.tool_calls}
+        self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
         self._repaired = False
         self.is_settled = False
         """Whether the run has ended, or waits for a person: there is something to be kept."""
@@ -361,6 +361,11 @@ class Run:
         if execution.last_step_type is AgentStepType.ERROR:
             return ExecutionStatus.FAILED
         return ExecutionStatus.COMPLETED
+
+
+def _steps_of(state: AgentState) -> tuple[AgentStep, ...]:
+    current = state.execution.current_step if state.execution else None
+    return state.steps if current is None else (*state.steps, current)
 
 
 class _Meter:

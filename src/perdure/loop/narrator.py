@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from perdure.model.definition import ModelConfig
@@ -33,7 +33,7 @@ from perdure.protocols import Delta, EventHandler, OnDelta
 class Record(Protocol):
     """Where a run's events are kept while it runs. An error from it ends the run: nothing goes on unrecorded."""
 
-    async def put(self, event: LoopEvent) -> None:
+    def put(self, event: LoopEvent) -> None:
         """Take an event; it need not be durable yet."""
         ...
 
@@ -53,7 +53,7 @@ class Unrecordable(Exception):
 class Unrecorded:
     """A record that keeps nothing."""
 
-    async def put(self, event: LoopEvent) -> None:
+    def put(self, event: LoopEvent) -> None:
         return None
 
     async def barrier(self) -> None:
@@ -99,18 +99,18 @@ class Narrator:
     async def _tell_next(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
         self._seq += 1
         event = event_type(seq=self._seq, **self._common, **facts)
-        await self._recorded(self._record.put(event))
+        try:
+            self._record.put(event)
+        except Exception as error:
+            raise Unrecordable(error) from error
         if self._events is not None:
             await self._events.emit(event)
 
-    async def _recorded(self, writing: Awaitable[None]) -> None:
+    async def barrier(self) -> None:
         try:
-            await writing
+            await self._record.barrier()
         except Exception as error:
             raise Unrecordable(error) from error
-
-    async def barrier(self) -> None:
-        await self._recorded(self._record.barrier())
         self._is_on_record = True
 
     async def started(self) -> None:

@@ -44,7 +44,7 @@ class ContinuationKind(Value, frozen=True):
 class LoopEvent(Value, frozen=True, kw_only=True):
     """What every event of a run carries. `seq` counts within the loop, from 1."""
 
-    loop_id: str
+    loop_id: str = ""
     session_id: str | None = None
     agent_id: str = ""
     seq: int = 0

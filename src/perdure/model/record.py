@@ -270,11 +270,12 @@ class SessionRecord(Value, frozen=True, kw_only=True):
 
     def chain_to(self, loop_id: str) -> tuple[LoopRecord, ...]:
         """The loops from a root down to one, in order."""
+        left = {loop.loop_id: loop for loop in self.loops}
         chain: list[LoopRecord] = []
-        loop = self.get_loop(loop_id)
-        while loop is not None and loop not in chain:
+        loop = left.pop(loop_id, None)
+        while loop is not None:
             chain.append(loop)
-            loop = self.get_loop(loop.parent_loop_id) if loop.parent_loop_id else None
+            loop = left.pop(loop.parent_loop_id, None) if loop.parent_loop_id else None
         return tuple(reversed(chain))
 
     def total_usage(self) -> Usage:

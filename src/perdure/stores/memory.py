@@ -7,6 +7,9 @@ from datetime import timedelta
 from itertools import count
 from typing import Self, Unpack
 
+import msgspec
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, new_id, now
@@ -50,6 +53,9 @@ class _Shelved:
 
 class MemoryStore:
     """Keeps every version in memory. What it accepts, every other store accepts."""
+
+    never_waits = True
+    """Whether every call is carried out at once, so that nothing can be cancelled in its middle."""
 
     def __init__(self) -> None:
         self._origin = new_id()
@@ -248,9 +254,8 @@ class MemoryStore:
         found = (shelved.inbox if inbox else shelved.record)[max(after, shelved.taken) if inbox else after :]
         if run is not None:
             found = [entry for entry in found if entry.run == run]
-        if last is not None:
-            return found[-last:] if last else []
-        return found[:limit]
+        chosen = found[:limit] if last is None else found[max(0, len(found) - last) :]
+        return list(map(_readable, chosen))
 
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
@@ -262,7 +267,8 @@ class MemoryStore:
             ref = branch if branch.key in self._logs else main
             return ref, 0, len(self._logs.get(ref.key, ()))
 
-        return runs_in(shelved.record, stretch_of, limit=limit, before=before, run=run)
+        found = runs_in(shelved.record, stretch_of, limit=limit, before=before, run=run)
+        return [replace(each, first=_readable(each.first), last=_readable(each.last)) for each in found]
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         ref = self._log(self._find(session_id), name)
@@ -333,7 +339,9 @@ def _page_start(after: str | None) -> int | None:
 
 def _check_entries(entries: Sequence[Entry], messages: Sequence[Message] = ()) -> None:
     for entry in entries:
-        codec.encode_json(entry.body, f"$.{entry.kind}")
+        codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
+        if type(entry.body) is not msgspec.Raw:
+            codec.encode_json(entry.body, f"$.{entry.kind}")
     for message in messages:
         codec.encode_message(message)
 
@@ -341,3 +349,8 @@ def _check_entries(entries: Sequence[Entry], messages: Sequence[Message] = ()) -
 def _enter(record: list[JournalEntry], entries: Sequence[Entry]) -> None:
     for entry in entries:
         record.append(JournalEntry(len(record) + 1, entry.kind, entry.body, entry.run))
+
+
+def _readable(entry: JournalEntry) -> JournalEntry:
+    """An entry as it is read: data, where the writer has given bytes."""
+    return replace(entry, body=codec.decode_plain(entry.body)) if type(entry.body) is msgspec.Raw else entry

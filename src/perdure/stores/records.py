@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from perdure import codec
-from perdure.errors import InvalidData, InvalidSessionFile, SessionNotFound
+from perdure.errors import InvalidData, InvalidSessionFile, InvalidSessionId, SessionNotFound
 from perdure.model.ids import SessionId, new_id
 from perdure.model.record import SessionRecord
-from perdure.stores.file_folder import Folder
+from perdure.stores.file_folder import Folder, NotAFile
 
 _Where = str | os.PathLike[str]
 
@@ -103,7 +103,10 @@ def _file(session_id: str) -> str:
 
 def _is_record(name: str) -> bool:
     """Whether a file is one that `save_session` may have written; others may stand beside them."""
-    return name.endswith(".json") and SessionId.is_valid(name.removesuffix(".json"))
+    try:
+        return name == _file(name.removesuffix(".json"))
+    except InvalidSessionId:
+        return False
 
 
 def _written_at(folder: Folder, name: str) -> int:
@@ -115,7 +118,10 @@ def _written_at(folder: Folder, name: str) -> int:
 
 
 def _load(folder: Folder, session_id: SessionId) -> SessionRecord:
-    body = folder.read(_file(session_id))
+    try:
+        body = folder.read(_file(session_id))
+    except NotAFile as error:
+        raise InvalidSessionFile(folder.path / _file(session_id), str(error.strerror)) from None
     if body is None:
         raise SessionNotFound(session_id)
     try:

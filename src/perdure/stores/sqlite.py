@@ -36,7 +36,7 @@ from perdure.stores import sqlite_jobs as jobs
 from perdure.stores.claims import Holder
 from perdure.stores.live import LRU, Live
 from perdure.stores.rows import Placement, Shelf, consolidate, operation_id, is_at_hand
-from perdure.stores.sqlite_schema import connect, exclusively, migrate, prepare_file
+from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.worker import FileLock, Worker, WritingWorker, as_store_error
 
@@ -346,10 +346,11 @@ def lock_path(path: Path) -> Path:
 
 
 def _prepare(given: Path) -> Path:
-    path = prepare_file(given)
+    path = prepare_directory(given)
     lock = FileLock(lock_path(path))
     try:
         with lock:
+            create_file(path)
             connection = connect(path)
             try:
                 migrate(connection)

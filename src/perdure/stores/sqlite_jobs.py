@@ -63,7 +63,11 @@ class Write(msgspec.Struct, frozen=True):
 
 def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
     """Entries with their bytes; InvalidData before anything is written."""
-    return [(entry, codec.encode_json(entry.body, f"$.{entry.kind}")) for entry in entries]
+    prepared = []
+    for entry in entries:
+        codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
+        prepared.append((entry, codec.encode_json(entry.body, f"$.{entry.kind}")))
+    return prepared
 
 
 def create(db: apsw.Connection, write: Write) -> Live:

@@ -15,25 +15,44 @@ from perdure.errors import ConfigurationError, StoreError
 APPLICATION_ID = 0x70657264  # "perd"
 _CHECKPOINT_PAGES = 4000
 _BUSY_MS = 10_000
+_FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
 
 
-def prepare_file(path: Path) -> Path:
-    """Create the file, readable by its owner alone, and return the path that is really meant."""
+def prepare_directory(path: Path) -> Path:
+    """Create the directory of a file, for its owner alone, and return the path of the file that is really meant."""
     if path.is_symlink():
         raise ConfigurationError(f"{path} is a symbolic link, which a store does not follow. Name the file itself.")
+    missing = [parent for parent in path.parents if not parent.exists()]
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        for parent in reversed(missing):
+            parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{path} cannot be opened for writing: {error.strerror}.") from None
-    os.close(handle)
+        raise StoreError(f"{path.parent} cannot be created: {error.strerror}.") from None
     return path.parent.resolve() / path.name
+
+
+def create_file(path: Path) -> None:
+    """Create the file, readable by its owner alone, unless it is there; and refuse one that is not perdure's.
+
+    A file that is there is not touched but through SQLite: closing it would drop the locks that SQLite holds on it
+    for the whole process.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        connection = apsw.Connection(str(path), flags=_FLAGS)
+        try:
+            connection.set_busy_timeout(_BUSY_MS)
+            _require_own(connection)
+        finally:
+            connection.close()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be created: {error.strerror}.") from None
 
 
 def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     """A connection with every setting read back: a pragma that is refused says nothing."""
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
-    connection = apsw.Connection(str(path), flags=flags)
+    connection = apsw.Connection(str(path), flags=_FLAGS)
     connection.set_busy_timeout(_BUSY_MS)
     _set(connection, "journal_mode", "wal")
     _set(connection, "synchronous", 2)
@@ -56,22 +75,23 @@ def _set(connection: apsw.Connection, pragma: str, value: str | int) -> None:
 def migrate(connection: apsw.Connection) -> None:
     """Apply the migrations that the file does not have yet, each once, whoever else is starting up."""
     with exclusively(connection):
-        current = connection.pragma("user_version")
-        known = connection.pragma("application_id")
-        if known not in (0, APPLICATION_ID) or (known == 0 and _has_tables(connection)):
-            raise StoreError("This is a SQLite file, but not one of perdure's. Name another file.")
-        steps = list(_migrations())
-        if current > len(steps):
-            raise StoreError(f"This file has schema {current}; this release knows up to {len(steps)}. Upgrade perdure.")
-        for number, script in enumerate(steps[current:], start=current + 1):
+        current = _require_own(connection)
+        for number, script in list(enumerate(_migrations(), start=1))[current:]:
             connection.execute(script).fetchall()
             connection.pragma("user_version", number)
-        if known == 0:
-            connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("application_id", APPLICATION_ID)
 
 
-def _has_tables(connection: apsw.Connection) -> bool:
-    return bool(connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall())
+def _require_own(connection: apsw.Connection) -> int:
+    """The number of the file's schema; StoreError if the file is somebody else's, or a newer release's."""
+    known, current = connection.pragma("application_id"), connection.pragma("user_version")
+    has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    if known not in (0, APPLICATION_ID) or (known == 0 and has_tables):
+        raise StoreError("This is a SQLite file, but not one of perdure's. Name another file.")
+    newest = len(list(_migrations()))
+    if current > newest:
+        raise StoreError(f"This file has schema {current}; this release knows up to {newest}. Upgrade perdure.")
+    return int(current)
 
 
 @contextmanager

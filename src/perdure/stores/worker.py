@@ -164,7 +164,7 @@ class WritingWorker(Worker):
                 for request in batch:
                     self._try_one(connection, request)
                 connection.execute("COMMIT")
-        except (apsw.Error, OSError) as error:
+        except Exception as error:  # around a request: without an answer those who wait would wait for ever
             self._fail_all(connection, batch, error)
 
     def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
@@ -200,7 +200,10 @@ class FileLock:
     """An OS lock on a side file that is never replaced. `flock`, since any unrelated close would drop a `lockf`."""
 
     def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"The lock file {path} cannot be opened: {error.strerror}.") from None
 
     def __enter__(self) -> None:
         fcntl.flock(self._handle, fcntl.LOCK_EX)

@@ -1,0 +1,201 @@
+"""A crash at every call of the store in turn, before and after it takes effect, and a recovery from each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import (
+    Action,
+    AgentSession,
+    ExecutionStatus,
+    LongestAnswer,
+    LoopFactory,
+    MemoryStore,
+    RecoveryReport,
+    SendMessage,
+    SendParallel,
+    SessionRuntime,
+    SqliteStore,
+    StoreError,
+    recover,
+    tool,
+)
+from perdure.loop.prompt import compile_prompt
+from perdure.model.ids import use
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
+from tests.crash import agent_process
+from tests.crash.test_kill import results_of
+
+MOST_CALLS = 200
+
+
+class Ledger(list[str]):
+    """What the tools of `agent_process` have done, kept in memory."""
+
+    def loops(self, script: Any = None) -> LoopFactory:
+        @tool(idempotent=True)
+        async def note(text: str) -> str:
+            self.append(f"note {text}")
+            await asyncio.sleep(0)
+            return f"noted {text}"
+
+        @tool
+        async def charge(amount: int) -> str:
+            self.append(f"charge {amount}")
+            await asyncio.sleep(0)
+            return f"charged {amount}"
+
+        return LoopFactory(tools=[note, charge], driver=ScriptedDriver(script or agent_process.script()))
+
+    def check_send(self, session: AgentSession) -> None:
+        assert session.state.status is ExecutionStatus.COMPLETED
+        assert session.state.final_response is not None
+        assert session.state.final_response.text == "done"
+        results = results_of(session)
+        assert set(results) == {"c1", "c2", "c3", "c4", "c5"}
+        ledgered = Counter(self)
+        for call_id, line in {"c2": "charge 2", "c4": "charge 4", "c5": "charge 5"}.items():
+            assert ledgered[line] <= 1, f"{call_id} was made twice"
+            assert results[call_id] or ledgered[line] == 1
+        for call_id, line in {"c1": "note one", "c3": "note three"}.items():
+            assert not results[call_id]
+            assert ledgered[line] in (1, 2)
+
+    def check_parallel(self, session: AgentSession) -> None:
+        assert session.state.final_response is not None
+        assert session.state.final_response.text == "done by b, at length"
+        assert max(Counter(line for line in self if line.startswith("charge")).values()) == 1
+
+
+@asynccontextmanager
+async def opened(kind: str, path: Path) -> AsyncIterator[Any]:
+    async with SqliteStore(path) if kind == "sqlite" else MemoryStore() as store:
+        yield store
+
+
+async def execute_and_crash(
+    store: Any, session_id: str, action: Action, call: int, *, after: bool
+) -> tuple[bool, Sequence[str]]:
+    """Execute over a store that dies at a call: whether it came to that, and the tool calls with a result on record."""
+    failing = FailingStore(store)
+    failing.crash(call=call, after=after)
+    try:
+        await SessionRuntime(failing).execute(session_id, action)
+    except StoreError:
+        assert failing.has_crashed
+    ended = [entry for entry in await store.read(session_id) if entry.kind == "tool_execution_end"]
+    return failing.has_crashed, [_line(entry.body["execution"]["call"]) for entry in ended]
+
+
+def _line(call: dict[str, Any]) -> str:
+    return " ".join((call["name"], *map(str, call["arguments"].values())))
+
+
+async def recovered(store: Any, session_id: str, loops: LoopFactory, clock: FrozenClock) -> AgentSession:
+    clock.advance(60)
+    runtime = SessionRuntime(store)
+    report = await recover(runtime, loops)
+    assert report.failed == ()
+    assert await store.lapsed() == []
+    assert await recover(runtime, loops) == RecoveryReport()
+    return await runtime.get_session(session_id)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("how", ["send", "parallel"])
+async def test_a_crash_at_every_store_call_is_recovered(tmp_path: Path, kind: str, how: str, after: bool) -> None:
+    """Whichever call is the last, the run ends, no completed tool runs again, and no unknown outcome is repeated."""
+    async with opened(kind, tmp_path / "sessions.db") as store:
+        for call in range(1, MOST_CALLS):
+            clock, ledger = FrozenClock(tick=0.0001), Ledger()
+            with use(clock=clock):
+                session = await SessionRuntime(store).create(agent_process.AGENT)
+                crashed, completed = await execute_and_crash(store, session.id, _action(how, ledger), call, after=after)
+                before = Counter(ledger)
+                began = bool(await store.read(session.id))
+                kept = await recovered(store, session.id, ledger.loops(_script(how)), clock)
+            again = Counter(ledger) - before
+            assert not any(again[line] for line in completed), f"call {call}: a completed tool ran again"
+            if began:
+                getattr(ledger, f"check_{how}")(kept)
+                assert [m.text for m in kept.state.messages if m.role == "user"] == ["Do it."]
+                shown = {m.id for m in compile_prompt(kept.state.messages)}
+                assert shown == {m.id for m in kept.state.messages}
+            else:
+                assert (kept.version, ledger) == (1, [])
+            if not crashed:
+                break
+        assert 10 < call < MOST_CALLS - 1
+
+
+def _script(how: str) -> Any:
+    return agent_process.branch_reply if how == "parallel" else agent_process.script()
+
+
+def _action(how: str, ledger: Ledger) -> Action:
+    loops = ledger.loops(_script(how))
+    if how == "send":
+        return SendMessage("Do it.", loops)
+    return SendParallel("Do it.", loops, configs=["a", "b"], strategy=LongestAnswer())
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_crash_during_the_recovery_is_recovered(after: bool) -> None:
+    """A recovery that dies in turn, at any call, is no worse than the run that it was to go on with."""
+    for call in range(1, MOST_CALLS):
+        store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
+        with use(clock=clock):
+            session = await SessionRuntime(store).create(agent_process.AGENT)
+            await execute_and_crash(store, session.id, _action("send", ledger), 6, after=True)
+            clock.advance(60)
+            failing = FailingStore(store)
+            failing.crash(call=call, after=after)
+            try:
+                await recover(SessionRuntime(failing), ledger.loops())
+            except StoreError:
+                assert failing.has_crashed
+            kept = await recovered(store, session.id, ledger.loops(), clock)
+        ledger.check_send(kept)
+        if not failing.has_crashed:
+            break
+    assert 10 < call < MOST_CALLS - 1
+
+
+async def test_messages_that_waited_for_a_killed_run_are_sent_once_it_is_recovered() -> None:
+    """What was queued behind a run that died is sent behind its recovery."""
+    store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
+    with use(clock=clock):
+        runtime = SessionRuntime(store)
+        session = await runtime.create(agent_process.AGENT)
+        await execute_and_crash(store, session.id, _action("send", ledger), 6, after=True)
+        loops = ledger.loops(lambda request: _script("send")[request.step] if "and" not in _last(request) else "Too.")
+        await runtime.execute(session.id, SendMessage("and that", loops, when_busy="queue"))
+        kept = await recovered(store, session.id, loops, clock)
+    assert [m.text for m in kept.state.messages if m.role == "user"] == ["Do it.", "and that"]
+    assert kept.state.messages[-1].text == "Too."
+    assert await store.read(session.id, inbox=True) == []
+
+
+def _last(request: Any) -> str:
+    return next(message.text for message in reversed(request.messages) if message.role == "user")
+
+
+@pytest.mark.xfail(strict=True, reason="the key of a run is not on its record, so that a recovery cannot keep it")
+async def test_a_repeated_key_after_a_recovery_is_answered_with_what_was_recovered() -> None:
+    """A request whose run was killed and recovered, sent again with its key, is not run again."""
+    store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
+    with use(clock=clock):
+        runtime = SessionRuntime(store)
+        session = await runtime.create(agent_process.AGENT)
+        action = SendMessage("Do it.", ledger.loops(), key="request-1")
+        await execute_and_crash(store, session.id, action, 8, after=True)
+        kept = await recovered(store, session.id, ledger.loops(), clock)
+        assert await runtime.execute(session.id, action) == kept

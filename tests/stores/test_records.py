@@ -1,0 +1,283 @@
+"""Session records as files: whole or not at all, found again, and one writer at a time where that is asked for."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from perdure import (
+    AgentEnd,
+    AgentStart,
+    ChildLoopRef,
+    ExecutionStatus,
+    FileRecordStore,
+    InferenceResponse,
+    InvalidSessionFile,
+    InvalidSessionId,
+    Message,
+    MessageEnd,
+    SessionLocked,
+    SessionNotFound,
+    SessionRecord,
+    SessionRecorder,
+    SpawnRef,
+    ToolCall,
+    ToolExecution,
+    ToolExecutionEnd,
+    TurnEnd,
+    TurnStart,
+    Usage,
+    delete_session,
+    list_session_ids,
+    load_session,
+    load_sessions_for_agent,
+    save_session,
+)
+from perdure.model.ids import now
+from perdure.model.loop_events import LoopConfigSnapshot
+
+
+def record_of(session_id: str = "sess-1", agent_id: str = "agent-1") -> SessionRecord:
+    """A session of one loop in which a tool has spawned another session."""
+    recorder = SessionRecorder()
+    ids = {"loop_id": f"{session_id}-loop", "session_id": session_id, "agent_id": agent_id}
+    call = ToolCall("sub_agent", {"task": "look"}, "call-1")
+    answer = Message.assistant("looking", tool_calls=[call], metadata={"step_id": "step-1"})
+    used = Usage(input_tokens=7, output_tokens=2, cost=0.5)
+    child = ChildLoopRef("call-1", "sub_agent", "loop-C", "sess-C")
+    spawn = SpawnRef("sess-P", "loop-P", "call-0", "sub_agent")
+    for event in (
+        AgentStart(**ids, config=LoopConfigSnapshot("m", "p"), metadata={"why": ["ü", 1]}, spawn_ref=spawn),
+        TurnStart(**ids, step_id="step-1", index=0),
+        MessageEnd(**ids, message=answer, response=InferenceResponse("tool_call", used)),
+        ToolExecutionEnd(**ids, execution=ToolExecution(call, now(), now(), {"x": 1}), step_id="step-1", child=child),
+        TurnEnd(**ids, step_id="step-1", index=0, usage=used),
+        AgentEnd(**ids, status=ExecutionStatus.COMPLETED, messages=(answer,), usage=used),
+    ):
+        assert recorder.on_event(event)
+    recorder.flush()
+    (record,) = recorder.drain_completed()
+    return record
+
+
+def age(directory: Path, *session_ids: str) -> None:
+    """Make files look as if they had been written one second after the other, the last one now."""
+    for seconds, session_id in enumerate(reversed(session_ids)):
+        at = os.stat(directory / f"{session_id}.json").st_mtime - seconds
+        os.utime(directory / f"{session_id}.json", (at, at))
+
+
+def test_a_record_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    """Loops, turns, events, links and usage are the same after a save and a load."""
+    record = record_of()
+    save_session(record, tmp_path)
+    assert load_session("sess-1", tmp_path) == record
+    save_session(record, str(tmp_path))
+    assert load_session("sess-1", str(tmp_path)) == record
+
+
+def test_the_directory_is_made_and_flat(tmp_path: Path) -> None:
+    """A save leaves `{dir}/{session_id}.json` and nothing else, no temporary file either."""
+    save_session(record_of(), tmp_path / "a" / "b")
+    save_session(record_of(), tmp_path / "a" / "b")
+    assert os.listdir(tmp_path / "a" / "b") == ["sess-1.json"]
+
+
+def test_the_file_is_pretty_json(tmp_path: Path) -> None:
+    """A person can read the file, and so can any JSON tool."""
+    save_session(record_of(), tmp_path)
+    text = (tmp_path / "sess-1.json").read_text(encoding="utf-8")
+    plain = json.loads(text)
+    assert '\n  "session_id": "sess-1"' in text
+    assert plain["session_id"] == "sess-1"
+    assert plain["loops"][0]["events"][0]["type"] == "agent_start"
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the new file cannot be put in place, the old one stands and no temporary file is left."""
+    old = record_of()
+    save_session(old, tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        with pytest.raises(OSError, match="no"):
+            save_session(record_of(agent_id="another"), tmp_path)
+    assert load_session("sess-1", tmp_path) == old
+    assert os.listdir(tmp_path) == ["sess-1.json"]
+
+
+def test_writers_at_once_never_leave_half_a_file(tmp_path: Path) -> None:
+    """Whoever reads while many write the same session finds one of the whole records."""
+    records = [record_of(agent_id=f"agent-{number}") for number in range(4)]
+    save_session(records[0], tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(save_session, record, tmp_path) for _ in range(10) for record in records]
+        while not all(save.done() for save in saves):
+            assert load_session("sess-1", tmp_path) in records
+        for save in saves:
+            save.result()
+    assert os.listdir(tmp_path) == ["sess-1.json"]
+
+
+def test_ids_are_listed_newest_first(tmp_path: Path) -> None:
+    """The record that was written last comes first, whatever its id."""
+    for session_id in ("b", "c", "a"):
+        save_session(record_of(session_id), tmp_path)
+    age(tmp_path, "b", "c", "a")
+    assert list_session_ids(tmp_path) == ["a", "c", "b"]
+    assert list_session_ids(tmp_path / "empty") == []
+
+
+def test_other_files_are_not_listed(tmp_path: Path) -> None:
+    """Locks, temporary files and files whose names are no session ids are passed over."""
+    save_session(record_of(), tmp_path)
+    for name in ("sess-1.lock", "sess-2.json.tmp", "my notes.json", ".hidden.json", "readme.txt", ".json"):
+        (tmp_path / name).write_text("{}")
+    assert list_session_ids(tmp_path) == ["sess-1"]
+
+
+def test_the_sessions_of_an_agent_are_loaded(tmp_path: Path) -> None:
+    """Only those of the agent that was asked for, newest first."""
+    for session_id, agent_id in (("s1", "ada"), ("s2", "bob"), ("s3", "ada")):
+        save_session(record_of(session_id, agent_id), tmp_path)
+    age(tmp_path, "s1", "s2", "s3")
+    assert [record.session_id for record in load_sessions_for_agent("ada", tmp_path)] == ["s3", "s1"]
+    assert load_sessions_for_agent("eve", tmp_path) == []
+
+
+def test_a_record_is_deleted(tmp_path: Path) -> None:
+    """It is gone, and to load or delete it again is SessionNotFound."""
+    save_session(record_of(), tmp_path)
+    delete_session("sess-1", tmp_path)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(SessionNotFound):
+        load_session("sess-1", tmp_path)
+    with pytest.raises(SessionNotFound):
+        delete_session("sess-1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"format": 1}',
+        b'{"format": 99, "session_id": "sess-1"}',
+        b'{"format": 1, "session_id": "sess-1", "loops": 3}',
+        b'{"format": 1, "session_id": "sess-2"}',
+        b'{"format": 1, "session_id": "sess-1", "loops": [{"loop_id": "l"}]}',
+    ],
+)
+def test_a_corrupt_file_is_named(tmp_path: Path, body: bytes) -> None:
+    """A file that is no record of this session raises InvalidSessionFile with its path, and is left as it is."""
+    path = tmp_path / "sess-1.json"
+    path.write_bytes(body)
+    with pytest.raises(InvalidSessionFile) as caught:
+        load_session("sess-1", tmp_path)
+    assert caught.value.path == str(path)
+    assert path.read_bytes() == body
+
+
+def test_half_a_file_is_corrupt(tmp_path: Path) -> None:
+    """A record cut short at any of some places is refused, never read as a shorter one."""
+    save_session(record_of(), tmp_path)
+    path = tmp_path / "sess-1.json"
+    whole = path.read_bytes()
+    for end in range(0, len(whole) - 2, 97):
+        path.write_bytes(whole[:end])
+        with pytest.raises(InvalidSessionFile):
+            load_session("sess-1", tmp_path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """A symbolic link under a record's name is no record, and a save replaces it without touching its target."""
+    outside = tmp_path / "outside.txt"
+    outside.write_text("mine")
+    directory = tmp_path / "records"
+    directory.mkdir()
+    (directory / "sess-1.json").symlink_to(outside)
+    with pytest.raises(InvalidSessionFile):
+        load_session("sess-1", directory)
+    save_session(record_of(), directory)
+    assert (outside.read_text(), load_session("sess-1", directory)) == ("mine", record_of_loaded(directory))
+
+
+def record_of_loaded(directory: Path) -> SessionRecord:
+    """The one record of a directory, by its listing."""
+    (session_id,) = list_session_ids(directory)
+    return load_session(session_id, directory)
+
+
+@pytest.mark.parametrize("session_id", ["../evil", "a/b", "/etc/passwd", "..", ".", "", "a\0b", "a\\b", "x" * 300])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda session_id, directory: save_session(SessionRecord(session_id=session_id), directory),
+        load_session,
+        delete_session,
+    ],
+    ids=["save", "load", "delete"],
+)
+def test_ids_that_are_paths_are_refused(tmp_path: Path, use: Callable[..., object], session_id: str) -> None:
+    """No id leads out of the directory."""
+    with pytest.raises(InvalidSessionId):
+        use(session_id, tmp_path / "records")
+    assert set(os.listdir(tmp_path)) <= {"records"}
+
+
+async def test_the_store_does_the_same(tmp_path: Path) -> None:
+    """Save, load, list and delete, awaited."""
+    store = FileRecordStore(tmp_path)
+    record = record_of()
+    await store.save(record)
+    assert await store.load("sess-1") == record
+    assert load_session("sess-1", tmp_path) == record
+    assert await store.list_ids() == ["sess-1"]
+    await store.delete("sess-1")
+    assert await store.list_ids() == []
+    with pytest.raises(SessionNotFound):
+        await store.load("sess-1")
+    with pytest.raises(SessionNotFound):
+        await store.delete("sess-1")
+
+
+async def test_a_second_writer_is_told_that_the_session_is_locked(tmp_path: Path) -> None:
+    """While somebody else holds its lock, a session is neither written nor deleted, but read; another is written."""
+    store = FileRecordStore(tmp_path)
+    await store.save(record_of())
+    handle = os.open(tmp_path / "sess-1.lock", os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(SessionLocked) as caught:
+            await store.save(record_of(agent_id="another"))
+        assert caught.value.session_id == "sess-1"
+        with pytest.raises(SessionLocked):
+            await store.delete("sess-1")
+        assert (await store.load("sess-1")).agent_id == "agent-1"
+        await store.save(record_of("sess-2"))
+    finally:
+        os.close(handle)
+    await store.save(record_of(agent_id="another"))
+    assert (await store.load("sess-1")).agent_id == "another"
+
+
+@pytest.mark.parametrize("session_id", ["../evil", "", "a/b"])
+async def test_the_store_refuses_paths_too(tmp_path: Path, session_id: str) -> None:
+    """An id that is a path makes no lock file either."""
+    store = FileRecordStore(tmp_path)
+    with pytest.raises(InvalidSessionId):
+        await store.save(SessionRecord(session_id=session_id))
+    with pytest.raises(InvalidSessionId):
+        await store.delete(session_id)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,599 @@
+"""The session recorder: which sessions, loops, groups and links come of which events."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from perdure import (
+    AgentEnd,
+    AgentStart,
+    ChildLoopRef,
+    ErrorRecord,
+    ExecutionStatus,
+    InferenceResponse,
+    LoopRecord,
+    LoopStatus,
+    Message,
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    SessionRecord,
+    SessionRecorder,
+    SessionRecorderConfig,
+    SpawnRef,
+    StopReason,
+    StopSignal,
+    ToolCall,
+    ToolExecution,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    TurnEnd,
+    TurnStart,
+    Usage,
+)
+from perdure.model.loop_events import (
+    Compaction,
+    CompactionBlock,
+    ContinuationKind,
+    InputRejected,
+    LoopConfigSnapshot,
+    ParallelLoopEnd,
+    ParallelLoopStart,
+)
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+USED = Usage(input_tokens=10, output_tokens=5)
+
+
+class Loop:
+    """The events of one loop, each a second after the one before."""
+
+    def __init__(self, loop_id: str, session_id: str | None = "sess", agent_id: str = "agent") -> None:
+        self.loop_id = loop_id
+        self._ids = {"loop_id": loop_id, "session_id": session_id, "agent_id": agent_id}
+        self._seq = 0
+
+    def _next(self, event_type: type, /, **facts: Any) -> Any:
+        self._seq += 1
+        return event_type(**self._ids, seq=self._seq, at=NOON + timedelta(seconds=self._seq), **facts)
+
+    def start(self, parent: str | None = None, kind: str | None = None, tag: str | None = None, **facts: Any) -> Any:
+        continuation = ContinuationKind(kind or ("default" if parent else "initial"), tag)
+        return self._next(AgentStart, parent_loop_id=parent, continuation=continuation, **facts)
+
+    def turn(self, index: int = 0) -> Any:
+        return self._next(TurnStart, step_id=f"{self.loop_id}-{index}", index=index)
+
+    def answer(self, text: str = "Hello.", index: int = 0) -> Message:
+        return Message.assistant(text, metadata={"step_id": f"{self.loop_id}-{index}"})
+
+    def said(self, message: Message, usage: Usage | None = None) -> Any:
+        response = InferenceResponse("stop", usage) if usage is not None else None
+        return self._next(MessageEnd, message=message, response=response)
+
+    def update(self, text: str = "Hel") -> Any:
+        return self._next(MessageUpdate, message_id="m", kind="text", text=text)
+
+    def tool_end(self, call: ToolCall, child: ChildLoopRef | None = None, index: int = 0, **facts: Any) -> Any:
+        execution = ToolExecution(call, NOON, NOON, **facts)
+        return self._next(ToolExecutionEnd, execution=execution, step_id=f"{self.loop_id}-{index}", child=child)
+
+    def turn_end(self, index: int = 0, usage: Usage = USED) -> Any:
+        return self._next(TurnEnd, step_id=f"{self.loop_id}-{index}", index=index, usage=usage)
+
+    def end(self, *messages: Message, status: ExecutionStatus = ExecutionStatus.COMPLETED, **facts: Any) -> Any:
+        return self._next(AgentEnd, status=status, messages=messages, **facts)
+
+    def other(self, kind: type, **facts: Any) -> Any:
+        return self._next(kind, **facts)
+
+
+def fed(*events: Any, config: SessionRecorderConfig | None = None) -> SessionRecorder:
+    recorder = SessionRecorder(config)
+    for event in events:
+        recorder.on_event(event)
+    return recorder
+
+
+def recorded(*events: Any, config: SessionRecorderConfig | None = None) -> SessionRecord:
+    """The one session that stands open after some events."""
+    (session,) = fed(*events, config=config).checkpoint()
+    return session
+
+
+def loop_in(session: SessionRecord, loop_id: str) -> LoopRecord:
+    loop = session.get_loop(loop_id)
+    assert loop is not None
+    return loop
+
+
+def flushed(recorder: SessionRecorder) -> SessionRecord:
+    recorder.flush()
+    (session,) = recorder.drain_completed()
+    return session
+
+
+def finished(loop_id: str, parent: str | None = None, **facts: Any) -> list[Any]:
+    """All the events of a loop that answers at once."""
+    loop = Loop(loop_id)
+    said = loop.answer()
+    start = loop.start(parent, **facts)
+    return [start, loop.turn(), loop.said(said, USED), loop.turn_end(), loop.end(said, usage=USED)]
+
+
+def test_a_session_opens_at_the_first_start_of_its_id() -> None:
+    """One session for each id, opened at that event's time, whatever the number of its loops."""
+    recorder = fed(*finished("a"), *finished("b", "a"), Loop("c", "other", "helper").start())
+    first, second = recorder.checkpoint()
+    assert (first.session_id, first.agent_id, len(first.loops)) == ("sess", "agent", 2)
+    assert (second.session_id, second.agent_id, len(second.loops)) == ("other", "helper", 1)
+    assert first.created_at == NOON + timedelta(seconds=1)
+    assert first.last_active_at == NOON + timedelta(seconds=5)
+
+
+def test_nothing_but_a_start_opens_a_session() -> None:
+    """An event of a loop that has not started is recorded nowhere."""
+    assert fed(Loop("a").turn()).checkpoint() == ()
+
+
+def test_a_rotated_id_is_a_new_session() -> None:
+    """After a rotation by the caller, the same agent's next loop opens another session."""
+    recorder = fed(*finished("a"), Loop("b", "sess-2").start("a"))
+    assert [(session.session_id, len(session.loops)) for session in recorder.checkpoint()] == [
+        ("sess", 1),
+        ("sess-2", 1),
+    ]
+
+
+def test_a_loop_without_a_session_is_one_of_its_own() -> None:
+    """A loop that was run outside of any session goes under its own id, and counts nothing as unknown."""
+    loop = Loop("a", None)
+    recorder = fed(loop.start(), loop.turn(), loop.end())
+    assert [session.session_id for session in recorder.checkpoint()] == ["a"]
+    assert recorder.unknown_events == 0
+
+
+def test_a_loop_is_recorded_with_all_that_its_events_say() -> None:
+    """Every field of a finished loop comes from its events."""
+    loop = Loop("a")
+    call = ToolCall("look", {"at": "it"}, "call-1")
+    asked, answer = Message.user("Hi"), loop.answer()
+    asks = Message.assistant(tool_calls=[call], metadata={"step_id": "a-0"})
+    told = Message.tool("call-1", "seen", metadata={"step_id": "a-0"})
+    last = loop.answer(index=1)
+    block = CompactionBlock("block", "trim")
+    config = LoopConfigSnapshot("m", "p", temperature=0.5)
+    events = [
+        loop.start(config=config, metadata={"why": "test"}),
+        loop.said(asked),
+        loop.turn(0),
+        loop.other(MessageStart, message_id=answer.id, role="assistant"),
+        loop.said(asks, USED),
+        loop.other(ToolExecutionStart, call=call, step_id="a-0"),
+        loop.tool_end(call, result="seen", usage=Usage(input_tokens=1)),
+        loop.said(told),
+        loop.turn_end(0, USED + Usage(input_tokens=1)),
+        loop.other(Compaction, block=block),
+        loop.turn(1),
+        loop.said(last, USED),
+        loop.turn_end(1),
+        loop.end(
+            asked,
+            asks,
+            told,
+            last,
+            usage=USED + USED + Usage(input_tokens=1),
+            stop_signals=(StopSignal(StopReason.COMPLETED),),
+        ),
+    ]
+    record = loop_in(recorded(*events), "a")
+    assert (record.loop_id, record.session_id, record.agent_id) == ("a", "sess", "agent")
+    assert (record.status, record.rejection, record.stop_reason) == (LoopStatus.COMPLETED, None, "completed")
+    assert (record.started_at, record.ended_at) == (events[0].at, events[-1].at)
+    assert (record.config, record.metadata, record.compaction_block) == (config, {"why": "test"}, block)
+    assert record.messages == (asked, asks, told, last)
+    assert record.events == tuple(events)
+    assert record.usage == Usage(input_tokens=21, output_tokens=10)
+    first, second = record.turns
+    assert (first.index, first.step_id, first.message_ids) == (0, "a-0", (asks.id, told.id))
+    assert (first.started_at, first.ended_at) == (events[2].at, events[8].at)
+    assert [each.result for each in first.tool_executions] == ["seen"]
+    assert (first.usage.input_tokens, second.usage, second.message_ids) == (11, USED, (last.id,))
+
+
+def test_loops_form_a_tree() -> None:
+    """Both directions stand: each child names its parent, and each parent its children, in order."""
+    session = recorded(
+        *finished("a"),
+        *finished("b", "a"),
+        *finished("c", "a", kind="rerun", tag="again"),
+        *finished("d", "c", kind="branch", tag="x"),
+    )
+    links = {loop.loop_id: (loop.parent_loop_id, loop.children_loop_ids) for loop in session.loops}
+    assert links == {"a": (None, ("b", "c")), "b": ("a", ()), "c": ("a", ("d",)), "d": ("c", ())}
+    kinds = [(loop.continuation_kind.kind, loop.continuation_kind.tag) for loop in session.loops]
+    assert kinds == [("initial", None), ("default", None), ("rerun", "again"), ("branch", "x")]
+
+
+def test_a_session_can_be_navigated() -> None:
+    """Roots, children, chains and loops by id; what is not there is empty or None."""
+    session = recorded(
+        *finished("a"), *finished("b", "a"), *finished("c", "b"), *finished("z"), *finished("y", "elsewhere")
+    )
+    assert [loop.loop_id for loop in session.root_loops()] == ["a", "z", "y"]
+    assert [loop.loop_id for loop in session.children_of("a")] == ["b"]
+    assert session.children_of("nobody") == ()
+    assert [loop.loop_id for loop in session.chain_to("c")] == ["a", "b", "c"]
+    assert [loop.loop_id for loop in session.chain_to("y")] == ["y"]
+    assert session.chain_to("nobody") == ()
+    assert session.get_loop("nobody") is None
+    assert loop_in(session, "z").loop_id == "z"
+    assert session.parallel_siblings("a") == session.parallel_siblings("nobody") == ()
+    assert session.total_usage() == Usage(input_tokens=50, output_tokens=25)
+
+
+def test_a_loop_runs_until_its_end() -> None:
+    """Running from its start, completed from an end that says so."""
+    events = finished("a")
+    assert loop_in(recorded(*events[:-1]), "a").status is LoopStatus.RUNNING
+    assert loop_in(recorded(*events[:-1]), "a").ended_at is None
+    assert loop_in(recorded(*events), "a").status is LoopStatus.COMPLETED
+
+
+def test_a_loop_that_was_stopped_is_complete() -> None:
+    """A budget that was reached is a reason to stop, and stands on the record."""
+    loop = Loop("a")
+    signal = StopSignal(StopReason.STEPS_LIMIT_REACHED)
+    record = loop_in(recorded(loop.start(), loop.end(status=ExecutionStatus.STOPPED, stop_signals=(signal,))), "a")
+    assert (record.status, record.stop_reason) == (LoopStatus.COMPLETED, "steps_limit_reached")
+
+
+def test_a_loop_that_failed_is_failed() -> None:
+    """Its errors are on the record; a turn in which the model never answered is not."""
+    loop = Loop("a")
+    error = ErrorRecord("DriverError", "no")
+    record = loop_in(recorded(loop.start(), loop.turn(), loop.end(status=ExecutionStatus.FAILED, errors=(error,))), "a")
+    assert (record.status, record.errors, record.turns) == (LoopStatus.FAILED, (error,), ())
+
+
+def test_an_end_with_a_rejection_is_rejected() -> None:
+    """The reason that AgentEnd gives is the record's."""
+    loop = Loop("a")
+    record = loop_in(recorded(loop.start(), loop.end(rejection="rude")), "a")
+    assert (record.status, record.rejection) == (LoopStatus.REJECTED, "rude")
+
+
+def test_rejected_input_makes_the_loop_rejected() -> None:
+    """What InputRejected has said holds at the end, though the end does not repeat it."""
+    loop = Loop("a")
+    record = loop_in(recorded(loop.start(), loop.other(InputRejected, reason="rude"), loop.end()), "a")
+    assert (record.status, record.rejection) == (LoopStatus.REJECTED, "rude")
+
+
+def test_a_flush_aborts_what_has_not_ended() -> None:
+    """An aborted loop keeps messages, usage and turns, and has an end; one that had ended stays as it was."""
+    loop = Loop("b")
+    answer = loop.answer()
+    recorder = fed(*finished("a"), loop.start("a"), loop.turn(), loop.said(answer, USED), loop.turn_end(), loop.turn(1))
+    session = flushed(recorder)
+    record = loop_in(session, "b")
+    assert (record.status, record.messages, record.usage) == (LoopStatus.ABORTED, (answer,), USED)
+    assert record.ended_at is not None
+    assert [turn.step_id for turn in record.turns] == ["b-0"]
+    assert loop_in(session, "a").status is LoopStatus.COMPLETED
+    assert loop_in(session, "a").children_loop_ids == ("b",)
+
+
+def test_a_loop_aborted_within_a_turn_keeps_what_that_has_cost() -> None:
+    """The model's answer and its tools count from the moment they are on record, not from the end of the turn."""
+    loop = Loop("a")
+    call = ToolCall("look", {}, "call-1")
+    error = ErrorRecord("ValueError", "no")
+    ended = loop.tool_end(call, error=error, usage=Usage(input_tokens=3))
+    record = loop_in(flushed(fed(loop.start(), loop.turn(), loop.said(loop.answer(), USED), ended)), "a")
+    assert record.usage == USED + Usage(input_tokens=3)
+    (turn,) = record.turns
+    assert (turn.usage, turn.errors, turn.ended_at) == (record.usage, (error,), record.ended_at)
+
+
+def test_a_loop_that_goes_on_after_a_crash_is_one_record() -> None:
+    """Its start, config and messages from before stay; the end tells only what came after; lost turns are dropped."""
+    loop = Loop("a")
+    asked, first, last = Message.user("Hi"), loop.answer("One."), loop.answer("Two.", 2)
+    config = LoopConfigSnapshot("m", "p")
+    before = [
+        loop.start(config=config),
+        loop.said(asked),
+        loop.turn(),
+        loop.said(first, USED),
+        loop.turn_end(),
+        loop.turn(1),
+    ]
+    after = [
+        loop.start(resumed=True),
+        loop.turn(2),
+        loop.said(last, USED),
+        loop.turn_end(2),
+        loop.end(last, usage=USED + USED),
+    ]
+    record = loop_in(recorded(*before, *after), "a")
+    assert (record.status, record.config, record.started_at) == (LoopStatus.COMPLETED, config, before[0].at)
+    assert record.messages == (asked, first, last)
+    assert [turn.step_id for turn in record.turns] == ["a-0", "a-2"]
+    assert record.usage == USED + USED
+
+
+def test_a_recorder_that_comes_late_knows_a_resumed_loop() -> None:
+    """Where the first event of a loop is that it goes on, its start is that."""
+    start = Loop("a").start("p", resumed=True, config=LoopConfigSnapshot("m", "p"))
+    record = loop_in(recorded(start), "a")
+    assert (record.agent_id, record.started_at, record.parent_loop_id) == ("agent", start.at, "p")
+    assert record.config == start.config
+
+
+def test_streaming_events_are_left_out_unless_asked_for() -> None:
+    """MessageUpdate is accepted either way, and kept only with include_streaming_events."""
+    loop = Loop("a")
+    events = [loop.start(), loop.turn(), loop.update("Hel"), loop.update("lo."), loop.end()]
+    recorder = SessionRecorder()
+    assert all(map(recorder.on_event, events))
+    assert len(recorder.checkpoint()[0].loops[0].events) == 3
+    kept = recorded(*events, config=SessionRecorderConfig(include_streaming_events=True))
+    assert loop_in(kept, "a").events == tuple(events)
+
+
+def test_the_end_says_which_messages_there_are() -> None:
+    """AgentEnd.messages is authoritative: it replaces what single events told, be it more or less."""
+    loop = Loop("a")
+    told, untold = loop.answer("told"), loop.answer("untold")
+    assert loop_in(recorded(loop.start(), loop.said(told), loop.end(untold, told)), "a").messages == (untold, told)
+    assert loop_in(recorded(loop.start(), loop.said(told), loop.end()), "a").messages == ()
+
+
+def test_before_task_is_asked_once_a_session() -> None:
+    """It sees the session at its first start, and not again for later loops."""
+    asked: list[str] = []
+
+    def before_task(session: SessionRecord) -> bool:
+        asked.append(session.session_id)
+        return True
+
+    config = SessionRecorderConfig(before_task=before_task)
+    fed(*finished("a"), *finished("b", "a"), Loop("c", "other").start(), config=config)
+    assert asked == ["sess", "other"]
+
+
+def test_a_refused_session_is_not_recorded() -> None:
+    """False for each of its events, of any kind; nothing is recorded, finalised or counted, and it is asked once."""
+    asked: list[str] = []
+    ended: list[SessionRecord] = []
+
+    def before_task(session: SessionRecord) -> bool:
+        asked.append(session.session_id)
+        return session.session_id != "sess"
+
+    recorder = SessionRecorder(SessionRecorderConfig(before_task=before_task, after_task=ended.append))
+    events = [*finished("a"), *finished("b", "a"), *group_events("g1", "g2")]
+    assert [recorder.on_event(event) for event in events] == [False] * len(events)
+    assert recorder.on_event(Loop("c", "other").start())
+    assert asked == ["sess", "other"]
+    recorder.flush()
+    assert [session.session_id for session in recorder.drain_completed()] == ["other"]
+    assert [session.session_id for session in ended] == ["other"]
+    assert recorder.unknown_events == 0
+
+
+def test_a_refused_loop_without_a_session_is_not_counted_either() -> None:
+    """A loop that is a session of its own can be refused as well."""
+    loop = Loop("a", None)
+    recorder = SessionRecorder(SessionRecorderConfig(before_task=lambda _: False))
+    assert not any(map(recorder.on_event, [loop.start(), loop.turn(), loop.end()]))
+    assert recorder.unknown_events == 0
+
+
+def test_after_task_is_called_at_the_flush() -> None:
+    """Once for each session, with its final record."""
+    seen: list[SessionRecord] = []
+    recorder = fed(*finished("a"), Loop("b").start("a"), config=SessionRecorderConfig(after_task=seen.append))
+    assert seen == []
+    recorder.flush()
+    recorder.flush()
+    assert [[loop.status for loop in session.loops] for session in seen] == [[LoopStatus.COMPLETED, LoopStatus.ABORTED]]
+    assert tuple(seen) == recorder.drain_completed()
+
+
+def test_completed_sessions_are_handed_over_once() -> None:
+    """Nothing before a flush; each session once after it."""
+    recorder = fed(*finished("a"), Loop("b", "other").start())
+    assert recorder.drain_completed() == ()
+    recorder.flush()
+    assert [session.session_id for session in recorder.drain_completed()] == ["sess", "other"]
+    assert recorder.drain_completed() == ()
+    assert recorder.checkpoint() == ()
+
+
+def test_a_checkpoint_finalises_nothing() -> None:
+    """It shows what runs as running, and the loop goes on afterwards."""
+    events = finished("a")
+    recorder = fed(*events[:3])
+    (shown,) = recorder.checkpoint()
+    assert (loop_in(shown, "a").status, len(loop_in(shown, "a").events)) == (LoopStatus.RUNNING, 3)
+    assert recorder.drain_completed() == ()
+    assert all(map(recorder.on_event, events[3:]))
+    assert loop_in(flushed(recorder), "a").status is LoopStatus.COMPLETED
+    assert loop_in(shown, "a").status is LoopStatus.RUNNING
+
+
+def test_events_of_unknown_loops_are_counted_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """They are not recorded, on_event says so, and the log names the loop."""
+    recorder = fed(*finished("a"))
+    with caplog.at_level(logging.WARNING, "perdure.recorder"):
+        assert not recorder.on_event(Loop("ghost").turn())
+        assert not recorder.on_event(Loop("ghost").end())
+    assert recorder.unknown_events == 2
+    assert all("ghost" in record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == 2
+    assert [loop.loop_id for loop in recorder.checkpoint()[0].loops] == ["a"]
+
+
+def test_a_group_nobody_announced_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a parallel group whose loops are not known is counted, warned of, and recorded nowhere."""
+    recorder = SessionRecorder()
+    with caplog.at_level(logging.WARNING, "perdure.recorder"):
+        assert not recorder.on_event(group_end(("x", "y"), 0))
+    assert (recorder.unknown_events, len(caplog.records), recorder.checkpoint()) == (2, 2, ())
+
+
+def group_start(*loop_ids: str, parent: str | None = None) -> ParallelLoopStart:
+    return ParallelLoopStart(
+        loop_id=loop_ids[0], session_id="sess", agent_id="agent", loop_ids=loop_ids, parent_loop_id=parent, at=NOON
+    )
+
+
+def group_end(loop_ids: tuple[str, ...], index: int, usage: Usage = Usage()) -> ParallelLoopEnd:  # noqa: B008  # frozen
+    return ParallelLoopEnd(
+        loop_id=loop_ids[0],
+        session_id="sess",
+        loop_ids=loop_ids,
+        selected_loop_id=loop_ids[index],
+        selected_config_index=index,
+        evaluation_usage=usage,
+        at=NOON,
+    )
+
+
+def group_events(*loop_ids: str, index: int = 1, parent: str | None = None) -> list[Any]:
+    """A group whose branches' events come in turns."""
+    stories = [finished(loop_id, parent, kind="branch", tag=str(place)) for place, loop_id in enumerate(loop_ids)]
+    mixed = [event for together in zip(*stories, strict=True) for event in together]
+    return [group_start(*loop_ids, parent=parent), *mixed, group_end(loop_ids, index, Usage(input_tokens=100))]
+
+
+def test_announced_branches_are_pending() -> None:
+    """From ParallelLoopStart on each branch is there with its group, before its own start; which opens the session."""
+    session = recorded(group_start("x", "y", "z", parent="a"))
+    assert [(loop.loop_id, loop.status, loop.parent_loop_id) for loop in session.loops] == [
+        (name, LoopStatus.PENDING, "a") for name in "xyz"
+    ]
+    for loop in session.loops:
+        assert loop.parallel_group is not None
+        assert loop.parallel_group.all_loop_ids == ("x", "y", "z")
+        assert (loop.parallel_group.selected_loop_id, loop.parallel_group.is_selected) == (None, False)
+        assert loop.started_at is None
+
+
+def test_a_pending_branch_runs_from_its_start() -> None:
+    """The branch that starts is running, and still of its group; the other is pending, and a flush aborts both."""
+    recorder = fed(group_start("x", "y"), Loop("y").start(kind="branch", tag="1"))
+    (session,) = recorder.checkpoint()
+    assert [loop.status for loop in session.loops] == [LoopStatus.PENDING, LoopStatus.RUNNING]
+    assert [loop.loop_id for loop in session.parallel_siblings("y")] == ["x", "y"]
+    assert [loop.status for loop in flushed(recorder).loops] == [LoopStatus.ABORTED, LoopStatus.ABORTED]
+
+
+def test_interleaved_events_go_to_their_loops() -> None:
+    """Branches that tell in turns each have their own events, in order, and none of another's."""
+    events = group_events("x", "y", "z")
+    session = recorded(*events)
+    for loop in session.loops:
+        assert loop.events == tuple(event for event in events[1:-1] if event.loop_id == loop.loop_id)
+        assert [message.metadata["step_id"] for message in loop.messages] == [f"{loop.loop_id}-0"]
+        assert loop.usage == USED
+
+
+def test_one_branch_is_selected() -> None:
+    """Exactly one has is_selected; all know which, of which config, and what the judge has used."""
+    session = recorded(*finished("a"), *group_events("x", "y", "z", index=2, parent="a"))
+    siblings = session.parallel_siblings("x")
+    assert [loop.loop_id for loop in siblings] == ["x", "y", "z"]
+    groups = [loop.parallel_group for loop in siblings if loop.parallel_group]
+    assert [group.is_selected for group in groups] == [False, False, True]
+    assert {(group.selected_loop_id, group.selected_config_index) for group in groups} == {("z", 2)}
+    assert [group.evaluation_usage for group in groups] == [Usage(input_tokens=100)] * 3
+    assert loop_in(session, "a").children_loop_ids == ("x", "y", "z")
+
+
+def test_the_judge_counts_once() -> None:
+    """The usage of a session is that of all branches, and that of each group's judge once."""
+    session = recorded(*group_events("x", "y"), *group_events("v", "w"))
+    assert session.total_usage() == Usage(input_tokens=4 * 10 + 2 * 100, output_tokens=4 * 5)
+
+
+def test_a_branch_that_was_stopped_for_a_quicker_one_is_aborted() -> None:
+    """A branch cancelled because another was selected is no completed one."""
+    loop = Loop("x")
+    signal = StopSignal(StopReason.USER_REQUESTED)
+    end = loop.end(status=ExecutionStatus.STOPPED, stop_signals=(signal,))
+    session = recorded(group_start("x", "y"), loop.start(kind="branch"), *finished("y", kind="branch"), end)
+    assert [branch.status for branch in session.loops] == [LoopStatus.ABORTED, LoopStatus.COMPLETED]
+
+
+def test_a_group_announced_late_takes_nothing_back() -> None:
+    """A branch that was heard of before its group keeps what it has told."""
+    events = finished("x", kind="branch")
+    record = loop_in(recorded(*events, group_start("x", "y")), "x")
+    assert (record.status, record.events) == (LoopStatus.COMPLETED, tuple(events))
+    assert record.parallel_group is not None
+
+
+SPAWN = SpawnRef("sess-P", "loop-P", "call-1", "sub_agent")
+CHILD = ChildLoopRef("call-1", "sub_agent", "loop-C", "sess-C")
+
+
+def spawn_events(*, told_by: str) -> dict[str, Any]:
+    """A parent, a child, and the link: told by the child's start, by the parent's tool, or by both."""
+    parent, child = Loop("loop-P", "sess-P"), Loop("loop-C", "sess-C", "child")
+    call = ToolCall("sub_agent", {}, "call-1")
+    return {
+        "parent starts": parent.start(),
+        "parent's turn": parent.turn(),
+        "tool ends": parent.tool_end(call, None if told_by == "child" else CHILD),
+        "child starts": child.start(spawn_ref=None if told_by == "parent" else SPAWN),
+        "child ends": child.end(),
+    }
+
+
+ORDERS = [
+    order
+    for order in permutations(("parent starts", "parent's turn", "tool ends", "child starts", "child ends"))
+    if order.index("parent starts") < order.index("parent's turn") < order.index("tool ends")
+    and order.index("child starts") < order.index("child ends")
+]
+
+
+@pytest.mark.parametrize("told_by", ["parent", "child", "both"])
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: ", ".join(order))
+def test_the_spawn_chain_stands_in_any_order(order: tuple[str, ...], told_by: str) -> None:
+    """The child session names its parent's call and the parent's loop the child, once, whoever tells first."""
+    events = spawn_events(told_by=told_by)
+    recorder = fed(*(events[name] for name in order))
+    assert recorder.unknown_events == 0
+    sessions = {session.session_id: session for session in recorder.checkpoint()}
+    assert sessions["sess-C"].parent_spawn_ref == SPAWN
+    assert loop_in(sessions["sess-P"], "loop-P").child_loop_refs == (CHILD,)
+    assert sessions["sess-P"].parent_spawn_ref is None
+    assert loop_in(sessions["sess-C"], "loop-C").child_loop_refs == ()
+
+
+def test_before_task_sees_who_has_spawned_the_session() -> None:
+    """A child that is told of by its own start is linked when it is asked about."""
+    seen: list[SpawnRef | None] = []
+
+    def before_task(session: SessionRecord) -> bool:
+        seen.append(session.parent_spawn_ref)
+        return True
+
+    fed(Loop("loop-C", "sess-C").start(spawn_ref=SPAWN), config=SessionRecorderConfig(before_task=before_task))
+    assert seen == [SPAWN]
+
+
+def test_a_loop_of_a_child_with_a_parent_elsewhere_is_a_root() -> None:
+    """A parent in another session is kept as it is named, and the loop is a root of its own."""
+    session = recorded(Loop("loop-C", "sess-C").start("loop-P", kind="initial", spawn_ref=SPAWN))
+    (root,) = session.root_loops()
+    assert (root.parent_loop_id, root.continuation_kind.kind) == ("loop-P", "initial")
