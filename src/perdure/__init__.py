@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.actions.metadata import TagSession as TagSession
     from perdure.actions.metadata import UpdateTask as UpdateTask
     from perdure.actions.metadata import WriteMetadata as WriteMetadata
+    from perdure.actions.parallel import SendParallel as SendParallel
     from perdure.actions.resume import RecoveryReport as RecoveryReport
     from perdure.actions.resume import ResumeExecution as ResumeExecution
     from perdure.actions.resume import recover as recover
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from perdure.actions.transcript import TrimTranscript as TrimTranscript
     from perdure.definition_files import load_definition as load_definition
     from perdure.definition_files import load_definitions as load_definitions
+    from perdure.errors import AgentStop as AgentStop
     from perdure.errors import ClaimLost as ClaimLost
     from perdure.errors import ConfigurationError as ConfigurationError
+    from perdure.errors import ContextTooLong as ContextTooLong
     from perdure.errors import CorruptRecord as CorruptRecord
     from perdure.errors import DriverError as DriverError
     from perdure.errors import IllegalStatusChange as IllegalStatusChange
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from perdure.errors import InvalidSessionId as InvalidSessionId
     from perdure.errors import NotLoaded as NotLoaded
     from perdure.errors import PerdureError as PerdureError
+    from perdure.errors import RequestRefused as RequestRefused
+    from perdure.errors import RetriesExhausted as RetriesExhausted
     from perdure.errors import SessionBusy as SessionBusy
     from perdure.errors import SessionConflict as SessionConflict
     from perdure.errors import SessionLocked as SessionLocked
@@ -49,21 +54,25 @@ if TYPE_CHECKING:
     from perdure.errors import SessionNotFound as SessionNotFound
     from perdure.errors import StoreError as StoreError
     from perdure.errors import ToolError as ToolError
+    from perdure.errors import TransientDriverError as TransientDriverError
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
     from perdure.loop.drivers.offline import OfflineDriver as OfflineDriver
     from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
-    from perdure.loop.drivers.retry import ContextTooLong as ContextTooLong
-    from perdure.loop.drivers.retry import RetriesExhausted as RetriesExhausted
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
     from perdure.loop.factory import LoopFactory as LoopFactory
     from perdure.loop.factory import UseGuards as UseGuards
     from perdure.loop.guards import BudgetGuard as BudgetGuard
-    from perdure.loop.interceptors import AgentStop as AgentStop
     from perdure.loop.interceptors import Blocked as Blocked
     from perdure.loop.interceptors import Interceptor as Interceptor
     from perdure.loop.response_format import final_value as final_value
     from perdure.loop.response_format import schema_of as schema_of
+    from perdure.loop.strategies import Branch as Branch
+    from perdure.loop.strategies import Chosen as Chosen
+    from perdure.loop.strategies import FewestTokens as FewestTokens
+    from perdure.loop.strategies import First as First
+    from perdure.loop.strategies import Judge as Judge
+    from perdure.loop.strategies import LongestAnswer as LongestAnswer
     from perdure.loop.subagents import SubagentPolicy as SubagentPolicy
     from perdure.loop.tool_use import Outcome as Outcome
     from perdure.loop.tool_use import current_session as current_session
@@ -102,6 +111,11 @@ if TYPE_CHECKING:
     from perdure.model.message import Thinking as Thinking
     from perdure.model.message import ToolCall as ToolCall
     from perdure.model.message import ToolResult as ToolResult
+    from perdure.model.record import LoopRecord as LoopRecord
+    from perdure.model.record import LoopStatus as LoopStatus
+    from perdure.model.record import ParallelGroupRecord as ParallelGroupRecord
+    from perdure.model.record import SessionRecord as SessionRecord
+    from perdure.model.record import Turn as Turn
     from perdure.model.session import AgentSession as AgentSession
     from perdure.model.session import AgentSessionInfo as AgentSessionInfo
     from perdure.model.session import SessionInfoList as SessionInfoList
@@ -137,6 +151,8 @@ if TYPE_CHECKING:
     from perdure.protocols import Tool as Tool
     from perdure.protocols import ToolContext as ToolContext
     from perdure.protocols import ToolSpec as ToolSpec
+    from perdure.recorder import SessionRecorder as SessionRecorder
+    from perdure.recorder import SessionRecorderConfig as SessionRecorderConfig
     from perdure.runtime.bus import EventBus as EventBus
     from perdure.runtime.bus import Subscription as Subscription
     from perdure.runtime.hooks import PassThroughSessionController as PassThroughSessionController
@@ -146,56 +162,41 @@ if TYPE_CHECKING:
     from perdure.runtime.runtime import SessionRuntime as SessionRuntime
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
-    from perdure.stores.sqlite import SqliteStore as SqliteStore
-    from perdure.actions.parallel import SendParallel as SendParallel
-    from perdure.loop.strategies import Branch as Branch
-    from perdure.loop.strategies import Chosen as Chosen
-    from perdure.loop.strategies import FewestTokens as FewestTokens
-    from perdure.loop.strategies import First as First
-    from perdure.loop.strategies import Judge as Judge
-    from perdure.loop.strategies import LongestAnswer as LongestAnswer
-    from perdure.recorder import SessionRecorder as SessionRecorder
-    from perdure.recorder import SessionRecorderConfig as SessionRecorderConfig
-    from perdure.model.record import LoopRecord as LoopRecord
-    from perdure.model.record import LoopStatus as LoopStatus
-    from perdure.model.record import ParallelGroupRecord as ParallelGroupRecord
-    from perdure.model.record import SessionRecord as SessionRecord
-    from perdure.model.record import Turn as Turn
     from perdure.stores.records import FileRecordStore as FileRecordStore
     from perdure.stores.records import delete_session as delete_session
     from perdure.stores.records import list_session_ids as list_session_ids
     from perdure.stores.records import load_session as load_session
     from perdure.stores.records import load_sessions_for_agent as load_sessions_for_agent
     from perdure.stores.records import save_session as save_session
+    from perdure.stores.sqlite import SqliteStore as SqliteStore
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "stores.records": "FileRecordStore delete_session list_session_ids load_session load_sessions_for_agent save_session",
-    "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
-    "recorder": "SessionRecorder SessionRecorderConfig",
-    "loop.strategies": "Branch Chosen FewestTokens First Judge LongestAnswer",
-    "actions.parallel": "SendParallel",
     "actions.approval": "ApproveToolCalls DenyToolCalls",
     "actions.clear": "ClearSession",
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",
     "actions.fork": "ForkSession",
     "actions.lifecycle": "CompleteSession DeleteSession FailSession ResumeSession SuspendSession",
     "actions.metadata": "RenameSession TagSession UpdateTask WriteMetadata",
+    "actions.parallel": "SendParallel",
     "actions.resume": "RecoveryReport ResumeExecution recover",
     "actions.send": "SendMessage",
     "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript",
     "definition_files": "load_definition load_definitions",
-    "errors": "ClaimLost ConfigurationError CorruptRecord DriverError IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId "
-    "NotLoaded PerdureError SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError ToolError",
+    "errors": "AgentStop ClaimLost ConfigurationError ContextTooLong CorruptRecord DriverError IllegalStatusChange "
+    "InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
+    "RetriesExhausted SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound "
+    "StoreError ToolError TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.drivers.offline": "OfflineDriver",
     "loop.drivers.provider": "ProviderDriver",
-    "loop.drivers.retry": "ContextTooLong RetriesExhausted RetryingDriver",
+    "loop.drivers.retry": "RetryingDriver",
     "loop.factory": "LoopFactory UseGuards",
     "loop.guards": "BudgetGuard",
-    "loop.interceptors": "AgentStop Blocked Interceptor",
+    "loop.interceptors": "Blocked Interceptor",
     "loop.response_format": "final_value schema_of",
+    "loop.strategies": "Branch Chosen FewestTokens First Judge LongestAnswer",
     "loop.subagents": "SubagentPolicy",
     "loop.tool_use": "Outcome current_session",
     "loop.tools": "FunctionTool ToolRegistry tool",
@@ -204,9 +205,10 @@ _HOMES = {
     "model.execution": "ExecutionBudget ExecutionState ExecutionStatus Spent",
     "model.ids": "SessionId",
     "model.lineage": "ChildLoopRef SpawnRef",
-    "model.loop_events": "AgentEnd AgentStart LoopEvent MessageEnd MessageStart "
-    "MessageUpdate ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
+    "model.loop_events": "AgentEnd AgentStart LoopEvent MessageEnd MessageStart MessageUpdate ToolExecutionEnd "
+    "ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
     "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
+    "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
     "model.session": "AgentSession AgentSessionInfo SessionInfoList SessionStatus",
     "model.state": "AgentContext AgentState",
     "model.step": "AgentStep AgentStepType InferenceResponse StepExecution ToolExecution",
@@ -214,14 +216,16 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Claim Delta Driver Entry EventHandler Journal "
-    "JournalEntry ModelReply ModelRequest SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
+    "protocols": "Action ActionContext Claim Delta Driver Entry EventHandler Journal JournalEntry ModelReply "
+    "ModelRequest SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
+    "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
     "runtime.repository": "SessionFactory SessionRepository",
     "runtime.runtime": "SessionRuntime",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
+    "stores.records": "FileRecordStore delete_session list_session_ids load_session load_sessions_for_agent save_session",
     "stores.sqlite": "SqliteStore",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

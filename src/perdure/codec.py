@@ -57,10 +57,21 @@ def encode(value: object, name_of: NameOf | None = None) -> bytes:
     return raw
 
 
+_message_encoder = msgspec.json.Encoder()
+
+
 def encode_message(message: Message) -> bytes:
     """A message's bytes, after what callers put into it has been checked."""
-    if not isinstance(message, Message):
+    if type(message) is not Message:
         raise InvalidData("$", f"expected a Message, got {type(message).__name__}")
+    _check_fields(message, "$")
+    try:
+        raw = _message_encoder.encode(message)
+        if len(raw) <= MAX_BYTES and not _is_marked(raw):
+            _message_decoder.decode(raw)
+            return raw
+    except (*_DECODE_ERRORS, UnicodeError):
+        pass  # the long way finds out what is wrong, and says where
     return encode(message)
 
 

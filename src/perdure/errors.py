@@ -15,8 +15,13 @@ PerdureError
 ├── CorruptRecord
 ├── StoreError
 ├── DriverError
+│   ├── TransientDriverError
+│   ├── RetriesExhausted
+│   └── RequestRefused
+│       └── ContextTooLong
 ├── ToolError
-└── ConfigurationError
+├── ConfigurationError
+└── AgentStop
 """
 
 from __future__ import annotations
@@ -123,7 +128,7 @@ class InvalidSessionId(PerdureError):
 
     def __init__(self, value: object) -> None:
         self.value = value
-        shown = repr(value)[:80]
+        shown = repr(value)[:80] if isinstance(value, str) else f"A {type(value).__name__}"
         super().__init__(
             f"{shown} is not a session id. Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a "
             "letter or digit, or SessionId.generate()."
@@ -180,9 +185,58 @@ class DriverError(PerdureError):
     """A model call failed for good."""
 
 
+class TransientDriverError(DriverError):
+    """A model call failed in a way that may pass: the only kind of error that is retried."""
+
+    def __init__(self, model: str, reason: str, *, status: int | None = None, retry_after: float | None = None) -> None:
+        self.model = model
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
+        answered = f" (HTTP {status})" if status else ""
+        super().__init__(f"{model} could not answer{answered}: {reason}. It may if asked again.")
+
+
+class RetriesExhausted(DriverError):
+    """A model call failed each time it was tried, or is not to be tried again for long."""
+
+    def __init__(self, attempts: int, last: TransientDriverError) -> None:
+        self.attempts = attempts
+        self.last = last
+        asked = f"; it asks to wait {last.retry_after:g} s" if last.retry_after else ""
+        times = "once" if attempts == 1 else f"{attempts} times"
+        super().__init__(f"{last.model} was asked {times} and could not answer: {last.reason}{asked}. Try again later.")
+
+
+class RequestRefused(DriverError):
+    """A provider refused a request, and would refuse it again."""
+
+    def __init__(self, model: str, reason: str, *, status: int | None = None) -> None:
+        self.model = model
+        self.reason = reason
+        self.status = status
+        answered = f" (HTTP {status})" if status else ""
+        super().__init__(f"{model} refused the request{answered}: {reason}. {self.advice}")
+
+    advice = "Asking again will not help; change the request, the model's settings or its key."
+
+
+class ContextTooLong(RequestRefused):
+    """The messages are more than the model can read at once."""
+
+    advice = "Compact or trim the transcript, or take a model with a larger context window."
+
+
 class ToolError(PerdureError):
     """A tool could not be called, or refused its arguments."""
 
 
 class ConfigurationError(PerdureError):
     """Something is set up wrong: a missing dependency, an unknown name, a missing context."""
+
+class AgentStop(PerdureError):
+    """Raised by a tool or an interceptor to end the run, with a reason: the run is stopped, not failed."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "The run was asked to stop.")

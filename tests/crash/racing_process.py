@@ -10,6 +10,8 @@ import json
 import sys
 from typing import Any
 
+from tests.loop.scenes import loops_of
+
 from perdure import (
     AgentSession,
     Message,
@@ -22,7 +24,6 @@ from perdure import (
 )
 from perdure.protocols import Claim, Entry, OnDelta
 from perdure.testing import ScriptedDriver
-from tests.loop.scenes import loops_of
 
 LEASE = 0.2
 

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash import agent_process
+from tests.crash.test_kill import results_of
 
 from perdure import (
     Action,
+    AgentDefinition,
     AgentSession,
+    ApproveToolCalls,
     ExecutionStatus,
     LongestAnswer,
     LoopFactory,
@@ -22,16 +26,16 @@ from perdure import (
     SendMessage,
     SendParallel,
     SessionRuntime,
+    SessionStatus,
     SqliteStore,
     StoreError,
+    ToolCall,
     recover,
     tool,
 )
 from perdure.loop.prompt import compile_prompt
 from perdure.model.ids import use
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
-from tests.crash import agent_process
-from tests.crash.test_kill import results_of
 
 MOST_CALLS = 200
 
@@ -199,3 +203,43 @@ async def test_a_repeated_key_after_a_recovery_is_answered_with_what_was_recover
         await execute_and_crash(store, session.id, action, 8, after=True)
         kept = await recovered(store, session.id, ledger.loops(), clock)
         assert await runtime.execute(session.id, action) == kept
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_an_approved_call_is_made_once_whatever_call_the_crash_strikes(after: bool) -> None:
+    """The decision is on record before the run goes on: nobody is asked twice, and nothing is made twice."""
+    for call in range(1, MOST_CALLS):
+        store, clock, done = MemoryStore(), FrozenClock(tick=0.0001), list[str]()
+        with use(clock=clock):
+            runtime = SessionRuntime(store)
+            session = await runtime.create(AgentDefinition("buyer"))
+            await runtime.execute(session.id, SendMessage("Buy it.", shop(done)))
+            failing = FailingStore(store)
+            failing.crash(call=call, after=after)
+            try:
+                await SessionRuntime(failing).execute(session.id, ApproveToolCalls(shop(done)))
+            except StoreError:
+                assert failing.has_crashed
+            began = await store.lapsed() == []
+            kept = await recovered(store, session.id, shop(done), clock)
+        assert len(done) <= 1, f"call {call}: an approved call was made twice"
+        if kept.version == 2:
+            assert began, f"call {call}: a run that had begun was not recovered"
+            assert (done, kept.status) == ([], SessionStatus.SUSPENDED)
+        else:
+            assert (kept.status, kept.state.messages[-1].text) == (SessionStatus.ACTIVE, "Bought.")
+            assert set(results_of(kept)) == {"b1"}
+        if not failing.has_crashed:
+            break
+    assert 5 < call < MOST_CALLS - 1
+
+
+def shop(done: list[str]) -> LoopFactory:
+    """An agent with a tool that a person has to agree to."""
+
+    @tool(needs_approval=True)
+    def buy(what: str) -> str:
+        done.append(what)
+        return f"bought {what}"
+
+    return LoopFactory(tools=[buy], driver=ScriptedDriver([ToolCall("buy", {"what": "cup"}, id="b1"), "Bought."]))

@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from perdure import AgentDefinition, SendMessage, SessionRuntime, SqliteStore
-from perdure.testing import ScriptedDriver
 from tests.crash import racing_process
 from tests.loop.scenes import loops_of
+
+from perdure import AgentDefinition, SendMessage, SessionRuntime, SqliteStore
+from perdure.testing import ScriptedDriver
 
 ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 40
 AGENT = AgentDefinition("agent")

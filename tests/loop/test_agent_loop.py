@@ -28,7 +28,7 @@ from perdure import (
     ToolCall,
     tool,
 )
-from perdure.loop.drivers.retry import TransientDriverError
+from perdure.errors import TransientDriverError
 from perdure.model.loop_events import LoopEvent
 from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 

@@ -30,7 +30,6 @@ from perdure import (
     Message,
     MessageEnd,
     MessageUpdate,
-    ModelRequest,
     SendMessage,
     SessionRuntime,
     StopReason,
@@ -83,23 +82,6 @@ wrong_calls = st.just(ToolCall("good", {"n": "many"}))
 replies = st.lists(calls | wrong_calls, min_size=1, max_size=3) | calls
 endings = st.sampled_from(["Done.", DriverError("no"), ValueError("a broken driver")])
 stories = st.tuples(st.lists(replies, max_size=5), endings)
-steerings = st.sets(st.integers(0, 6), max_size=2)
-
-
-class Steered(ScriptedDriver):
-    """A scripted driver during some of whose answers somebody posts a message to the run."""
-
-    def __init__(self, script: Sequence[Any], at: set[int], store: MemoryStore) -> None:
-        super().__init__(script)
-        self._at = at
-        self._store = store
-        self.session_id = ""
-
-    async def respond(self, request: ModelRequest, on_delta: Any) -> Any:
-        if request.step in self._at:
-            message = Message.user(f"steering {request.step}")
-            await self._store.post(self.session_id, Entry(STEER, {"messages": [message.to_dict()], "key": None}))
-        return await super().respond(request, on_delta)
 
 
 def on_record(events: Sequence[Any]) -> list[Any]:
@@ -181,26 +163,50 @@ async def started(
     return runtime, store, await runtime.create(definition or AgentDefinition("agent"))
 
 
-@given(story=stories, second=stories, steer_at=steerings, concurrency=st.sampled_from(["parallel", "sequential", 2]))
+def assert_agree(before: AgentState, events: Sequence[Any], after: AgentState) -> None:
+    assert seen(Replay(before).apply_all(events).state) == seen(after)
+    assert_prefixes_replay(before, events)
+    assert_record_agrees(folded(events), after, before)
+
+
+@given(
+    stories=st.lists(stories, min_size=1, max_size=2),
+    posted=st.integers(0, 2),
+    concurrency=st.sampled_from(["parallel", "sequential", 2]),
+)
 async def test_the_live_state_and_the_replayed_one_agree(
-    story: tuple[list[Any], Any], second: tuple[list[Any], Any], steer_at: set[int], concurrency: Any
+    stories: list[tuple[list[Any], Any]], posted: int, concurrency: Any
 ) -> None:
-    """Whatever happens in two runs of a session: each one's events, and each prefix of them, lead to its state."""
+    """Whatever happens in the runs of a session: each one's events, and each prefix of them, lead to its state."""
     bus, heard = listened()
     runtime, store, session = await started(bus)
-    for replies, ending in (story, second):
+    for number in range(posted):
+        message = Message.user(f"steering {number}")
+        await store.post(session.id, Entry(STEER, {"messages": [message.to_dict()], "key": None}))
+    for replies, ending in stories:
         heard.clear()
         before = (await store.load(session.id)).state
-        # Whoever steers in the last step has it answered in one step more.
-        driver = Steered([*replies, ending, "After all.", "After all."], steer_at, store)
-        driver.session_id = session.id
+        driver = ScriptedDriver([*replies, ending, "After all."])  # where a message comes behind the ending
         loops = LoopFactory(driver=driver, tools=TOOLS, events=bus, concurrency=concurrency)
         after = await runtime.execute(session.id, SendMessage("Go.", loops))
-        events = on_record(heard)
-        assert seen(Replay(before).apply_all(events).state) == seen(after.state)
-        assert_prefixes_replay(before, events)
-        assert_record_agrees(folded(events), after.state, before)
+        events = [event for event in on_record(heard) if event.loop_id == after.state.execution.execution_id]
+        assert_agree(before, events, after.state)
         assert_record_agrees(await runtime.loop(session.id, events[0].loop_id), after.state, before)
+
+
+@given(story=stories, steer_at=st.sets(st.integers(0, 5), max_size=3))
+async def test_messages_between_any_steps_are_replayed(story: tuple[list[Any], Any], steer_at: set[int]) -> None:
+    """A run that is steered between two steps goes on, and its events say so."""
+    heard = Heard()
+    replies, ending = story
+    script = [*replies, ending, *["After all."] * 4]
+    loop = LoopFactory(driver=ScriptedDriver(script), tools=TOOLS, events=heard).build(AgentDefinition("agent"))
+    before, asked = AgentState(), Message.user("Go.")
+    run = loop.start(before.with_messages(asked), inputs=[asked], session_id="sess")
+    async for state in run.steps():
+        if state.step_count in steer_at:
+            await run.steer([Message.user(f"steering {state.step_count}")])
+    assert_agree(before, on_record(heard), run.state)
 
 
 async def test_a_replayed_state_has_the_times_of_the_live_one() -> None:
@@ -274,7 +280,7 @@ async def test_a_run_that_waited_for_a_person_is_one_story() -> None:
     assert waiting.state.execution is not None
     (pending,) = waiting.state.execution.pending_calls
     first = on_record(heard)
-    after = await runtime.execute(session.id, ApproveToolCalls([pending.id], loops))
+    after = await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=[pending.id]))
     events = on_record(heard)
     assert after.state.status is ExecutionStatus.COMPLETED
     assert seen(Replay(session.state).apply_all(events).state) == seen(after.state)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.strategies import sessions, states
 
@@ -249,6 +249,7 @@ def tapes_of(known: Iterable[tuple[int | str, int, int]]) -> list[Tape]:
 
 
 @given(st.lists(stretches, max_size=5), st.lists(stretches, max_size=5))
+@example(known=[(1, 1, 2), (1, 0, 1)], wanted=[(1, 0, 2)])
 def test_a_shelf_gives_all_that_was_wanted(
     known: list[tuple[int | str, int, int]], wanted: list[tuple[int | str, int, int]]
 ) -> None:

@@ -13,6 +13,7 @@ from perdure.actions.spawning import Spawner
 from perdure.errors import ConfigurationError, CorruptRecord, PerdureError, SessionBusy, SessionConflict
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
+from perdure.loop.tool_use import Decisions
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent, ParallelLoopStart
 from perdure.model.message import Message
@@ -49,7 +50,7 @@ class ResumeExecution:
             return await resume_group(session, context, self._loops, events[0], stories, written)
         replay = Replay(session.state).apply_all(events)
         options = RunOptions(
-            decisions=replay.decisions,
+            decisions=_unspent(replay.decisions),
             depth=self._depth,
             written={message.id: at for message, at in written.values()},
         )
@@ -58,6 +59,12 @@ class ResumeExecution:
         after = await run_agent(active, replay.state, self._loops, context, options, spawn)
         send_leftovers_after(context, self._loops, self._depth)
         return after
+
+
+def _unspent(decisions: Decisions) -> Decisions:
+    """Decisions without the approvals of calls that were started: to make these again was not approved."""
+    approved = {call: digest for call, digest in decisions.approved.items() if call not in decisions.unknown}
+    return msgspec.structs.replace(decisions, approved=approved)
 
 
 async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:

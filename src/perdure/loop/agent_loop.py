@@ -13,9 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.errors import DriverError
-from perdure.loop.drivers.retry import RetriesExhausted
+from perdure.errors import RetriesExhausted
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
-from perdure.loop.interceptors import AgentStop, Interceptors
+from perdure.errors import AgentStop
+from perdure.loop.interceptors import Interceptors
 from perdure.loop.narrator import Narrator, Record, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt
 from perdure.loop.response_format import check_response

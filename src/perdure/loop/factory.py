@@ -101,6 +101,10 @@ class LoopFactory:
             setup = self._capability(name).install(setup)
         return AgentLoop(setup)
 
+    async def aclose(self) -> None:
+        """Close the connections to model providers."""
+        await self._provider.aclose()
+
     def model_of(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig:
         override = state.model if state is not None else None
         return override or definition.model_config or self._model or OFFLINE

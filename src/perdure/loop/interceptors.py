@@ -13,14 +13,6 @@ from perdure.model.step import ToolExecution
 from perdure.protocols import ModelReply, ModelRequest
 
 
-class AgentStop(PerdureError):
-    """Raised by a tool or an interceptor to end the run, with a reason: the run is stopped, not failed."""
-
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-        super().__init__(reason or "The run was asked to stop.")
-
-
 class Blocked:
     """What `before_tool_use` returns to keep a call from being made; the model is told why."""
 

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.errors import ToolError
 from perdure.loop.guards import TimeLimitReached
-from perdure.loop.interceptors import AgentStop, Blocked, Interceptors
+from perdure.errors import AgentStop
+from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.narrator import Narrator, Unrecordable
 from perdure.loop.results import as_json, shortened
 from perdure.model.ids import now

@@ -137,7 +137,10 @@ class LoopRecord(Value, frozen=True, kw_only=True):
         return replace(self, parallel_group=group)
 
     def with_child_ref(self, ref: ChildLoopRef) -> LoopRecord:
-        known = any(each.tool_call_id == ref.tool_call_id and each.child_loop_id == ref.child_loop_id for each in self.child_loop_refs)
+        known = any(
+            each.tool_call_id == ref.tool_call_id and each.child_loop_id == ref.child_loop_id
+            for each in self.child_loop_refs
+        )
         return self if known else replace(self, child_loop_refs=(*self.child_loop_refs, ref))
 
 
@@ -196,9 +199,7 @@ def _with_said(turn: Turn, event: MessageEnd) -> Turn:
 
 def _with_tool(turn: Turn, done: ToolExecution) -> Turn:
     errors = turn.errors if done.error is None else (*turn.errors, done.error)
-    return replace(
-        turn, tool_executions=(*turn.tool_executions, done), usage=turn.usage + done.usage, errors=errors
-    )
+    return replace(turn, tool_executions=(*turn.tool_executions, done), usage=turn.usage + done.usage, errors=errors)
 
 
 def _with_turn(record: LoopRecord, step_id: str, change: Callable[[Turn], Turn]) -> LoopRecord:
@@ -280,7 +281,11 @@ class SessionRecord(Value, frozen=True, kw_only=True):
 
     def total_usage(self) -> Usage:
         """What all loops have used, the judges of parallel groups included."""
-        judged = {loop.parallel_group.all_loop_ids: loop.parallel_group.evaluation_usage for loop in self.loops if loop.parallel_group}
+        judged = {
+            loop.parallel_group.all_loop_ids: loop.parallel_group.evaluation_usage
+            for loop in self.loops
+            if loop.parallel_group
+        }
         return sum((*(loop.usage for loop in self.loops), *judged.values()), start=Usage())
 
 
@@ -291,4 +296,6 @@ def with_children(loops: Iterable[LoopRecord]) -> tuple[LoopRecord, ...]:
     for loop in ordered:
         if loop.parent_loop_id is not None:
             children.setdefault(loop.parent_loop_id, []).append(loop.loop_id)
-    return tuple(msgspec.structs.replace(loop, children_loop_ids=tuple(children.get(loop.loop_id, ()))) for loop in ordered)
+    return tuple(
+        msgspec.structs.replace(loop, children_loop_ids=tuple(children.get(loop.loop_id, ()))) for loop in ordered
+    )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -50,7 +52,8 @@ def seed_of(number: int) -> int:
 
 
 def hash_of(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=16).hexdigest()
+    """A name for bytes: 128 bits, in 22 characters."""
+    return urlsafe_b64encode(hashlib.blake2b(body, digest_size=16).digest())[:22].decode()
 
 
 def operation_id() -> str:
@@ -421,11 +424,13 @@ class Shelf:
 
     def put(self, log: int | str, start: int, messages: list[Message]) -> None:
         """Messages that were read from a log: onto the tape that ends there, or a new one."""
-        for tape in self._tapes.get(log, ()):
-            if tape.base <= start <= tape.end and tape.items is not None:
-                tape.items.extend(messages[tape.end - start :])
-                return
-        self._keep(Tape(messages, LogRef(self._origin, log), start))
+        touching = [tape for tape in self._tapes.get(log, ()) if tape.base <= start <= tape.end]
+        # Of several the one that begins first: it holds all that is known of the stretch that was wanted.
+        tape = min(touching, key=attrgetter("base"), default=None)
+        if tape is None or tape.items is None:
+            self._keep(Tape(messages, LogRef(self._origin, log), start))
+        else:
+            tape.items.extend(messages[tape.end - start :])
 
     def span(self, log: int | str, start: int, stop: int) -> Span:
         for tape in self._tapes.get(log, ()):

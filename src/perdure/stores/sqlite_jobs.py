@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import islice
 from itertools import pairwise, zip_longest
 from typing import Any
 from zlib import crc32
@@ -312,21 +313,40 @@ def read_value(db: apsw.Connection, session_id: str, key: str) -> bytes:
 
 
 def read_messages(db: apsw.Connection, session_id: str | None, log: int, start: int, stop: int) -> list[Message]:
-    rows = db.execute(
+    cursor = db.execute(
         "SELECT pos, crc, body FROM msg WHERE log = ? AND pos >= ? AND pos < ? ORDER BY pos", (log, start, stop)
     )
     messages: list[Message] = []
-    seed = seed_of(log)
-    for expected, (pos, crc, body) in enumerate(rows, start):
-        if pos != expected or type(body) is not bytes or crc32(body, (seed + pos) & 0xFFFFFFFF) != crc:
-            raise CorruptRecord(session_id, f"message {expected} of log {log}", "its checksum does not match")
-        try:
-            messages.append(decode_message(body))
-        except InvalidData as error:
-            raise CorruptRecord(session_id, f"message {pos} of log {log}", str(error)) from None
+    while rows := list(islice(cursor, _ROWS_AT_ONCE)):
+        messages += _decoded(session_id, log, start + len(messages), rows)
     if len(messages) != stop - start:
         raise CorruptRecord(session_id, f"message {start + len(messages)} of log {log}", "it is missing")
     return messages
+
+
+# Enough to look at them all at once, which is quicker than one by one; few enough to stay in the processor's cache.
+_ROWS_AT_ONCE = 64
+
+
+def _decoded(session_id: str | None, log: int, start: int, rows: Sequence[Any]) -> list[Message]:
+    seed = seed_of(log)
+    found = [(pos, crc32(body, (seed + pos) & 0xFFFFFFFF)) for pos, _, body in rows]
+    if found != [(pos, crc) for pos, (_, crc, _) in enumerate(rows, start)]:
+        raise _damage(session_id, log, start, rows)
+    try:
+        return [decode_message(body) for _, _, body in rows]
+    except InvalidData as error:
+        raise CorruptRecord(session_id, f"a message from {start} on in log {log}", str(error)) from None
+
+
+def _damage(session_id: str | None, log: int, start: int, rows: Sequence[Any]) -> CorruptRecord:
+    """What is wrong with the first row that is not what it should be."""
+    for expected, (pos, crc, body) in enumerate(rows, start):
+        if pos != expected:
+            return CorruptRecord(session_id, f"message {expected} of log {log}", "it is missing")
+        if checksum(body, log, pos) != crc:
+            return CorruptRecord(session_id, f"message {pos} of log {log}", "its checksum does not match")
+    raise AssertionError("it is called where something is wrong")
 
 
 def read_log(db: apsw.Connection, log: int, start: int, stop: int) -> list[Message]:

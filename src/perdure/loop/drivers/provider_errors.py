@@ -11,7 +11,7 @@ from pydantic_ai.exceptions import AgentRunError, ModelHTTPError, UserError
 from pydantic_ai.models import Model
 
 from perdure.errors import ConfigurationError, PerdureError
-from perdure.loop.drivers.retry import ContextTooLong, RequestRefused, TransientDriverError
+from perdure.errors import ContextTooLong, RequestRefused, TransientDriverError
 from perdure.model.definition import ModelConfig
 from perdure.model.value import clean_text
 

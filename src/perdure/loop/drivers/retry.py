@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from perdure.errors import ConfigurationError, DriverError
+from perdure.errors import ConfigurationError, RetriesExhausted, TransientDriverError
 from perdure.protocols import Delta, Driver, ModelReply, ModelRequest, OnDelta
 
 LONGEST_RETRY_AFTER = 60.0
@@ -70,45 +70,3 @@ class _Relay:
     async def __call__(self, delta: Delta) -> None:
         self.was_used = True
         await self._on_delta(delta)
-
-
-class TransientDriverError(DriverError):
-    """A model call failed in a way that may pass: the only kind of error that is retried."""
-
-    def __init__(self, model: str, reason: str, *, status: int | None = None, retry_after: float | None = None) -> None:
-        self.model = model
-        self.reason = reason
-        self.status = status
-        self.retry_after = retry_after
-        answered = f" (HTTP {status})" if status else ""
-        super().__init__(f"{model} could not answer{answered}: {reason}. It may if asked again.")
-
-
-class RetriesExhausted(DriverError):
-    """A model call failed each time it was tried, or is not to be tried again for long."""
-
-    def __init__(self, attempts: int, last: TransientDriverError) -> None:
-        self.attempts = attempts
-        self.last = last
-        asked = f"; it asks to wait {last.retry_after:g} s" if last.retry_after else ""
-        times = "once" if attempts == 1 else f"{attempts} times"
-        super().__init__(f"{last.model} was asked {times} and could not answer: {last.reason}{asked}. Try again later.")
-
-
-class RequestRefused(DriverError):
-    """A provider refused a request, and would refuse it again."""
-
-    def __init__(self, model: str, reason: str, *, status: int | None = None) -> None:
-        self.model = model
-        self.reason = reason
-        self.status = status
-        answered = f" (HTTP {status})" if status else ""
-        super().__init__(f"{model} refused the request{answered}: {reason}. {self.advice}")
-
-    advice = "Asking again will not help; change the request, the model's settings or its key."
-
-
-class ContextTooLong(RequestRefused):
-    """The messages are more than the model can read at once."""
-
-    advice = "Compact or trim the transcript, or take a model with a larger context window."

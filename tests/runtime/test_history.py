@@ -1,0 +1,335 @@
+"""Reading the record back: loops by page and one by one, events from a cursor on, and as they are written."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loop.scenes import loops_of
+
+from perdure import (
+    AgentDefinition,
+    AgentSession,
+    ConfigurationError,
+    Entry,
+    FileStore,
+    LongestAnswer,
+    LoopStatus,
+    MemoryStore,
+    MessageEnd,
+    ModelRequest,
+    SendMessage,
+    SendParallel,
+    SessionNotFound,
+    SessionRuntime,
+    SqliteStore,
+    ToolCall,
+    Usage,
+    tool,
+)
+from perdure.model.ids import now
+from perdure.protocols import SessionStore
+from perdure.testing import ScriptedDriver
+
+AGENT = AgentDefinition("agent", tools=("add",))
+
+
+class Home:
+    """A place where a store lives; each store opened in it is as another process would have it."""
+
+    def __init__(self, kind: str, path: Path) -> None:
+        self._kind = kind
+        self._path = path
+        self._memory = MemoryStore()
+
+    def store(self) -> Any:
+        match self._kind:
+            case "memory":
+                return self._memory
+            case "sqlite":
+                return SqliteStore(self._path / "sessions.db")
+        return FileStore(self._path / "sessions")
+
+    @asynccontextmanager
+    async def runtime(self) -> AsyncIterator[SessionRuntime]:
+        async with self.store() as store:
+            yield SessionRuntime(store)
+
+
+@pytest.fixture(params=["memory", "sqlite", "file"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+    return Home(request.param, tmp_path)
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def reply(request: ModelRequest) -> Any:
+    """A sum is worked out with a tool; anything else is answered at once."""
+    asked = next(message.text for message in reversed(request.messages) if message.role == "user")
+    if asked == "sum" and request.step == 0:
+        return ToolCall("add", {"a": 2, "b": 3})
+    return f"Re: {asked}, says {request.model.name}" if request.model.name in ("a", "bb") else f"Re: {asked}"
+
+
+async def told(runtime: SessionRuntime, *texts: str) -> AgentSession:
+    """A session in which these messages were sent, one after the other."""
+    session = await runtime.create(AGENT)
+    for text in texts:
+        session = await runtime.execute(session.id, SendMessage(text, loops_of(reply, add)))
+    return session
+
+
+async def heard(runtime: SessionRuntime, session_id: str, **how: Any) -> list[Any]:
+    return [event async for event in runtime.events(session_id, **how)]
+
+
+async def test_a_record_has_a_header_for_each_loop(home: Home) -> None:
+    """What each was, from what, when, how it ended and what it cost; without messages, turns or events."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one", "sum")
+        record = await runtime.record(session.id)
+        assert (record.session_id, record.agent_id) == (session.id, session.state.agent_id)
+        assert record.created_at == session.info.created_at
+        first, second = record.loops
+        assert record.last_active_at == second.ended_at
+        assert (first.status, second.status) == (LoopStatus.COMPLETED, LoopStatus.COMPLETED)
+        assert (first.usage, second.usage) == (Usage(10, 5), Usage(20, 10))
+        assert second.config is not None
+        for loop in record.loops:
+            assert loop.agent_id == session.state.agent_id
+            assert loop.started_at is not None
+            assert loop.ended_at is not None
+            assert loop.ended_at >= loop.started_at
+            assert (loop.turns, loop.events) == ((), ())
+
+
+async def test_loops_are_linked_to_a_tree(home: Home) -> None:
+    """Each knows its parent and its children; a chain leads from the root to any of them."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one", "two", "three")
+        record = await runtime.record(session.id)
+        ids = [loop.loop_id for loop in record.loops]
+        assert [loop.parent_loop_id for loop in record.loops] == [None, *ids[:2]]
+        assert [loop.children_loop_ids for loop in record.loops] == [(ids[1],), (ids[2],), ()]
+        assert [loop.loop_id for loop in record.root_loops()] == ids[:1]
+        assert [loop.loop_id for loop in record.children_of(ids[0])] == [ids[1]]
+        assert [loop.loop_id for loop in record.chain_to(ids[2])] == ids
+        assert record.get_loop(ids[1]) == record.loops[1]
+        assert record.total_usage() == Usage(30, 15)
+
+
+async def test_a_record_is_read_by_page(home: Home) -> None:
+    """The newest so many loops, oldest first; the first event of the oldest is the cursor for those before."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, *"abcde")
+        whole = [loop.loop_id for loop in (await runtime.record(session.id)).loops]
+        pages: list[list[str]] = []
+        before = None
+        while True:
+            page = await runtime.record(session.id, limit=2, before=before)
+            if not page.loops:
+                break
+            pages.append([loop.loop_id for loop in page.loops])
+            before = (await runtime.loop(session.id, pages[-1][0])).events[0].cursor
+        assert pages == [whole[3:], whole[1:3], whole[:1]]
+
+
+async def test_a_page_that_parts_a_group_knows_which_branch_was_selected(home: Home) -> None:
+    """The branches on it say so, though the others are on another page."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one")
+        action = SendParallel("two", loops_of(reply, add), configs=["a", "bb"], strategy=LongestAnswer())
+        await runtime.execute(session.id, action)
+        whole = (await runtime.record(session.id)).loops
+        (last,) = (await runtime.record(session.id, limit=1)).loops
+        assert last == whole[-1]
+        before = (await runtime.loop(session.id, whole[2].loop_id)).events[0].cursor
+        (earlier,) = (await runtime.record(session.id, limit=1, before=before)).loops
+        assert earlier == whole[1]
+        assert {earlier.parallel_group.is_selected, last.parallel_group.is_selected} == {True, False}
+
+
+async def test_a_session_that_has_not_run_has_an_empty_record(home: Home) -> None:
+    """No loops, and no events."""
+    async with home.runtime() as runtime:
+        session = await told(runtime)
+        record = await runtime.record(session.id)
+        assert (record.loops, record.last_active_at) == ((), None)
+        assert await heard(runtime, session.id) == []
+
+
+async def test_one_loop_is_read_whole(home: Home) -> None:
+    """Its messages, turns, tool executions and events; its header is that of the record."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one", "sum")
+        header = (await runtime.record(session.id)).loops[1]
+        loop = await runtime.loop(session.id, header.loop_id)
+        assert [m.id for m in loop.messages] == [m.id for m in session.state.messages[2:]]
+        assert [turn.index for turn in loop.turns] == [0, 1]
+        assert [each.result for turn in loop.turns for each in turn.tool_executions] == [5]
+        assert [type(event).__name__ for event in loop.events][:: len(loop.events) - 1] == ["AgentStart", "AgentEnd"]
+        assert [event.seq for event in loop.events] == sorted({event.seq for event in loop.events})
+        for name in ("status", "usage", "started_at", "ended_at", "config", "parent_loop_id", "agent_id"):
+            assert getattr(loop, name) == getattr(header, name)
+
+
+async def test_what_is_not_there_is_not_found(home: Home) -> None:
+    """An unknown session or loop raises SessionNotFound."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one")
+        for reading in (
+            runtime.record("nobody"),
+            runtime.loop(session.id, "nothing"),
+            runtime.loop("nobody", "nothing"),
+            heard(runtime, "nobody"),
+            heard(runtime, "nobody", follow=True),
+        ):
+            with pytest.raises(SessionNotFound):
+                await reading
+
+
+async def test_a_store_without_a_journal_has_no_record() -> None:
+    """ConfigurationError says so."""
+    store = MemoryStore()
+    bare: Any = type("Bare", (), {name: getattr(store, name) for name in _verbs(SessionStore)})()
+    runtime = SessionRuntime(bare)
+    session = await runtime.create(AGENT)
+    with pytest.raises(ConfigurationError, match="no journal"):
+        await runtime.record(session.id)
+    with pytest.raises(ConfigurationError, match="no journal"):
+        await heard(runtime, session.id)
+
+
+def _verbs(protocol: type) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]
+
+
+async def test_events_are_replayed_in_order(home: Home) -> None:
+    """All that is on record, each with its cursor, session, agent and loop; messages are whole."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one", "sum")
+        events = await heard(runtime, session.id)
+        assert [event.cursor for event in events] == list(range(1, len(events) + 1))
+        assert {(event.session_id, event.agent_id) for event in events} == {(session.id, session.state.agent_id)}
+        messages = [event.message.id for event in events if isinstance(event, MessageEnd)]
+        assert messages == [message.id for message in session.state.messages]
+
+
+async def test_events_are_replayed_from_any_cursor(home: Home) -> None:
+    """What comes after it is the same as in the whole, also from the middle of a loop."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one", "sum")
+        events = await heard(runtime, session.id)
+        for cut in range(len(events) + 1):
+            assert await heard(runtime, session.id, after=cut) == events[cut:]
+            assert await heard(runtime, session.id, last=cut) == events[len(events) - cut :]
+        assert await heard(runtime, session.id, last=1000) == events
+        assert await heard(runtime, session.id, after=1000) == []
+
+
+async def test_the_events_of_branches_come_with_their_own_messages(home: Home) -> None:
+    """Interleaved as they were told, each by the loop it belongs to."""
+    async with home.runtime() as runtime:
+        session = await told(runtime)
+        action = SendParallel("sum", loops_of(reply, add), configs=["a", "bb"], strategy=LongestAnswer())
+        await runtime.execute(session.id, action)
+        events = await heard(runtime, session.id)
+        assert [event.cursor for event in events] == list(range(1, len(events) + 1))
+        for loop in (await runtime.record(session.id)).loops:
+            whole = await runtime.loop(session.id, loop.loop_id)
+            own = [event for event in events if event.loop_id == loop.loop_id and not _is_of_group(event)]
+            assert own == list(whole.events)
+
+
+def _is_of_group(event: object) -> bool:
+    return type(event).__name__.startswith("Parallel")
+
+
+async def test_a_follower_elsewhere_misses_nothing_and_hears_nothing_twice(home: Home) -> None:
+    """It replays what there is, then hears what another writes, in order, up to where it stops."""
+    async with AsyncExitStack() as stack:
+        writer, reader = [await stack.enter_async_context(home.runtime()) for _ in range(2)]
+        session = await told(writer, "one")
+        already = await heard(writer, session.id)
+        followed: list[Any] = []
+        follower = asyncio.create_task(follow(reader, session.id, followed, after=1))
+        for text in ("two", "sum", "three"):
+            await writer.execute(session.id, SendMessage(text, loops_of(reply, add)))
+            await asyncio.sleep(0.02)
+        events = await heard(writer, session.id)
+        assert len(events) > len(already)
+        await reached(followed, len(events) - 1)
+        await stopped(follower)
+        assert followed == events[1:]
+
+
+async def test_a_follower_hears_soon_of_what_is_written(home: Home) -> None:
+    """From the write to the reader in another process it takes well under half a second."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(home.store())
+        reader = await stack.enter_async_context(home.runtime())
+        session = await SessionRuntime(store).create(AGENT)
+        claim, _ = await store.claim(session.id, version=1, owner="test")
+        followed: list[Any] = []
+        delays: list[float] = []
+        follower = asyncio.create_task(follow(reader, session.id, followed, delays=delays))
+        for number in range(1, 21):
+            body = {"step_id": str(number), "index": number, "at": now().isoformat(), "seq": number}
+            await store.append(claim, entries=[Entry("turn_start", body, "loop")])
+            await reached(followed, number)
+        await stopped(follower)
+        assert [event.index for event in followed] == list(range(1, 21))
+        assert statistics.median(delays) < 0.5
+
+
+async def follow(
+    runtime: SessionRuntime, session_id: str, into: list[Any], *, after: int = 0, delays: list[float] | None = None
+) -> None:
+    async for event in runtime.events(session_id, after=after, follow=True):
+        into.append(event)
+        if delays is not None:
+            delays.append((datetime.now(UTC) - event.at).total_seconds())
+
+
+async def reached(events: list[Any], count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(events) < count:  # noqa: ASYNC110 (the follower is watched from outside)
+            await asyncio.sleep(0.002)
+
+
+async def stopped(follower: asyncio.Task[None]) -> None:
+    follower.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await follower
+
+
+async def test_following_reads_each_message_once() -> None:
+    """A long run is not read anew at each of its events."""
+    read: list[tuple[int, int]] = []
+
+    class Counting(MemoryStore):
+        async def messages(self, log: Any, start: int, stop: int) -> Any:
+            read.append((start, stop))
+            return await super().messages(log, start, stop)
+
+    store = Counting()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    steps: list[Any] = [ToolCall("add", {"a": number, "b": 1}) for number in range(10)]
+    followed: list[Any] = []
+    follower = asyncio.create_task(follow(runtime, session.id, followed))
+    driver = ScriptedDriver([*steps, "Done."])
+    await runtime.execute(session.id, SendMessage("Go", loops_of(driver, add)))
+    await reached(followed, len(await store.read(session.id)))
+    await stopped(follower)
+    assert sum(stop - start for start, stop in read) == 22

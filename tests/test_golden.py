@@ -1,0 +1,78 @@
+"""Files that earlier releases have written load for ever, and read as they did then."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.golden.make import HERE, STORES, describe
+
+from perdure import codec
+from perdure.model.session import AgentSession
+from perdure.testing.samples import say, texts
+
+FORMATS = sorted(path for path in HERE.glob("format-*") if path.is_dir())
+STORED = [(path, name) for path in FORMATS for name in STORES if (path / name).exists()]
+
+
+def expected(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "expected.json").read_text())
+    return found
+
+
+def copied(directory: Path, name: str, where: Path) -> Path:
+    """A copy to open: a store may bring its files up to date."""
+    source = directory / name
+    return Path(shutil.copytree(source, where / name) if source.is_dir() else shutil.copy(source, where / name))
+
+
+def named(value: object) -> str:
+    return value.name if isinstance(value, Path) else str(value)
+
+
+def as_values(described: dict[str, Any]) -> dict[str, Any]:
+    """A description with each document as the session that it stands for, whatever format it is in."""
+    for session in described["sessions"].values():
+        for version in session["versions"]:
+            version["document"] = AgentSession.from_dict(version["document"])
+    return described
+
+
+def test_the_current_format_has_golden_files() -> None:
+    """A new format comes with files of its own: `python tests/golden/make.py` writes them, once."""
+    assert f"format-{codec.FORMAT}" in [path.name for path in FORMATS]
+
+
+@pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
+async def test_a_store_of_any_format_loads(directory: Path, name: str, tmp_path: Path) -> None:
+    """Every version, header, record and inbox reads as it did when it was written."""
+    opened: Callable[[Path], Any] = STORES[name]
+    async with opened(copied(directory, name, tmp_path)) as store:
+        assert as_values(json.loads(json.dumps(await describe(store)))) == as_values(expected(directory))
+
+
+@pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
+async def test_a_store_of_any_format_goes_on(directory: Path, name: str, tmp_path: Path) -> None:
+    """A session of an older release can be saved, and its history stays as it was."""
+    opened: Callable[[Path], Any] = STORES[name]
+    async with opened(copied(directory, name, tmp_path)) as store:
+        older = await store.load("alpha")
+        newer = await store.save(say(older, "Still here"))
+        assert texts(newer) == [*texts(older), "Still here"]
+        assert await store.load("alpha", older.version) == older
+        assert [*await store.lapsed()] == ["gamma"]
+
+
+@pytest.mark.parametrize("directory", FORMATS, ids=named)
+def test_a_document_of_any_format_loads(directory: Path) -> None:
+    """What `to_dict` gave is read by `from_dict`, and nothing of it is lost."""
+    document = json.loads((directory / "session.json").read_text())
+    session = AgentSession.from_dict(document)
+    then = expected(directory)["sessions"]["alpha"]["versions"][session.version - 1]
+    assert (texts(session), session.state.metadata) == (then["texts"], then["metadata"])
+    assert session.to_dict()["from_the_future"] == {"kept": True}
+    assert AgentSession.from_dict(session.to_dict()) == session
