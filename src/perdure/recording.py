@@ -27,10 +27,11 @@ from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, 
 
 T = TypeVar("T")
 
+
 def entry_of(event: LoopEvent) -> Entry:
     """An event as it is stored: messages by id, and without what the record's columns say already."""
     kind = str(event.__struct_config__.tag)
-    raw = msgspec.json.encode(_by_reference(event))
+    raw = msgspec.json.encode(_by_reference(event), enc_hook=str)
     # The tag comes first, and stands in a column of its own.
     body = msgspec.Raw(b"{" + raw[len(f'{{"type":"{kind}",') :])
     is_of_group = isinstance(event, ParallelLoopStart | ParallelLoopEnd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from perdure import (
     MemoryStore,
     ResumeSession,
     SendMessage,
+    SessionBusy,
+    SessionConflict,
     SessionNotActive,
     SessionRuntime,
     SessionStatus,
@@ -129,8 +132,6 @@ async def test_denied_calls_are_answered_with_the_reason() -> None:
     assert (session.status, session.state.status) == (SessionStatus.ACTIVE, ExecutionStatus.COMPLETED)
     assert sorted(shop.done) == ["look cup", "sell pan for 10"]
     assert results(session)["2"] == "Denied: A person has denied this call: too dear"
-
-
 
 
 async def test_some_may_be_decided_now_and_others_later_elsewhere(tmp_path: Path) -> None:
@@ -243,6 +244,28 @@ async def test_what_was_queued_meanwhile_is_sent_after_the_decision() -> None:
     await runtime.execute(session.id, ApproveToolCalls(shop.loops))
     session = await runtime.get_session(session.id)
     assert [message.text for message in session.state.messages if message.role == "user"] == ["Go.", "And a jug."]
+
+
+async def test_a_run_that_goes_on_numbers_its_events_on(tmp_path: Path) -> None:
+    """The events of one run have each their own number, before and after the decision."""
+    shop = Shop()
+    async with SqliteStore(tmp_path / "s.db") as store:
+        runtime, session = await waiting(shop, store)
+        await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+        numbers = [entry.body["seq"] for entry in await store.read(session.id)]
+    assert numbers == sorted(set(numbers))
+
+
+async def test_two_who_approve_at_once_have_it_done_once(tmp_path: Path) -> None:
+    """One of them is told that the other was quicker; the call is made once."""
+    shop = Shop(calls=BUY)
+    async with SqliteStore(tmp_path / "s.db") as here, SqliteStore(tmp_path / "s.db") as there:
+        _, session = await waiting(shop, here)
+        both = (SessionRuntime(store).execute(session.id, ApproveToolCalls(shop.loops)) for store in (here, there))
+        outcomes = await asyncio.gather(*both, return_exceptions=True)
+    lost = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    assert [isinstance(error, SessionBusy | SessionConflict | InvalidData) for error in lost] == [True]
+    assert shop.done == ["buy cup"]
 
 
 async def test_a_run_without_a_session_waits_as_well() -> None:

@@ -15,6 +15,7 @@ from perdure import (
     AgentSession,
     ClaimLost,
     Entry,
+    EventBus,
     ExecutionStatus,
     Interceptor,
     MemoryStore,
@@ -142,8 +143,9 @@ async def test_a_wish_to_cancel_is_for_the_run_that_is_under_way(monkeypatch: py
 async def test_a_cancelled_run_does_not_lose_what_was_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages posted before the wish to cancel are sent after it, the late steering ones too."""
     monkeypatch.setattr(LOOK, 0.01)
-    store, heard = MemoryStore(), Heard()
-    runtime = SessionRuntime(store, events=heard)
+    store, heard, bus = MemoryStore(), Heard(), EventBus()
+    bus.wiretap(heard.emit)
+    runtime = SessionRuntime(store, events=bus)
     session = await runtime.create(AGENT)
     driver = HeldDriver(lambda request: f"Re: {request.messages[-1].text}")
     task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))

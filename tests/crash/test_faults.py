@@ -22,6 +22,7 @@ from perdure import (
     LongestAnswer,
     LoopFactory,
     MemoryStore,
+    ModelRequest,
     RecoveryReport,
     SendMessage,
     SendParallel,
@@ -243,3 +244,29 @@ def shop(done: list[str]) -> LoopFactory:
         return f"bought {what}"
 
     return LoopFactory(tools=[buy], driver=ScriptedDriver([ToolCall("buy", {"what": "cup"}, id="b1"), "Bought."]))
+
+
+async def test_a_parent_that_is_recovered_alone_resumes_its_child() -> None:
+    """What the child had done is not done again, though only the parent was named."""
+    store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()
+    failing = FailingStore(store)
+
+    @tool
+    def charge(amount: int) -> str:
+        ledger.append(f"charge {amount}")
+        failing.crash(call=1)
+        return "charged"
+
+    def reply(request: ModelRequest) -> Any:
+        call = ToolCall("helper", {"prompt": "sub"}) if request.messages[0].text == "top" else None
+        return (call or ToolCall("charge", {"amount": 1})) if request.step == 0 else "done"
+
+    loops = LoopFactory(driver=ScriptedDriver(reply), tools=[charge], subagents=[AgentDefinition("helper")])
+    with use(clock=clock):
+        session = await SessionRuntime(store).create(AgentDefinition("top"))
+        with pytest.raises(StoreError):
+            await SessionRuntime(failing).execute(session.id, SendMessage("top", loops))
+        clock.advance(60)
+        report = await recover(SessionRuntime(store), loops, session_id=session.id)
+    assert report.resumed == (session.id,)
+    assert ledger == ["charge 1"]

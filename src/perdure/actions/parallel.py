@@ -35,7 +35,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.protocols import ActionContext, Saving, StoredAt
-from perdure.recording import BranchRecord, JournalRecord
+from perdure.recording import BranchRecord, JournalRecord, see_through
 
 Config = ModelConfig | AgentDefinition
 
@@ -85,7 +85,7 @@ async def resume_group(
     stories: Mapping[str, Sequence[AnyLoopEvent]],
     written: Mapping[str, tuple[Message, StoredAt]],
 ) -> AgentSession:
-    """Go on with an evaluation that was killed: branches that had ended stand, the others go on, then one is selected."""
+    """Go on with an evaluation that was killed: ended branches stand, the others go on, then one is selected."""
     inputs = [written[each][0] for each in start.message_ids]
     configs = tuple(_config_of(each) for each in start.configs)
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy))
@@ -168,7 +168,7 @@ class Group:
             selection = await self._select(finished)
             await self._end(selection)
         except BaseException:
-            await self._give_back()
+            await see_through(self._give_back())
             raise
         send_leftovers_after(self._context, self._loops)
         return self._session.with_state(self._continued(runs[selection.index].state))
@@ -224,7 +224,7 @@ class Group:
                     task.result()
                     finished.append(self._ended(tasks[task], runs[tasks[task]]))
         finally:
-            await _stop(beating, *waiting)
+            await _stop(beating, *tasks)
         for record in self._branches:
             await record.barrier()
         return finished
@@ -287,5 +287,4 @@ def _has_answer(branch: Branch) -> bool:
 async def _stop(*tasks: asyncio.Future[None]) -> None:
     for task in tasks:
         task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    await asyncio.gather(*tasks, return_exceptions=True)

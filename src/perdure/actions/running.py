@@ -15,6 +15,7 @@ from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.tool_use import Decisions
+from perdure.model.execution import ExecutionStatus
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
@@ -66,6 +67,7 @@ async def run_agent(
         inputs=options.inputs,
         facts={"base_version": session.version, "spawn_ref": session.info.spawn_ref},
         spawn=spawn,
+        told=await _last_told(session, state, context),
     )
     try:
         await _carry_through(run, record, context.journal if context else None)
@@ -82,6 +84,16 @@ async def run_agent(
     if context is not None:
         _hand_over(context, record, options)
     return _after(session, run)
+
+
+async def _last_told(session: AgentSession, state: AgentState, context: ActionContext | None) -> int:
+    """The number of the last event on record of a run that is to be continued."""
+    if context is None or context.journal is None or state.execution is None:
+        return 0
+    if state.status is not ExecutionStatus.IN_PROGRESS:
+        return 0
+    last = await context.journal.read(session.id, run=state.execution.execution_id, last=1)
+    return int(last[0].body["seq"]) if last else 0
 
 
 def _hand_over(context: ActionContext, record: JournalRecord | None, options: RunOptions) -> None:

@@ -33,6 +33,8 @@ class Spawner:
         child = await self._context.store.load(child_id)
         if child is None:
             child = await self._context.store.create(self._new_child(child_id, tool, call))
+        elif self._context.journal is not None:
+            child = await self._context.execute(child_id, self._resumption(tool))
         action = self._next_action(child, tool, prompt, call)
         if action is not None:
             child = await self._context.execute(child_id, action)
@@ -56,6 +58,12 @@ class Spawner:
         )
         state = AgentState.of(tool.definition).with_parent_agent(call.agent_id)
         return AgentSession(info, tool.definition, state)
+
+    def _resumption(self, tool: SubagentTool) -> Action:
+        """What goes on with a child that was killed in the middle of a run, and does nothing to any other."""
+        from perdure.actions.resume import ResumeExecution  # it spawns children itself
+
+        return ResumeExecution(tool.loops, depth=tool.depth)
 
     def _next_action(self, child: AgentSession, tool: SubagentTool, prompt: str, call: ToolContext) -> Action | None:
         """What is left to be done in a child session: everything, what a person has allowed, or nothing."""

@@ -12,10 +12,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import DriverError
-from perdure.errors import RetriesExhausted
+from perdure.errors import AgentStop, DriverError, RetriesExhausted
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
-from perdure.errors import AgentStop
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.narrator import Narrator, Record, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt
@@ -81,14 +79,15 @@ class AgentLoop:
         facts: Mapping[str, Any] | None = None,
         spawn: Callable[..., Awaitable[Any]] | None = None,
         execution_id: str | None = None,
+        told: int = 0,
     ) -> Run:
         """A run that has not begun yet, for callers who need its state at any time.
 
         `inputs` are the messages at the end of the transcript that the run answers, told as its first; `facts` go
-        into the AgentStart event.
+        into the AgentStart event; `told` is the number of the last event of a run that is continued.
         """
         record, decisions = record or Unrecorded(), decisions or Decisions()
-        return Run(self.setup, state, record, session_id, decisions, inputs, facts or {}, spawn, execution_id)
+        return Run(self.setup, state, record, session_id, decisions, inputs, facts or {}, spawn, execution_id, told)
 
 
 class Run:
@@ -105,6 +104,7 @@ class Run:
         facts: Mapping[str, Any],
         spawn: Callable[..., Awaitable[Any]] | None,
         execution_id: str | None,
+        told: int,
     ) -> None:
         self.state = state
         self._execution_id = execution_id
@@ -115,7 +115,7 @@ class Run:
         self._facts = {**facts, "approved": decisions.approved, "denied": decisions.denied}
         self._interceptors = Interceptors(setup.interceptors)
         self._guards = (BudgetGuard(setup.budget), *setup.guards)
-        self._narrator = Narrator(record, setup.events, session_id)
+        self._narrator = Narrator(record, setup.events, session_id, told)
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
         self._began = now()
         self._meter = _Meter(state)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from inspect import isawaitable
 from typing import Any
 
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.errors import ConfigurationError
 from perdure.model.message import ToolCall
 from perdure.model.state import AgentState
 from perdure.model.step import ToolExecution

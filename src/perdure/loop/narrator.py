@@ -63,11 +63,11 @@ class Unrecorded:
 class Narrator:
     """Makes the events of one run."""
 
-    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None) -> None:
+    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: int = 0) -> None:
         self._record = record
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
-        self._seq = 0
+        self._seq = told
         self._is_on_record = False
         self._telling = asyncio.Lock()
         self._messages: list[Message] = []
@@ -157,9 +157,7 @@ class Narrator:
     async def turn_ended(self, state: AgentState) -> None:
         step = state.last_step
         assert step is not None
-        await self._tell(
-            TurnEnd, step_id=step.id, index=state.step_count - 1, usage=step.usage, errors=step.all_errors
-        )
+        await self._tell(TurnEnd, step_id=step.id, index=state.step_count - 1, usage=step.usage, errors=step.all_errors)
 
     async def ended(self, state: AgentState) -> None:
         """The end goes on record with what is saved; a run that ends before its first call begins there too."""

@@ -12,9 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import ToolError
+from perdure.errors import AgentStop, ToolError
 from perdure.loop.guards import TimeLimitReached
-from perdure.errors import AgentStop
 from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.narrator import Narrator, Unrecordable
 from perdure.loop.results import as_json, shortened

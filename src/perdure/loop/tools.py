@@ -246,5 +246,3 @@ def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 def _brief(schema: Mapping[str, Any]) -> str:
     return msgspec.json.encode(schema).decode()[:2000]
-
-

@@ -42,7 +42,7 @@ class _Shelved:
         self.taken = 0
         self.keys: dict[str, tuple[Key, int]] = {}
         # Numbers are never used twice: a claim on an erased session is none on its successor of the same id.
-        self.epoch = number << 32
+        self.epoch = number << 20
         self.claim: Claim | None = None
         self.expires = now()
 

@@ -95,7 +95,7 @@ def create(db: apsw.Connection, write: Write) -> Live:
     db.execute("INSERT INTO log (sid) VALUES (?)", (sid,))
     log = db.last_insert_rowid()
     # A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
-    db.execute("UPDATE session SET log = ?, epoch = ? WHERE sid = ?", (log, sid << 32, sid))
+    db.execute("UPDATE session SET log = ?, epoch = ? WHERE sid = ?", (log, sid << 20, sid))
     _write_tags(db, sid, info.tags)
     return _write_version(db, write, sid, log, 0, None, _erasures(db))
 
@@ -260,9 +260,15 @@ def peek(db: apsw.Connection, session_id: str) -> tuple[int, int] | None:
     return found
 
 
+def _require_same(found: str, session_id: str) -> None:
+    """Raise CorruptRecord if the row that an index leads to is another's."""
+    if found != session_id:
+        raise CorruptRecord(session_id, "in the index of ids", f"it leads to {found!r}")
+
+
 def _require_absent(db: apsw.Connection, session_id: str) -> None:
     """Raise CorruptRecord if a session that was not found is there all the same."""
-    again = "SELECT 1 FROM session INDEXED BY session_again WHERE id = ?1 COLLATE NOCASE AND id = ?1"
+    again = "SELECT 1 FROM session INDEXED BY session_again WHERE substr(id, -4) = substr(?1, -4) AND +id = ?1"
     if _row(db, again, (str(session_id),)) is not None:
         raise CorruptRecord(session_id, "in the index of ids", "it is missing or leads elsewhere")
 
@@ -287,9 +293,10 @@ def load(
         " ON head.sid = session.sid AND head.version = coalesce(?, session.version) WHERE session.id = ?",
         (version, session_id),
     )
-    if row is None or row[6] != session_id:
+    if row is None:
         _require_absent(db, session_id)
         return None
+    _require_same(row[6], session_id)
     sid, newest, last, found, crc, body, _ = row
     if version is None and not newest == last == found:
         raise CorruptRecord(session_id, f"head {newest}", f"it should be the last one, and head {last} is")
@@ -635,9 +642,10 @@ def read_entries(
         " (SELECT id FROM session AS same WHERE same.sid = session.sid) FROM session WHERE id = ?",
         (session_id,),
     )
-    if row is None or row[4] != session_id:
+    if row is None:
         _require_absent(db, session_id)
         raise SessionNotFound(session_id)
+    _require_same(row[4], session_id)
     sid, taken, end, newest, _ = row
     if newest != end:
         raise CorruptRecord(session_id, f"{table} {end}", f"it should be the last one, and {newest} is")

@@ -62,6 +62,30 @@ class Records(Contract):
         assert [entry.run for entry in await store.read(session.id)] == ["one", "one", "two", "one", None, "two"]
 
     @in_store
+    async def test_runs_are_found_on_the_record(self, store: JournaledStore) -> None:
+        """Each run has its first and last entry, and the log that its messages stand in; they come oldest first."""
+        session = await store.create(new_session("Hello"))
+        claim, ahead = await store.claim(
+            session.id, version=1, owner="ann", messages=messages("m"), entries=entries("a", "b", run="one")
+        )
+        aside = await store.append(claim, messages=messages("x"), entries=entries("c", run="two"), log="two")
+        await store.append(claim, entries=[*entries("d", run="one"), *entries("e", run=None)])
+        first, second = await store.runs(session.id)
+        assert [(run.loop_id, run.first.kind, run.last.kind) for run in (first, second)] == [
+            ("one", "a", "d"),
+            ("two", "c", "c"),
+        ]
+        for run, appended in ((first, ahead), (second, aside)):
+            (place,) = appended.written.values()
+            assert (run.log, run.start <= place.position < run.stop) == (place.log, True)
+        assert [run.loop_id for run in await store.runs(session.id, limit=1)] == ["two"]
+        assert [run.loop_id for run in await store.runs(session.id, before=second.first.seq)] == ["one"]
+        assert [*await store.runs(session.id, run="one")] == [first]
+        assert [*await store.runs(session.id, run="three")] == []
+        with refused(SessionNotFound):
+            await store.runs("nobody")
+
+    @in_store
     async def test_bodies_survive(self, store: JournaledStore) -> None:
         """Any JSON comes back as it went in, with or without a run."""
         session = await store.create(new_session())

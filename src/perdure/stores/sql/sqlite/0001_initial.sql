@@ -29,7 +29,7 @@ CREATE TABLE session (
 ) STRICT;
 
 -- A second way to a session by its id, asked when the first finds none: a damaged page is no unknown session.
-CREATE INDEX session_again ON session (id COLLATE NOCASE);
+CREATE INDEX session_again ON session (substr(id, -4));
 CREATE INDEX session_by_agent ON session (agent, sid);
 CREATE INDEX session_by_owner ON session (owner, sid) WHERE owner IS NOT NULL;
 CREATE INDEX session_by_parent ON session (parent, sid) WHERE parent IS NOT NULL;
