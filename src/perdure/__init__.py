@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
     from perdure.loop.factory import LoopFactory as LoopFactory
     from perdure.loop.factory import UseGuards as UseGuards
+    from perdure.loop.filters import Rejected as Rejected
+    from perdure.loop.filters import Warned as Warned
     from perdure.loop.guards import BudgetGuard as BudgetGuard
     from perdure.loop.interceptors import Blocked as Blocked
     from perdure.loop.interceptors import Interceptor as Interceptor
@@ -193,6 +195,7 @@ _HOMES = {
     "loop.drivers.provider": "ProviderDriver",
     "loop.drivers.retry": "RetryingDriver",
     "loop.factory": "LoopFactory UseGuards",
+    "loop.filters": "Rejected Warned",
     "loop.guards": "BudgetGuard",
     "loop.interceptors": "Blocked Interceptor",
     "loop.response_format": "final_value schema_of",

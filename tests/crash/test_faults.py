@@ -193,7 +193,6 @@ def _last(request: Any) -> str:
     return next(message.text for message in reversed(request.messages) if message.role == "user")
 
 
-@pytest.mark.xfail(strict=True, reason="the key of a run is not on its record, so that a recovery cannot keep it")
 async def test_a_repeated_key_after_a_recovery_is_answered_with_what_was_recovered() -> None:
     """A request whose run was killed and recovered, sent again with its key, is not run again."""
     store, clock, ledger = MemoryStore(), FrozenClock(tick=0.0001), Ledger()

@@ -15,11 +15,11 @@ from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
 from perdure.model.ids import SessionId
-from perdure.model.loop_events import AnyLoopEvent, ParallelLoopStart
+from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopStart
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, Journal, JournalEntry, StoredAt
+from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
 from perdure.recording import event_of
 from perdure.runtime.runtime import SessionRuntime
 
@@ -53,12 +53,20 @@ class ResumeExecution:
             decisions=_unspent(replay.decisions),
             depth=self._depth,
             written={message.id: at for message, at in written.values()},
+            key=_key_of(events),
         )
         spawn = Spawner(session, context, replay.decisions)
         active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
         after = await run_agent(active, replay.state, self._loops, context, options, spawn)
         send_leftovers_after(context, self._loops, self._depth)
         return after
+
+
+def _key_of(events: Sequence[AnyLoopEvent]) -> Key | None:
+    """The idempotency key of the request that a run answers."""
+    keys = (event.key for event in events if isinstance(event, AgentStart) and event.key is not None)
+    found = next(keys, None)
+    return None if found is None else Key(*found)
 
 
 def _unspent(decisions: Decisions) -> Decisions:

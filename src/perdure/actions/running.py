@@ -65,7 +65,11 @@ async def run_agent(
         session_id=session.id,
         decisions=options.decisions,
         inputs=options.inputs,
-        facts={"base_version": session.version, "spawn_ref": session.info.spawn_ref},
+        facts={
+            "base_version": session.version,
+            "spawn_ref": session.info.spawn_ref,
+            "key": (options.key.name, options.key.digest) if options.key else None,
+        },
         spawn=spawn,
         told=await _last_told(session, state, context),
     )

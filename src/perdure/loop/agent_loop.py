@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.errors import AgentStop, DriverError, RetriesExhausted
+from perdure.loop.filters import InputFilter, judge
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.narrator import Narrator, Record, Unrecordable, Unrecorded
@@ -41,6 +42,7 @@ class LoopSetup(msgspec.Struct, frozen=True):
     budget: ExecutionBudget = ExecutionBudget()
     guards: tuple[Guard, ...] = ()
     interceptors: tuple[Any, ...] = ()
+    input_filters: tuple[InputFilter, ...] = ()
     events: EventHandler | None = None
     concurrency: Concurrency = "parallel"
     keep_traces: bool = True
@@ -184,8 +186,21 @@ class Run:
         await self._narrator.started()
         for message in self._inputs:
             await self._narrator.message_ended(message)
+        if self._inputs and self._setup.input_filters:
+            await self._filter_inputs()
         if not resumed:
             self.state = await self._interceptors.pass_through("before_execution", self.state)
+
+    async def _filter_inputs(self) -> None:
+        warnings, rejected = await judge(self._setup.input_filters, self._inputs)
+        for warned in warnings:
+            note = Message.system(warned.text, metadata={"is_trace": True})
+            self.state = self.state.with_messages(note)
+            await self._narrator.message_ended(note)
+        if rejected is not None:
+            await self._narrator.rejected(rejected.reason)
+            signal = StopSignal(StopReason.ERROR_FORBADE, rejected.reason, source="input_filter")
+            self.state = self.state.with_stop_signal(signal)
 
     def _restart_step(self) -> None:
         """A step that goes on after an interruption counts from now: nobody worked on it meanwhile."""

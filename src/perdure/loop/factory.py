@@ -12,6 +12,7 @@ from perdure.loop.agent_loop import AgentLoop, LoopSetup
 from perdure.loop.drivers.offline import OfflineDriver
 from perdure.loop.drivers.provider import ProviderDriver
 from perdure.loop.drivers.retry import RetryingDriver
+from perdure.loop.filters import InputFilter
 from perdure.loop.guards import BudgetGuard
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.subagents import SubagentPolicy, SubagentTool
@@ -57,6 +58,7 @@ class LoopFactory:
         subagents: Sequence[AgentDefinition] = (),
         subagent_policy: SubagentPolicy | None = None,
         interceptors: Sequence[Any] = (),
+        input_filters: Sequence[InputFilter] = (),
         events: EventHandler | None = None,
         concurrency: Concurrency = "parallel",
         keep_traces: bool = True,
@@ -74,6 +76,7 @@ class LoopFactory:
         self._model = None if model is None else ModelConfig.of(model)
         self._capabilities = dict(capabilities or {})
         self._interceptors = tuple(interceptors)
+        self._input_filters = tuple(input_filters)
         self._events = events
         self._concurrency = concurrency
         self._keep_traces = keep_traces
@@ -92,6 +95,7 @@ class LoopFactory:
             tools=self._tools_of(definition, depth),
             budget=definition.budget,
             interceptors=self._interceptors,
+            input_filters=self._input_filters,
             events=self._events,
             concurrency=self._concurrency,
             keep_traces=self._keep_traces,

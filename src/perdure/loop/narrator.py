@@ -12,6 +12,7 @@ from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
     ContinuationKind,
+    InputRejected,
     LoopConfigSnapshot,
     LoopEvent,
     MessageEnd,
@@ -68,6 +69,7 @@ class Narrator:
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
         self._seq = told
+        self._rejection: str | None = None
         self._is_on_record = False
         self._telling = asyncio.Lock()
         self._messages: list[Message] = []
@@ -115,6 +117,10 @@ class Narrator:
 
     async def started(self) -> None:
         await self._tell(AgentStart, **self._start)
+
+    async def rejected(self, reason: str) -> None:
+        self._rejection = reason
+        await self._tell(InputRejected, reason=reason)
 
     async def turn_started(self, step_id: str, index: int) -> None:
         await self._tell(TurnStart, step_id=step_id, index=index)
@@ -172,6 +178,7 @@ class Narrator:
             stop_signals=execution.continuation.stop_signals,
             usage=execution.usage,
             errors=execution.errors,
+            rejection=self._rejection,
         )
 
 

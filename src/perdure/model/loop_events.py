@@ -64,6 +64,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     base_version: int | None = None
     """The version of the session that the run set out from; until a save, the record is all there is beyond it."""
     resumed: bool = False
+    key: tuple[str, str] | None = None
+    """The idempotency key of the request that the run answers, and the request's digest."""
     group: tuple[str, ...] = ()
     """The loops that run side by side with this one, itself among them."""
     approved: Mapping[str, str] = EMPTY

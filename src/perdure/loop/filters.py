@@ -1,0 +1,39 @@
+"""Input filters: they look at what a user says before the model does, and pass it, warn of it, or reject it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+
+import msgspec
+
+from perdure.model.message import Message
+
+
+class Warned(msgspec.Struct, frozen=True):
+    """The input may pass; the model is told to beware of it."""
+
+    text: str
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """The input may not pass: the model is not called, and the run ends with this reason."""
+
+    reason: str
+
+
+Verdict = Warned | Rejected | None
+InputFilter = Callable[[Sequence[Message]], Verdict | Awaitable[Verdict]]
+
+
+async def judge(filters: Sequence[InputFilter], messages: Sequence[Message]) -> tuple[list[Warned], Rejected | None]:
+    """What filters say of an input, in their order; the first that rejects it has the last word."""
+    warnings: list[Warned] = []
+    for each in filters:
+        answer = each(messages)
+        verdict = await answer if isawaitable(answer) else answer
+        if isinstance(verdict, Rejected):
+            return warnings, verdict
+        if isinstance(verdict, Warned):
+            warnings.append(verdict)
+    return warnings, None
