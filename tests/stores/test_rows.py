@@ -91,7 +91,7 @@ def test_a_loaded_session_goes_on(data: st.DataObject) -> None:
     rows = Rows()
     session = rows.keep(data.draw(sessions()))
     versions = [session]
-    for _ in range(data.draw(st.integers(1, 3))):
+    for _ in range(data.draw(st.integers(1, 2))):
         loaded = rows.load(
             session.id, versions[-1].version, all=True, known=data.draw(st.sampled_from([None, *versions]))
         )

@@ -423,6 +423,8 @@ def _conditions(query: SessionQuery) -> tuple[list[str], list[Any]]:
     ]
     asked = [(sql, value) for sql, value in given if value is not None]
     where = [sql for sql, _ in asked]
+    if query.status not in (None, SessionStatus.ACTIVE):
+        where.append("session.status <> 'active'")  # what the index on the others says of itself
     if not query.shows_deleted:
         where.append(f"session.status <> '{SessionStatus.DELETED.value}'")
     values = [value.timestamp() if isinstance(value, datetime) else value for _, value in asked]

@@ -7,13 +7,8 @@ import asyncio
 import pytest
 
 from perdure.errors import ConfigurationError, DriverError
-from perdure.loop.drivers.retry import (
-    LONGEST_RETRY_AFTER,
-    RequestRefused,
-    RetriesExhausted,
-    RetryingDriver,
-    TransientDriverError,
-)
+from perdure.errors import RequestRefused, RetriesExhausted, TransientDriverError
+from perdure.loop.drivers.retry import LONGEST_RETRY_AFTER, RetryingDriver
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Message
 from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta

@@ -33,7 +33,8 @@ CREATE INDEX session_again ON session (substr(id, -4));
 CREATE INDEX session_by_agent ON session (agent, sid);
 CREATE INDEX session_by_owner ON session (owner, sid) WHERE owner IS NOT NULL;
 CREATE INDEX session_by_parent ON session (parent, sid) WHERE parent IS NOT NULL;
-CREATE INDEX session_by_status ON session (status, sid);
+-- Most sessions are active, and the newest of those are found without an index.
+CREATE INDEX session_by_status ON session (status, sid) WHERE status <> 'active';
 CREATE INDEX session_claimed ON session (sid) WHERE claim IS NOT NULL;
 
 CREATE TABLE tag (
