@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import apsw
 import msgspec
 
 from benchmarks.harness import Figure, interleaved, ms, rate
@@ -237,7 +236,9 @@ async def size_figures(folder: Path) -> list[Figure]:
             await saver()
         grown = (await settled_size(store, folder) - before) / 500
     size = sum(len(msgspec.json.encode(message)) for message in turn())
-    return [Figure("bytes a turn over the JSON of its messages", grown / size, 1.5, detail=f"{grown:,.0f} over {size:,}")]
+    return [
+        Figure("bytes a turn over the JSON of its messages", grown / size, 1.5, detail=f"{grown:,.0f} over {size:,}")
+    ]
 
 
 def import_seconds(statement: str) -> float:

@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from perdure.loop.interceptors import Blocked as Blocked
     from perdure.loop.interceptors import Interceptor as Interceptor
     from perdure.loop.response_format import final_value as final_value
-    from perdure.loop.response_format import schema_of as schema_of
     from perdure.loop.strategies import Branch as Branch
     from perdure.loop.strategies import Chosen as Chosen
     from perdure.loop.strategies import FewestTokens as FewestTokens
@@ -84,10 +83,10 @@ if TYPE_CHECKING:
     from perdure.model.definition import AgentDefinition as AgentDefinition
     from perdure.model.definition import ModelConfig as ModelConfig
     from perdure.model.events import SessionActionExecuted as SessionActionExecuted
-    from perdure.model.events import SessionLoadFailed as SessionLoadFailed
     from perdure.model.events import SessionLoaded as SessionLoaded
-    from perdure.model.events import SessionSaveFailed as SessionSaveFailed
+    from perdure.model.events import SessionLoadFailed as SessionLoadFailed
     from perdure.model.events import SessionSaved as SessionSaved
+    from perdure.model.events import SessionSaveFailed as SessionSaveFailed
     from perdure.model.execution import ExecutionBudget as ExecutionBudget
     from perdure.model.execution import ExecutionState as ExecutionState
     from perdure.model.execution import ExecutionStatus as ExecutionStatus
@@ -118,6 +117,7 @@ if TYPE_CHECKING:
     from perdure.model.record import ParallelGroupRecord as ParallelGroupRecord
     from perdure.model.record import SessionRecord as SessionRecord
     from perdure.model.record import Turn as Turn
+    from perdure.model.schema import schema_of as schema_of
     from perdure.model.session import AgentSession as AgentSession
     from perdure.model.session import AgentSessionInfo as AgentSessionInfo
     from perdure.model.session import SessionInfoList as SessionInfoList
@@ -198,7 +198,7 @@ _HOMES = {
     "loop.filters": "Rejected Warned",
     "loop.guards": "BudgetGuard",
     "loop.interceptors": "Blocked Interceptor",
-    "loop.response_format": "final_value schema_of",
+    "loop.response_format": "final_value",
     "loop.strategies": "Branch Chosen FewestTokens First Judge LongestAnswer",
     "loop.subagents": "SubagentPolicy",
     "loop.tool_use": "Outcome current_session",
@@ -212,6 +212,7 @@ _HOMES = {
     "ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
     "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
+    "model.schema": "schema_of",
     "model.session": "AgentSession AgentSessionInfo SessionInfoList SessionStatus",
     "model.state": "AgentContext AgentState",
     "model.step": "AgentStep AgentStepType InferenceResponse StepExecution ToolExecution",
@@ -233,7 +234,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # one list of names, not two to keep in step
+__all__ = sorted(_HOME_OF)  # one list of names, not two to keep in step
 
 
 def __getattr__(name: str) -> Any:

@@ -76,7 +76,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def encode_json(value: object, path: str = "$") -> bytes:
-    """The bytes of callers' own data, which comes back as it goes in; InvalidData, with the path, where it would not."""
+    """The bytes of callers' own data, which comes back as it goes in; InvalidData where it would not."""
     _check_json(value, path)
     raw = msgspec.json.encode(value)
     if len(raw) > MAX_BYTES:

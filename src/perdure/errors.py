@@ -234,6 +234,7 @@ class ToolError(PerdureError):
 class ConfigurationError(PerdureError):
     """Something is set up wrong: a missing dependency, an unknown name, a missing context."""
 
+
 class AgentStop(PerdureError):
     """Raised by a tool or an interceptor to end the run, with a reason: the run is stopped, not failed."""
 

@@ -82,7 +82,7 @@ async def test_resume_is_refused_while_calls_wait_for_approval() -> None:
     session = fresh()
     waiting = ExecutionState.fresh().with_pending_calls((ToolCall("refund"),))
     session = session.with_state(session.state.with_execution(waiting)).suspended()
-    with pytest.raises(IllegalStatusChange, match="refund.*ApproveToolCalls"):
+    with pytest.raises(IllegalStatusChange, match=r"refund.*ApproveToolCalls"):
         await ResumeSession().execute_on(session)
 
 

@@ -18,12 +18,14 @@ from perdure import (
     EventBus,
     ExecutionStatus,
     Interceptor,
+    LoopFactory,
     MemoryStore,
     MessageEnd,
     SendMessage,
     SessionConflict,
     SessionRuntime,
     SessionSaved,
+    SessionStage,
     SqliteStore,
     StopReason,
     StoreError,
@@ -334,3 +336,27 @@ async def test_an_interceptors_error_before_the_first_step_is_a_run_on_record() 
     session = await runtime.create(AGENT)
     after = await runtime.execute(session.id, SendMessage("Hi", loops_of([], interceptors=[Broken()])))
     assert (after.state.status, texts(after)) == (ExecutionStatus.FAILED, ["Hi"])
+
+
+async def test_cancelling_while_a_controller_works_gives_the_claim_back() -> None:
+    """A run whose caller is gone before its result is saved does not keep others out until its lease ends."""
+    reached = asyncio.Event()
+
+    class Slow:
+        async def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+            if stage is SessionStage.BEFORE_SAVE and session.version:
+                reached.set()
+                await asyncio.sleep(60)
+            return session
+
+    store = MemoryStore()
+    session = await SessionRuntime(store).create(AgentDefinition("helper"))
+    runtime = SessionRuntime(store, controller=Slow())
+    task = asyncio.create_task(
+        runtime.execute(session.id, SendMessage("Hello", LoopFactory(driver=ScriptedDriver(["Hi"]))))
+    )
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not await store.is_claimed(session.id)

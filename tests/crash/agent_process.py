@@ -1,6 +1,7 @@
 """A process that runs an agent whose tools write into a ledger, to be killed at any instant.
 
-Run as `python agent_process.py DATABASE LEDGER SESSION_ID [send|parallel]`; it prints a line before it begins and one when it is done.
+Run as `python agent_process.py DATABASE LEDGER SESSION_ID [send|parallel]`; it prints a line before it begins and
+one when it is done.
 """
 
 from __future__ import annotations

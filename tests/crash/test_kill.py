@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.crash import agent_process
 
 from perdure import AgentSession, ExecutionStatus, SessionRuntime, SqliteStore, recover
 from perdure.loop.prompt import compile_prompt
-from tests.crash import agent_process
 
 ROUNDS = 500 if os.environ.get("PERDURE_TORTURE") else 50
 SEEDS = 10

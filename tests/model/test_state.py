@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from tests.strategies import states
 
+from perdure.errors import ConfigurationError
 from perdure.model import ids
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionState, ExecutionStatus
@@ -333,3 +334,13 @@ def test_every_reachable_state_can_be_copied_and_summarised(state):
     assert (state.final_response is not None) <= state.has_final_response
     assert len(list(state.current_response)) == len(state.current_response)
     assert state.should_stop in (True, False)
+
+
+def test_a_response_format_may_be_given_as_a_type() -> None:
+    """A type becomes its JSON schema, whether given to the context or to the state."""
+    schema = {"type": "array", "items": {"type": "integer"}}
+    assert AgentContext(response_format=list[int]).response_format == schema
+    assert AgentState().with_response_format(list[int]).context.response_format == schema
+    assert AgentState().with_response_format(schema).context.response_format == schema
+    with pytest.raises(ConfigurationError):
+        AgentState().with_response_format(5)

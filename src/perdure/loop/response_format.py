@@ -1,4 +1,4 @@
-"""The form of answer a caller asks for: a type or a JSON schema, and whether an answer fits it."""
+"""Whether an answer has the form that was asked for, and the value that it stands for."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ from perdure.model.state import AgentState
 from perdure.model.value import JSON
 
 T = TypeVar("T")
-
-
-def schema_of(wanted: object) -> Mapping[str, Any] | None:
-    """A JSON schema from a type (msgspec, dataclass, TypedDict, pydantic…) or from a schema itself."""
-    if wanted is None or isinstance(wanted, Mapping):
-        return wanted
-    own = getattr(wanted, "model_json_schema", None)
-    if callable(own):
-        described: Mapping[str, Any] = own()
-        return described
-    try:
-        return msgspec.json.schema(wanted)
-    except TypeError as error:
-        raise ConfigurationError(f"{wanted!r} is neither a JSON schema nor a type that has one: {error}.") from None
 
 
 def check_response(state: AgentState) -> str | None:

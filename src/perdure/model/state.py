@@ -11,6 +11,7 @@ from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.ids import Time, new_id, now
 from perdure.model.message import Message
+from perdure.model.schema import schema_of
 from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.transcript import Transcript
@@ -29,6 +30,7 @@ class AgentContext(Value, frozen=True):
     def __post_init__(self) -> None:
         freeze(self, "metadata")
         if self.response_format is not None:
+            msgspec.structs.force_setattr(self, "response_format", schema_of(self.response_format))
             freeze(self, "response_format")
 
 
@@ -166,8 +168,9 @@ class AgentState(Value, frozen=True):
     def with_metadata(self, key: str, value: Any) -> AgentState:
         return self._with_context(metadata={**self.metadata, key: value})
 
-    def with_response_format(self, schema: Mapping[str, Any] | None) -> AgentState:
-        return self._with_context(response_format=schema)
+    def with_response_format(self, wanted: Any) -> AgentState:
+        """The form of answer to ask for: a type, a JSON schema, or None for any."""
+        return self._with_context(response_format=wanted)
 
     def with_model(self, model: ModelConfig | None) -> AgentState:
         return self._with(model=model)

@@ -17,7 +17,7 @@ class PassThroughSessionController:
 
 
 class SessionHookStack:
-    """Controllers as one: highest priority first, ties in the order they were added. A value: adding makes a new one."""
+    """Controllers as one, highest priority first, ties in the order they were added. Adding makes a new stack."""
 
     def __init__(self, hooks: tuple[tuple[int, SessionController], ...] = ()) -> None:
         self._hooks = hooks
@@ -44,7 +44,7 @@ async def pass_stage(controller: SessionController, stage: SessionStage, session
     passed = await answer if isawaitable(answer) else answer
     if not isinstance(passed, AgentSession) or passed.id != session.id or passed.version != session.version:
         raise ConfigurationError(
-            f"{type(controller).__name__}.on_stage({stage.value}) must return the session it was given, changed or not; "
-            f"it returned {type(passed).__name__}."
+            f"{type(controller).__name__}.on_stage({stage.value}) must return the session it was given, changed or "
+            f"not; it returned {type(passed).__name__}."
         )
     return passed

@@ -32,11 +32,11 @@ from perdure.protocols import (
     SessionStage,
     SessionStore,
 )
+from perdure.recording import see_through
 from perdure.runtime.bus import EventBus
 from perdure.runtime.history import read_events, read_loop, read_record
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
 from perdure.runtime.repository import SessionFactory, SessionRepository
-
 
 OnConflict = Literal["raise", "retry", "fork"]
 _MOST_ATTEMPTS = 10
@@ -56,7 +56,7 @@ class SessionRuntime:
         controller = controller or PassThroughSessionController()
         SessionHookStack.empty().with_hook(controller)
         self._controller = controller
-        self._events = events or EventBus()
+        self._events = EventBus() if events is None else events
         self._factory = SessionFactory()
 
     @property
@@ -92,7 +92,9 @@ class SessionRuntime:
         keep what the action has made as a fork (fork).
         """
         if on_conflict not in get_args(OnConflict):
-            raise InvalidData("$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}")
+            raise InvalidData(
+                "$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}"
+            )
         if not callable(getattr(action, "execute_on", None)):
             raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
         for attempt in range(1, _MOST_ATTEMPTS + 1):
@@ -137,10 +139,10 @@ class SessionRuntime:
             async with self._saving(after) as saving:
                 kept = saving.kept = await self._repository.save(after, context.saving)
                 kept = await self._pass(SessionStage.AFTER_SAVE, kept)
-        except Exception as error:
+        except BaseException as error:
             # The run's work is on record; its claim must not keep others out until it lapses.
             if context.saving is not None and context.journal is not None:
-                await context.journal.release(context.saving.claim)
+                await see_through(context.journal.release(context.saving.claim))
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
                 return await self._keep_as_fork(after, context)
             raise

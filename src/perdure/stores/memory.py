@@ -69,11 +69,11 @@ class MemoryStore:
     async def __aexit__(self, *_: object) -> None:
         return None
 
-    async def create(
-        self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN
-    ) -> AgentSession:
+    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         if session.version != 0:
-            raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
+            raise InvalidData(
+                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
+            )
         found = self._sessions.get(session.id)
         if found is not None:
             raise SessionConflict(session.id, 0, found.info.version)
@@ -112,9 +112,7 @@ class MemoryStore:
         shelved.claim = None
         return kept
 
-    def _settled(
-        self, shelved: _Shelved, session: AgentSession, written: Mapping[str, StoredAt]
-    ) -> AgentSession:
+    def _settled(self, shelved: _Shelved, session: AgentSession, written: Mapping[str, StoredAt]) -> AgentSession:
         placement = Placement(session, self._origin, written)
         ref = self._log(shelved, "")
         log = self._logs.get(ref.key, [])

@@ -95,7 +95,7 @@ def _steps(execution: ExecutionState | None) -> Iterator[AgentStep]:
 
 
 def is_at_hand(session: AgentSession) -> bool:
-    """Whether all that a load would have read is in memory: what the view shows, and what the last run's steps put out."""
+    """Whether all that a load would read is in memory: what the view shows, and what the last run put out."""
     shown = [session.state.transcript, *(step.output_messages for step in _steps(session.state.execution))]
     return all(span.tape.items is not None for transcript in shown for span in transcript.spans())
 

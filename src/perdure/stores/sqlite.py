@@ -35,7 +35,7 @@ from perdure.protocols import (
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores.claims import Holder
 from perdure.stores.live import LRU, Live
-from perdure.stores.rows import Placement, Shelf, consolidate, operation_id, is_at_hand
+from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, operation_id
 from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.worker import FileLock, Worker, WritingWorker, as_store_error
@@ -76,12 +76,14 @@ class SqliteStore:
         self._open.check_process()
         return self._open
 
-    async def create(
-        self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN
-    ) -> AgentSession:
+    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         if session.version != 0:
-            raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
-        write = jobs.Write(session, Placement(session, self._db.origin, written), now(), operation_id(), self._db.origin)
+            raise InvalidData(
+                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
+            )
+        write = jobs.Write(
+            session, Placement(session, self._db.origin, written), now(), operation_id(), self._db.origin
+        )
         return await self._commit(partial(jobs.create, write=write))
 
     async def save(

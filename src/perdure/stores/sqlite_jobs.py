@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import islice
-from itertools import pairwise, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import Any
 from zlib import crc32
 
@@ -112,7 +111,8 @@ _CAS_CLAIMED = _CAS.format(claim="claim IS NOT NULL AND epoch = ?")
 
 def save(db: apsw.Connection, write: Write) -> Live:
     info, claim = write.session.info, write.claim
-    row = _row(db, 
+    row = _row(
+        db,
         _CAS_FREE if claim is None else _CAS_CLAIMED,
         (
             info.status.value,
@@ -502,9 +502,7 @@ def claim(
     rows: Sequence[tuple[str, bytes]],
     entries: Sequence[tuple[Entry, bytes]],
 ) -> tuple[Claim, Appended]:
-    row = _row(db, 
-        "SELECT version, epoch, claim, expires FROM session WHERE id = ?", (str(session_id),)
-    )
+    row = _row(db, "SELECT version, epoch, claim, expires FROM session WHERE id = ?", (str(session_id),))
     if row is None:
         raise SessionNotFound(session_id)
     found, epoch, held, expires = row
@@ -530,7 +528,8 @@ def append(
     entries: Sequence[tuple[Entry, bytes]],
     taken: int = 0,
 ) -> Appended:
-    row = _row(db, 
+    row = _row(
+        db,
         "UPDATE session SET expires = ?, msg_end = msg_end + ?, evt_end = evt_end + ?, taken = max(taken, ?)"
         " WHERE id = ? AND epoch = ? AND claim IS NOT NULL RETURNING sid, log, msg_end, evt_end",
         (at + claim.lease, 0 if log_name else len(rows), len(entries), taken, str(claim.session_id), claim.epoch),
@@ -618,9 +617,7 @@ def release(db: apsw.Connection, claim: Claim) -> None:
 
 
 def post(db: apsw.Connection, session_id: str, entry: tuple[Entry, bytes]) -> int:
-    row = _row(db, 
-        "UPDATE session SET inbox_end = inbox_end + 1 WHERE id = ? RETURNING sid, inbox_end", (session_id,)
-    )
+    row = _row(db, "UPDATE session SET inbox_end = inbox_end + 1 WHERE id = ? RETURNING sid, inbox_end", (session_id,))
     if row is None:
         raise SessionNotFound(session_id)
     sid, seq = row

@@ -69,7 +69,9 @@ def _set(connection: apsw.Connection, pragma: str, value: str | int) -> None:
     connection.execute(f"PRAGMA {pragma} = {value}").fetchall()
     found = connection.execute(f"PRAGMA {pragma}").fetchall()
     if found != [(value,)]:
-        raise StoreError(f"SQLite would not set {pragma} to {value} (it is {found}). This file system may not support it.")
+        raise StoreError(
+            f"SQLite would not set {pragma} to {value} (it is {found}). This file system may not support it."
+        )
 
 
 def migrate(connection: apsw.Connection) -> None:

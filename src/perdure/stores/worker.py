@@ -74,7 +74,9 @@ class Worker:
         A job that is to run `alone` is given the connection outside of any transaction.
         """
         if self._closed:
-            raise StoreError("This store is closed. Open it with `async with`, and keep the block open while it is used.")
+            raise StoreError(
+                "This store is closed. Open it with `async with`, and keep the block open while it is used."
+            )
         if self._pid != os.getpid():
             raise StoreError("This store was opened in another process. Open one of your own after the fork.")
         request = _Request(job, finish, asyncio.get_running_loop(), alone=alone)
@@ -190,7 +192,9 @@ class WritingWorker(Worker):
         failure = as_store_error(error)
         if isinstance(error, apsw.IOError):
             # After a failed fsync the kernel may have dropped what was to be written: no later success can be trusted.
-            self._broken = StoreError(f"This store failed to write ({error}) and refuses more. Check the disk, then reopen it.")
+            self._broken = StoreError(
+                f"This store failed to write ({error}) and refuses more. Check the disk, then reopen it."
+            )
             failure = self._broken
         for request in batch:
             request.error = request.error or failure

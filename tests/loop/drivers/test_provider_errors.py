@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import ConfigurationError, DriverError
-from perdure.errors import ContextTooLong, RequestRefused, TransientDriverError
+from perdure.errors import ConfigurationError, ContextTooLong, DriverError, RequestRefused, TransientDriverError
 from perdure.loop.drivers.retry import RetryingDriver
 from perdure.model.definition import ModelConfig
 from perdure.protocols import Delta, ModelRequest

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from perdure.errors import ConfigurationError, DriverError
-from perdure.errors import RequestRefused, RetriesExhausted, TransientDriverError
+from perdure.errors import ConfigurationError, DriverError, RequestRefused, RetriesExhausted, TransientDriverError
 from perdure.loop.drivers.retry import LONGEST_RETRY_AFTER, RetryingDriver
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Message

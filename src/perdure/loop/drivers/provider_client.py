@@ -24,10 +24,9 @@ from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, TransientDriverError
 from perdure.loop.drivers.provider_errors import FAILURES, driver_error, not_set_up, unset
 from perdure.loop.drivers.provider_messages import CallIds, Deltas, Origin, from_pydantic, to_pydantic, usage_of
-from perdure.errors import TransientDriverError
 from perdure.model.definition import ModelConfig
 from perdure.model.step import InferenceResponse
 from perdure.protocols import ModelReply, ModelRequest, OnDelta, ToolSpec

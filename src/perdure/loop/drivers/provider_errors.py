@@ -10,8 +10,7 @@ from typing import Any
 from pydantic_ai.exceptions import AgentRunError, ModelHTTPError, UserError
 from pydantic_ai.models import Model
 
-from perdure.errors import ConfigurationError, PerdureError
-from perdure.errors import ContextTooLong, RequestRefused, TransientDriverError
+from perdure.errors import ConfigurationError, ContextTooLong, PerdureError, RequestRefused, TransientDriverError
 from perdure.model.definition import ModelConfig
 from perdure.model.value import clean_text
 
