@@ -229,7 +229,8 @@ _HOMES = {
     "runtime.runtime": "SessionRuntime",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
-    "stores.records": "FileRecordStore delete_session list_session_ids load_session load_sessions_for_agent save_session",
+    "stores.records": "FileRecordStore delete_session list_session_ids load_session load_sessions_for_agent "
+    "save_session",
     "stores.sqlite": "SqliteStore",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

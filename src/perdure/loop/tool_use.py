@@ -128,7 +128,8 @@ class ToolUse:
 
     def _gate(self, call: ToolCall, tool: Tool) -> _Ready | _Waits | ToolExecution:
         arguments = tool.check(call.arguments)
-        approved = self._decisions.approved.get(call.id) == call_hash(call)
+        digest = self._decisions.approved.get(call.id)
+        approved = digest is not None and digest == call_hash(call)
         if call.id in self._decisions.unknown and not approved:
             if tool.on_unknown == "error":
                 return _refused(

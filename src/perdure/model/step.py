@@ -79,7 +79,8 @@ class AgentStep(Value, frozen=True):
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that the model asked for in this step."""
-        return tuple(call for message in self.output_messages for call in message.tool_calls)
+        calls = [part for message in self.output_messages for part in message.parts if isinstance(part, ToolCall)]
+        return tuple(calls)
 
     @property
     def all_errors(self) -> tuple[ErrorRecord, ...]:

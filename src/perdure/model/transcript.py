@@ -144,6 +144,10 @@ class Transcript(Sequence[Message]):
         place = index + self._length if index < 0 else index
         if not 0 <= place < self._length:
             raise IndexError(f"message {index} of a transcript of {self._length}")
+        last = self.pieces[-1]
+        if isinstance(last, Span) and place >= self._length - len(last):  # what most look at is near the end
+            position = last.stop - (self._length - place)
+            return last.tape.read(position, position + 1)[0]
         for span in self.spans():
             if place < len(span):
                 return span.cut(place, place + 1).messages()[0]
