@@ -35,7 +35,13 @@ EMPTY = FrozenDict()
 
 
 class Value(
-    msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True, kw_only=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    gc=False,  # frozen values form no cycles, and a collector that visits every message of every session is slow
 ):
     """A frozen value with a place for fields it does not know, which the codec puts back where they stood."""
 

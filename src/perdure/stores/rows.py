@@ -136,6 +136,8 @@ class Placement:
         if not self._places:
             return self._session
         home = Tape(self.new_messages, log, start)
+        if self._is_one_turn():
+            return self._with_turn(Span(home, start, home.end))
         spans: dict[Slot, Span] = {}
         for slot, place in self._places.items():
             if place is None:
@@ -146,6 +148,18 @@ class Placement:
                 spans[slot] = Span(Tape(message, place.log, place.position), place.position, place.position + 1)
         state = map_transcripts(self._session.state, lambda transcript: self._settled(transcript, spans))
         return replace(self._session, state=state)
+
+    def _is_one_turn(self) -> bool:
+        """Whether all that is new stands in the last piece of the transcript, as it does after most actions."""
+        *others, last = self._session.state.transcript.pieces
+        if self._session.state.execution is not None or not len(last) == len(self.new) == len(self._places):
+            return False
+        return isinstance(last, Span) and all(isinstance(piece, Span) and self._is_stored(piece) for piece in others)
+
+    def _with_turn(self, turn: Span) -> AgentSession:
+        state = self._session.state
+        transcript = Transcript((*state.transcript.pieces[:-1], turn))
+        return replace(self._session, state=replace(state, context=replace(state.context, transcript=transcript)))
 
     def _settled(self, transcript: Transcript, spans: Mapping[Slot, Span]) -> Transcript:
         return Transcript(self._settled_pieces(transcript.pieces, spans))
@@ -232,16 +246,19 @@ def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
             hashed[name] = by_hash(raw)
         else:
             parts[name] = msgspec.Raw(raw)
-    head = Head(
-        info=session.info,
-        definition=by_hash(encode_definition(session.definition)),
-        state=msgspec.Raw(codec.encode(_slim(session.state), _stored_name)),
-        op=op,
-        parts=parts,
-        hashed=hashed,
-        unknown=session.unknown,
-    )
-    return codec.encode(head), values
+    if session.unknown:
+        codec.encode_json(session.unknown)
+    head = {
+        **session.unknown,
+        "info": msgspec.Raw(codec.encode(session.info)),
+        "definition": by_hash(encode_definition(session.definition)),
+        "state": msgspec.Raw(codec.encode(_slim(session.state), _stored_name)),
+        "op": op,
+        **({"parts": parts} if parts else {}),
+        **({"hashed": hashed} if hashed else {}),
+    }
+    # What stands in it has been checked part by part; a `Head` is what it is read as.
+    return codec.join(head), values
 
 
 _definitions: LRU[int, tuple[AgentDefinition, bytes]] = LRU(256)

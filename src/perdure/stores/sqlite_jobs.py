@@ -12,7 +12,6 @@ import apsw
 import msgspec
 
 from perdure import codec
-from perdure.codec import decode_message
 from perdure.errors import (
     ClaimLost,
     CorruptRecord,
@@ -207,7 +206,8 @@ def _write_version(
 
 def _write_messages(db: apsw.Connection, log: int, start: int, rows: Sequence[bytes]) -> None:
     if rows:
-        numbered = [(log, pos, checksum(body, log, pos), body) for pos, body in enumerate(rows, start)]
+        sums = map(crc32, rows, count(seed_of(log) + start))
+        numbered = zip(repeat(log), count(start), sums, rows, strict=False)
         db.executemany("INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)", numbered)
 
 
@@ -332,16 +332,16 @@ def read_messages(db: apsw.Connection, session_id: str | None, log: int, start: 
 
 
 # Enough to look at them all at once, which is quicker than one by one; few enough to stay in the processor's cache.
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE = 128
 
 
 def _decoded(session_id: str | None, log: int, start: int, rows: Sequence[Any]) -> list[Message]:
-    seed = seed_of(log)
-    found = [(pos, crc32(body, (seed + pos) & 0xFFFFFFFF)) for pos, _, body in rows]
-    if found != [(pos, crc) for pos, (_, crc, _) in enumerate(rows, start)]:
+    positions, sums, bodies = zip(*rows, strict=True)
+    stop, seed = start + len(rows), seed_of(log)
+    if positions != tuple(range(start, stop)) or sums != tuple(map(crc32, bodies, range(seed + start, seed + stop))):
         raise _damage(session_id, log, start, rows)
     try:
-        return [decode_message(body) for _, _, body in rows]
+        return codec.decode_messages(bodies)
     except InvalidData as error:
         raise CorruptRecord(session_id, f"a message from {start} on in log {log}", str(error)) from None
 

@@ -59,7 +59,8 @@ class Worker:
 
     def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
         self._connect = connect
-        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Request] | None] = queue.SimpleQueue()
+        self._gathering: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._pid = os.getpid()
         self._closed = False
@@ -79,14 +80,28 @@ class Worker:
             )
         if self._pid != os.getpid():
             raise StoreError("This store was opened in another process. Open one of your own after the fork.")
-        request = _Request(job, finish, asyncio.get_running_loop(), alone=alone)
-        self._queue.put(request)
+        loop = asyncio.get_running_loop()
+        request = _Request(job, finish, loop, alone=alone)
+        gathered = self._gathering.get(loop)
+        if gathered is None:
+            self._gathering[loop] = [request]
+            loop.call_soon(self._hand_over, loop)
+        else:
+            gathered.append(request)
         return await request.future
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand over what the tasks of a loop have asked for in one turn of it.
+
+        Handed over one by one, the first would wake the thread, which would then wrestle with the loop for the GIL.
+        """
+        self._queue.put(self._gathering.pop(loop))
 
     async def close(self) -> None:
         """Carry out what is waiting, then end the thread."""
         if not self._closed:
             self._closed = True
+            await asyncio.sleep(0)  # what was gathered in this turn of the loop is handed over first
             self._queue.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
@@ -112,21 +127,22 @@ class Worker:
 
     def _next_batch(self) -> tuple[list[_Request], bool]:
         batch: list[_Request] = []
-        request = self._queue.get()
-        while request is not None:
-            batch.append(request)
-            if len(batch) == MOST_PER_COMMIT:
+        requests = self._queue.get()
+        while requests is not None:
+            batch += requests
+            if len(batch) >= MOST_PER_COMMIT:
                 return batch, True
             try:
-                request = self._queue.get_nowait()
+                requests = self._queue.get_nowait()
             except queue.Empty:
                 return batch, True
         return batch, False
 
     def _refuse_all(self) -> None:
-        while (request := self._queue.get()) is not None:
-            request.error = self._broken
-            _deliver([request])
+        while (requests := self._queue.get()) is not None:
+            for request in requests:
+                request.error = self._broken
+            _deliver(requests)
 
     def _carry_out(self, connection: apsw.Connection, batch: list[_Request]) -> None:
         for request in batch:
