@@ -95,18 +95,21 @@ class Narrator:
         }
 
     async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
+        if self._events is None:
+            self._note(event_type, facts)
+            return
         async with self._telling:  # tools that run at once tell at once, and a listener may take its time
-            await self._tell_next(event_type, **facts)
+            await self._events.emit(self._note(event_type, facts))
 
-    async def _tell_next(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
+    def _note(self, event_type: type[LoopEvent], facts: Mapping[str, Any]) -> LoopEvent:
+        """The next event, on record."""
         self._seq += 1
         event = event_type(seq=self._seq, **self._common, **facts)
         try:
             self._record.put(event)
         except Exception as error:
             raise Unrecordable(error) from error
-        if self._events is not None:
-            await self._events.emit(event)
+        return event
 
     async def barrier(self) -> None:
         try:
@@ -157,8 +160,12 @@ class Narrator:
         """An outcome, and the message that tells the model of it: nothing comes between the two."""
         async with self._telling:
             self._messages.append(message)
-            await self._tell_next(ToolExecutionEnd, execution=execution, step_id=step_id, child=child)
-            await self._tell_next(MessageEnd, message=message)
+            # Both on record before either is told: a barrier that comes between must not part them.
+            ended = self._note(ToolExecutionEnd, {"execution": execution, "step_id": step_id, "child": child})
+            said = self._note(MessageEnd, {"message": message})
+            if self._events is not None:
+                await self._events.emit(ended)
+                await self._events.emit(said)
 
     async def turn_ended(self, state: AgentState) -> None:
         step = state.last_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import islice, pairwise, zip_longest
+from itertools import count, islice, pairwise, repeat, zip_longest
 from typing import Any
 from zlib import crc32
 
