@@ -151,10 +151,12 @@ class Placement:
 
     def _is_one_turn(self) -> bool:
         """Whether all that is new stands in the last piece of the transcript, as it does after most actions."""
-        *others, last = self._session.state.transcript.pieces
-        if self._session.state.execution is not None or not len(last) == len(self.new) == len(self._places):
+        pieces = self._session.state.transcript.pieces
+        if self._session.state.execution is not None or not pieces or not isinstance(pieces[-1], Span):
             return False
-        return isinstance(last, Span) and all(isinstance(piece, Span) and self._is_stored(piece) for piece in others)
+        if not len(pieces[-1]) == len(self.new) == len(self._places):
+            return False
+        return all(isinstance(piece, Span) and self._is_stored(piece) for piece in pieces[:-1])
 
     def _with_turn(self, turn: Span) -> AgentSession:
         state = self._session.state
