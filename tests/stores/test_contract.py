@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from perdure.stores.file import FileStore
-
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing import JournalContract, StoreContract

@@ -33,6 +33,8 @@ from perdure.protocols import (
     StoredAt,
 )
 from perdure.stores import sqlite_jobs as jobs
+from perdure.stores import sqlite_journal as journal
+from perdure.stores import sqlite_tables as tables
 from perdure.stores.claims import Holder
 from perdure.stores.live import LRU, Live
 from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, operation_id
@@ -104,7 +106,7 @@ class SqliteStore:
             self._db.origin,
             self._known(session),
             claim,
-            jobs.prepare_entries(entries),
+            tables.prepare_entries(entries),
             taken,
             key,
         )
@@ -130,7 +132,7 @@ class SqliteStore:
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
-        if version is not None and not 0 < version <= jobs.LAST:
+        if version is not None and not 0 < version <= tables.LAST:
             return None
         live = self._live.recall(key)
         newest = live is not None and version in (None, live.session.version) and self._is_current(key, live)
@@ -188,7 +190,7 @@ class SqliteStore:
         entries: Sequence[Entry] = (),
     ) -> tuple[Claim, Appended]:
         job = partial(
-            jobs.claim,
+            journal.claim,
             session_id=SessionId(session_id),
             version=version,
             holder=Holder.here(owner),
@@ -196,16 +198,16 @@ class SqliteStore:
             at=now().timestamp(),
             origin=self._db.origin,
             rows=_encoded(messages),
-            entries=jobs.prepare_entries(entries),
+            entries=tables.prepare_entries(entries),
         )
         taken: tuple[Claim, Appended] = await self._db.writer.run(job)
         return taken
 
     async def heartbeat(self, claim: Claim) -> None:
-        await self._db.writer.run(partial(jobs.heartbeat, claim=claim, at=now().timestamp()))
+        await self._db.writer.run(partial(journal.heartbeat, claim=claim, at=now().timestamp()))
 
     async def release(self, claim: Claim) -> None:
-        await self._db.writer.run(partial(jobs.release, claim=claim))
+        await self._db.writer.run(partial(journal.release, claim=claim))
 
     async def append(
         self,
@@ -217,13 +219,13 @@ class SqliteStore:
         taken: int = 0,
     ) -> Appended:
         job = partial(
-            jobs.append,
+            journal.append,
             claim=claim,
             at=now().timestamp(),
             origin=self._db.origin,
             log_name=log,
             rows=_encoded(messages),
-            entries=jobs.prepare_entries(entries),
+            entries=tables.prepare_entries(entries),
             taken=taken,
         )
         appended: Appended = await self._db.writer.run(job)
@@ -240,7 +242,7 @@ class SqliteStore:
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
         job = partial(
-            jobs.read_entries,
+            journal.read_entries,
             session_id=SessionId(session_id),
             table="inbox" if inbox else "event",
             after=after,
@@ -255,17 +257,17 @@ class SqliteStore:
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
         key = SessionId(session_id)
-        job = partial(jobs.runs, session_id=key, origin=self._db.origin, limit=limit, before=before, run=run)
+        job = partial(journal.runs, session_id=key, origin=self._db.origin, limit=limit, before=before, run=run)
         found: Sequence[RunOnRecord] = await self._db.reader.run(job)
         return found
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
-        job = partial(jobs.log_of, session_id=SessionId(session_id), name=name, origin=self._db.origin)
+        job = partial(journal.log_of, session_id=SessionId(session_id), name=name, origin=self._db.origin)
         found: tuple[LogRef, int] = await self._db.reader.run(job)
         return found
 
     async def lapsed(self) -> Sequence[SessionId]:
-        found: Sequence[SessionId] = await self._db.reader.run(partial(jobs.lapsed, at=now().timestamp()))
+        found: Sequence[SessionId] = await self._db.reader.run(partial(journal.lapsed, at=now().timestamp()))
         return found
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
@@ -277,18 +279,18 @@ class SqliteStore:
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
         found: tuple[Key, int] | None = await self._db.reader.run(
-            partial(jobs.find_key, session_id=SessionId(session_id), name=name)
+            partial(journal.find_key, session_id=SessionId(session_id), name=name)
         )
         return found
 
     async def is_claimed(self, session_id: str) -> bool:
-        job = partial(jobs.is_claimed, session_id=SessionId(session_id), at=now().timestamp())
+        job = partial(journal.is_claimed, session_id=SessionId(session_id), at=now().timestamp())
         claimed: bool = await self._db.reader.run(job)
         return claimed
 
     async def post(self, session_id: str, entry: Entry) -> int:
-        (prepared,) = jobs.prepare_entries([entry])
-        seq: int = await self._db.writer.run(partial(jobs.post, session_id=SessionId(session_id), entry=prepared))
+        (prepared,) = tables.prepare_entries([entry])
+        seq: int = await self._db.writer.run(partial(journal.post, session_id=SessionId(session_id), entry=prepared))
         return seq
 
 
@@ -300,7 +302,7 @@ class _Open:
         self._path = path
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
-        self.origin = str(self._look(partial(jobs.meta, key="uid")))
+        self.origin = str(self._look(partial(tables.meta, key="uid")))
         self._lock = FileLock(lock_path(path))
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
         self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
@@ -327,7 +329,7 @@ class _Open:
         return found
 
     def erasures(self) -> int:
-        return int(self._look(partial(jobs.meta, key="erasures")))
+        return int(self._look(partial(tables.meta, key="erasures")))
 
     def _look(self, job: Callable[[apsw.Connection], Any]) -> Any:
         try:

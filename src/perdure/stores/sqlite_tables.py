@@ -1,0 +1,171 @@
+"""What the jobs of the SQLite store share: rows read and written, each with its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count, islice, repeat
+from typing import Any
+from zlib import crc32
+
+import apsw
+import msgspec
+
+from perdure import codec
+from perdure.errors import (
+    CorruptRecord,
+    InvalidData,
+    SessionBusy,
+)
+from perdure.model.message import Message
+from perdure.protocols import Entry
+from perdure.stores.claims import Holder
+from perdure.stores.rows import (
+    checksum,
+    seed_of,
+)
+
+
+def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
+    """Entries with their bytes; InvalidData before anything is written."""
+    prepared = []
+    for entry in entries:
+        codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
+        prepared.append((entry, codec.encode_json(entry.body, f"$.{entry.kind}")))
+    return prepared
+
+
+def holder_of(session_id: str, raw: bytes) -> Holder:
+    try:
+        return msgspec.json.decode(raw, type=Holder)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(session_id, "claim", str(error)) from None
+
+
+def require_gone(session_id: str, raw: bytes) -> None:
+    holder = holder_of(session_id, raw)
+    if not holder.is_gone:
+        raise SessionBusy(session_id, holder.owner)
+
+
+def write_messages(db: apsw.Connection, log: int, start: int, rows: Sequence[bytes]) -> None:
+    if rows:
+        sums = map(crc32, rows, count(seed_of(log) + start))
+        numbered = zip(repeat(log), count(start), sums, rows, strict=False)
+        db.executemany("INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)", numbered)
+
+
+def meta(db: apsw.Connection, key: str) -> Any:
+    """Something that the file says of itself."""
+    found = first_row(db, "SELECT value FROM meta WHERE key = ?", (key,))
+    if found is None:
+        raise CorruptRecord(None, f"meta {key}", "it is missing")
+    return found[0]
+
+
+def first_row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> Any:
+    """The first row, or None."""
+    return db.execute(sql, bindings).fetchone()
+
+
+def rows_of(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
+    return db.execute(sql, bindings).fetchall()
+
+
+LAST = 2**63 - 1
+
+
+def read_messages(db: apsw.Connection, session_id: str | None, log: int, start: int, stop: int) -> list[Message]:
+    cursor = db.execute(
+        "SELECT pos, crc, body FROM msg WHERE log = ? AND pos >= ? AND pos < ? ORDER BY pos", (log, start, stop)
+    )
+    messages: list[Message] = []
+    while rows := list(islice(cursor, _ROWS_AT_ONCE)):
+        messages += _decoded(session_id, log, start + len(messages), rows)
+    if len(messages) != stop - start:
+        raise CorruptRecord(session_id, f"message {start + len(messages)} of log {log}", "it is missing")
+    return messages
+
+
+# Enough to look at them all at once, which is quicker than one by one; few enough to stay in the processor's cache.
+_ROWS_AT_ONCE = 128
+
+
+def _decoded(session_id: str | None, log: int, start: int, rows: Sequence[Any]) -> list[Message]:
+    positions, sums, bodies = zip(*rows, strict=True)
+    stop, seed = start + len(rows), seed_of(log)
+    if positions != tuple(range(start, stop)) or sums != tuple(map(crc32, bodies, range(seed + start, seed + stop))):
+        raise _damage(session_id, log, start, rows)
+    try:
+        return codec.decode_messages(bodies)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, f"a message from {start} on in log {log}", str(error)) from None
+
+
+def _damage(session_id: str | None, log: int, start: int, rows: Sequence[Any]) -> CorruptRecord:
+    """What is wrong with the first row that is not what it should be."""
+    for expected, (pos, crc, body) in enumerate(rows, start):
+        if pos != expected:
+            return CorruptRecord(session_id, f"message {expected} of log {log}", "it is missing")
+        if checksum(body, log, pos) != crc:
+            return CorruptRecord(session_id, f"message {pos} of log {log}", "its checksum does not match")
+    raise AssertionError("it is called where something is wrong")
+
+
+def write_entries(
+    db: apsw.Connection,
+    table: str,
+    sid: int,
+    after: int,
+    entries: Sequence[tuple[Entry, bytes]],
+    stretch: tuple[int, int, int] = (0, 0, 0),
+) -> None:
+    if entries:
+        runs = _write_runs(db, sid, after, entries, stretch) if table == "event" else {}
+        numbered = [
+            (
+                sid,
+                seq,
+                runs.get(entry.run, entry.run),
+                entry.kind,
+                entry_checksum(sid, seq, entry.run, entry.kind, body),
+                body,
+            )
+            for seq, (entry, body) in enumerate(entries, after + 1)
+        ]
+        db.executemany(f"INSERT INTO {table} (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", numbered)
+
+
+def _write_runs(
+    db: apsw.Connection,
+    sid: int,
+    after: int,
+    entries: Sequence[tuple[Entry, bytes]],
+    stretch: tuple[int, int, int],
+) -> dict[str | None, int]:
+    """The numbers of the runs that entries belong to, by their loops' ids; each run notes how far it goes."""
+    reach: dict[str, tuple[int, int]] = {}
+    for seq, (entry, _) in enumerate(entries, after + 1):
+        if entry.run is not None:
+            reach[entry.run] = (reach.get(entry.run, (seq, seq))[0], seq)
+    upsert = (
+        "INSERT INTO run (sid, loop, first_seq, last_seq, log, first_pos, end_pos) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (sid, loop) DO UPDATE SET last_seq = excluded.last_seq, end_pos = excluded.end_pos RETURNING run"
+    )
+    return {loop: first_row(db, upsert, (sid, loop, first, last, *stretch))[0] for loop, (first, last) in reach.items()}
+
+
+def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) -> int:
+    return checksum(body, sid, seq, checksum(f"{run}/{kind}".encode()))
+
+
+def require_same(found: str, session_id: str) -> None:
+    """Raise CorruptRecord if the row that an index leads to is another's."""
+    if found != session_id:
+        raise CorruptRecord(session_id, "in the index of ids", f"it leads to {found!r}")
+
+
+def require_absent(db: apsw.Connection, session_id: str) -> None:
+    """Raise CorruptRecord if a session that was not found is there all the same."""
+    again = "SELECT 1 FROM session INDEXED BY session_again WHERE substr(id, -4) = substr(?1, -4) AND +id = ?1"
+    if first_row(db, again, (str(session_id),)) is not None:
+        raise CorruptRecord(session_id, "in the index of ids", "it is missing or leads elsewhere")
