@@ -332,7 +332,8 @@ class Run:
 
     def put_pending(self, calls: Sequence[Any]) -> None:
         assert self.state.execution is not None
-        self.state = self.state.with_execution(self.state.execution.with_pending_calls(tuple(calls)))
+        if calls or self.state.execution.pending_calls:
+            self.state = self.state.with_execution(self.state.execution.with_pending_calls(tuple(calls)))
 
     async def _end(self, ended_by: BaseException | None) -> None:
         try:

@@ -66,13 +66,16 @@ class TimeLimit:
         self._timeout = asyncio.timeout(self._left[0] if self._left else None)
 
     async def __aenter__(self) -> None:
-        if self._left is not None and self._left[0] <= 0:
+        if self._left is None:
+            return
+        if self._left[0] <= 0:
             raise TimeLimitReached(self._left[1])
         await self._timeout.__aenter__()
 
     async def __aexit__(self, *raised: Any) -> None:
+        if self._left is None:
+            return
         try:
             await self._timeout.__aexit__(*raised)
         except TimeoutError:
-            assert self._left is not None
             raise TimeLimitReached(self._left[1]) from None
