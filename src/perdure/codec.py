@@ -205,22 +205,22 @@ def _check_json(value: object, path: str, depth: int = 0, plain: tuple[type, ...
         _find_fault(value, path, depth, plain)
 
 
-def _is_sound(value: object, depth: int) -> bool:
+def _is_sound(value: Any, depth: int) -> bool:
     """Whether data is surely JSON. Quick, since nearly all is; what is doubtful gets a closer look, with its path."""
     kind = type(value)
     if kind is str:
-        return _is_whole(value)  # type: ignore[arg-type]  # mypy does not narrow by `type(…) is`
+        return _is_whole(value)
     if value is None or kind is bool:
         return True
     if kind is int:
-        return -(2**63) <= value < 2**64  # type: ignore[operator]
+        return bool(-(2**63) <= value < 2**64)
     if kind is float:
-        return math.isfinite(value)  # type: ignore[arg-type]
+        return math.isfinite(value)
     if depth >= MAX_DEPTH:
         return False
     if kind is FrozenDict or kind is dict:
-        return all(type(key) is str and _is_whole(key) and _is_sound(item, depth + 1) for key, item in value.items())  # type: ignore[attr-defined]
-    return kind in (list, tuple) and all(_is_sound(item, depth + 1) for item in value)  # type: ignore[attr-defined]
+        return all(type(key) is str and _is_whole(key) and _is_sound(item, depth + 1) for key, item in value.items())
+    return kind in (list, tuple) and all(_is_sound(item, depth + 1) for item in value)
 
 
 def _is_whole(text: str) -> bool:
