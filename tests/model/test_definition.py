@@ -140,3 +140,24 @@ def test_copies_are_equal():
     definition = AgentDefinition("a", model="offline", tools=["x"], budget=ExecutionBudget(5), metadata={"a": [1]})
     assert copy.deepcopy(definition) == definition
     assert pickle.loads(pickle.dumps(definition)) == definition
+
+
+def test_a_key_given_for_the_name_of_its_variable_is_refused_and_not_shown() -> None:
+    """A pasted key would be stored with every session, and must not stand in the error either."""
+    with pytest.raises(ConfigurationError, match="environment variable") as caught:
+        ModelConfig("openai:gpt-5", api_key_env="sk-123-abc")
+    assert "sk-123" not in str(caught.value)
+    assert ModelConfig("openai:gpt-5", api_key_env="MY_KEY").api_key_env == "MY_KEY"
+
+
+@pytest.mark.parametrize("key", ["clientSecret", "private_key", "api_token", "apiKey", "Cookie", "session-token"])
+def test_what_looks_like_a_secret_is_refused(key: str) -> None:
+    """Names of secrets are recognised however they are spelt."""
+    with pytest.raises(ConfigurationError, match="looks like a secret"):
+        AgentDefinition("agent", metadata={key: "x"})
+
+
+@pytest.mark.parametrize("key", ["token_count", "author", "keyboard", "sessions", "secretary"])
+def test_what_only_sounds_like_a_secret_passes(key: str) -> None:
+    """Ordinary words with a secret's letters in them are no secrets."""
+    assert AgentDefinition("agent", metadata={key: "x"}).metadata == {key: "x"}

@@ -13,9 +13,12 @@ from perdure.model.execution import ExecutionBudget
 from perdure.model.value import EMPTY, Value, freeze
 
 _SECRET = re.compile(
-    r"(^|[-_.])(api[-_]?keys?|secret|password|passwd|authorization|bearer|(access|auth|refresh|session)[-_]?token)($|[-_.])",
+    r"(^|[-_.])(api[-_]?(key|token)s?|private[-_]?key|secret|password|passwd|authorization|bearer|cookie"
+    r"|(access|auth|refresh|session)[-_]?token)($|[-_.])",
     re.IGNORECASE,
 )
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class ModelConfig(Value, frozen=True):
@@ -35,6 +38,11 @@ class ModelConfig(Value, frozen=True):
         if not isinstance(self.name, str) or not self.name.strip():
             raise InvalidData("$.model.name", "a model needs a name, such as 'openai:gpt-5' or 'offline'")
         refuse_secrets(self.settings, "$.model.settings")
+        if self.api_key_env is not None and not _VARIABLE.fullmatch(str(self.api_key_env)):
+            raise ConfigurationError(
+                "api_key_env is the name of an environment variable, such as 'OPENAI_API_KEY'; what was given is none, "
+                "and is not shown here because it may be the key itself."
+            )
         if self.base_url and "@" in self.base_url.split("//", 1)[-1].split("/", 1)[0]:
             raise ConfigurationError(
                 "The model's base_url carries credentials, and would be stored with every session. "
@@ -100,7 +108,7 @@ def refuse_secrets(mapping: Mapping[str, Any], path: str) -> None:
         seen.add(id(value))
         if isinstance(value, Mapping):
             for key in value:
-                if isinstance(key, str) and value[key] and _SECRET.search(key):
+                if isinstance(key, str) and value[key] and _SECRET.search(_CAMEL.sub("_", key)):
                     raise ConfigurationError(
                         f"{at}.{key} looks like a secret, and would be stored with every session. Leave it out and "
                         "name the environment variable that holds it: ModelConfig(api_key_env='…')."
