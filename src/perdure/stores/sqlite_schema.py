@@ -13,7 +13,7 @@ import apsw
 from perdure.errors import ConfigurationError, StoreError
 
 APPLICATION_ID = 0x70657264  # "perd"
-# Up to 64 MiB of write-ahead log: a crowd that saves together is a third faster for it than with 4,000 pages.
+# Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
 _CHECKPOINT_PAGES = 16_000
 _BUSY_MS = 10_000
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
