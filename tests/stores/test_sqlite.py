@@ -32,11 +32,17 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry
-from perdure.stores import sqlite_jobs, sqlite_schema
+from perdure.stores import packing, sqlite_jobs, sqlite_schema
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import fork, new_session, note, run_of, say, show, texts
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row as plain text, so that a test can look for words in a file."""
+    monkeypatch.setattr(packing, "pack", bytes)
 
 
 def mode(path: Path) -> int:
@@ -565,6 +571,7 @@ def _pages_of(path: Path, table: str) -> set[int]:
     return found
 
 
+@pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize(
     ("damage", "hurt"),
     [
@@ -598,6 +605,7 @@ async def test_one_bad_session_stops_nobody_elses_listing(tmp_path: Path, damage
             assert caught.value.session_id == name
 
 
+@pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize(
     ("damage", "readable"),
     [
@@ -641,6 +649,7 @@ def traces(directory: Path, *words: str) -> list[str]:
     return found
 
 
+@pytest.mark.usefixtures("unpacked")
 async def test_what_is_erased_is_in_no_file(tmp_path: Path) -> None:
     """Not the messages, nor the metadata, prompts, definitions, headers, records or branches; and not in the log."""
     places = ("said", "noted", "noted-large", "prompt", "task", "agent", "description", "owner", "tag", "name")
@@ -681,6 +690,7 @@ async def fill(store: SqliteStore, words: dict[str, str]) -> None:
     await store.release(claim)
 
 
+@pytest.mark.usefixtures("unpacked")
 async def test_what_a_fork_shows_stays_and_the_rest_goes(tmp_path: Path) -> None:
     """Of an erased parent the files hold what its forks show, until the last of them is erased too."""
     async with SqliteStore(tmp_path / "sessions.db") as store:

@@ -106,7 +106,7 @@ class SqliteStore:
             self._db.origin,
             self._known(session),
             claim,
-            tables.prepare_entries(entries),
+            tables.prepare_batch(entries),
             taken,
             key,
         )
@@ -198,7 +198,7 @@ class SqliteStore:
             at=now().timestamp(),
             origin=self._db.origin,
             rows=_encoded(messages),
-            entries=tables.prepare_entries(entries),
+            batch=tables.prepare_batch(entries),
         )
         taken: tuple[Claim, Appended] = await self._db.writer.run(job)
         return taken
@@ -225,7 +225,7 @@ class SqliteStore:
             origin=self._db.origin,
             log_name=log,
             rows=_encoded(messages),
-            entries=tables.prepare_entries(entries),
+            batch=tables.prepare_batch(entries),
             taken=taken,
         )
         appended: Appended = await self._db.writer.run(job)
@@ -241,15 +241,11 @@ class SqliteStore:
         run: str | None = None,
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
-        job = partial(
-            journal.read_entries,
-            session_id=SessionId(session_id),
-            table="inbox" if inbox else "event",
-            after=after,
-            limit=limit,
-            last=last,
-            run=run,
-        )
+        key = SessionId(session_id)
+        if inbox:
+            posted = await self._db.reader.run(partial(journal.read_inbox, session_id=key, after=after))
+            return journal.cut(posted, limit, last, run)
+        job = partial(journal.read_record, session_id=key, after=after, limit=limit, last=last, run=run)
         entries: Sequence[JournalEntry] = await self._db.reader.run(job)
         return entries
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,8 @@ from perdure.errors import (
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.model.transcript import LogRef
-from perdure.protocols import Claim, Entry, Key, SessionQuery
+from perdure.protocols import Claim, Key, SessionQuery
+from perdure.stores import packing
 from perdure.stores.live import Live
 from perdure.stores.memory import matches
 from perdure.stores.rows import (
@@ -38,6 +39,7 @@ from perdure.stores.rows import (
     hash_of,
 )
 from perdure.stores.sqlite_tables import (
+    Batch,
     first_row,
     meta,
     read_messages,
@@ -45,7 +47,7 @@ from perdure.stores.sqlite_tables import (
     require_gone,
     require_same,
     rows_of,
-    write_entries,
+    write_batch,
     write_messages,
 )
 
@@ -60,7 +62,7 @@ class Write(msgspec.Struct, frozen=True):
     origin: str
     live: Live | None = None
     claim: Claim | None = None
-    entries: Sequence[tuple[Entry, bytes]] = ()
+    batch: Batch | None = None
     taken: int = 0
     key: Key | None = None
 
@@ -118,7 +120,7 @@ def save(db: apsw.Connection, write: Write) -> Live:
             info.agent_name,
             write.at.timestamp(),
             len(write.placement.new),
-            len(write.entries),
+            write.batch.count if write.batch else 0,
             write.taken,
             str(info.id),
             info.version,
@@ -135,7 +137,7 @@ def save(db: apsw.Connection, write: Write) -> Live:
         db.execute("DELETE FROM tag WHERE sid = ?", (sid,))
         _write_tags(db, sid, info.tags)
     stretch = (log, msg_end - len(write.placement.new), msg_end)
-    write_entries(db, "event", sid, evt_end - len(write.entries), write.entries, stretch)
+    write_batch(db, sid, evt_end, write.batch, stretch)
     if write.key is not None:
         db.execute(
             "INSERT OR REPLACE INTO key (sid, name, digest, version) VALUES (?, ?, ?, ?)",
@@ -176,13 +178,15 @@ def _write_version(
     kept = AgentSession.reconstitute(settled, version=version, updated_at=write.at)
     write_messages(db, log, start, write.placement.new)
     body, values = encode_head(kept, write.op)
+    if kept.state.execution is not None:
+        body = packing.pack(body)  # what has run has a record, whose disk counts more than the time to pack
     db.execute(
         "INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)",
         (sid, version, checksum(body, sid, version), body),
     )
     known = live.hashes if live else frozenset()
     for key in values.keys() - known:
-        db.execute("INSERT OR IGNORE INTO value (hash, body) VALUES (?, ?)", (key, values[key]))
+        db.execute("INSERT OR IGNORE INTO value (hash, body) VALUES (?, ?)", (key, packing.pack(values[key])))
         db.execute("INSERT OR IGNORE INTO uses (hash, sid) VALUES (?, ?)", (key, sid))
     refs = live.refs if live else frozenset()
     named = foreign_stretches(kept, own)
@@ -253,19 +257,34 @@ def load(
         if version is not None and version > max(newest, last or 0):
             return None
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
-    check_row(body, crc, session_id, f"head {found}", sid, found)
-    head = StoredHead(body, session_id, found)
+    head = StoredHead(unpacked_head(body, crc, session_id, sid, found), session_id, found)
     values = {key: cached.get(key) or read_value(db, session_id, key) for key in head.hashes()}
     missing = shelf.missing(head.wanted(values))
     fetched = [(int(log), start, read_messages(db, session_id, int(log), start, stop)) for log, start, stop in missing]
     return Loaded(head, values, fetched, _erasures(db))
 
 
+def unpacked_head(body: bytes, crc: int, session_id: str, sid: int, version: int) -> bytes:
+    """A head's JSON; CorruptRecord unless its row is what was written."""
+    where = f"head {version}"
+    check_row(body, crc, session_id, where, sid, version)
+    try:
+        return packing.unpack(body)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+
+
 def read_value(db: apsw.Connection, session_id: str, key: str) -> bytes:
-    row = first_row(db, "SELECT body FROM value WHERE hash = ?", (key,))
-    if row is None or type(row[0]) is not bytes or hash_of(row[0]) != key:
-        raise CorruptRecord(session_id, f"value {key}", "it is missing" if row is None else "its hash does not match")
-    return bytes(row[0])
+    where, row = f"value {key}", first_row(db, "SELECT body FROM value WHERE hash = ?", (key,))
+    if row is None:
+        raise CorruptRecord(session_id, where, "it is missing")
+    try:
+        value = packing.unpack(row[0]) if type(row[0]) is bytes else b""
+    except InvalidData as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+    if hash_of(value) != key:
+        raise CorruptRecord(session_id, where, "its hash does not match")
+    return value
 
 
 def read_log(db: apsw.Connection, log: int, start: int, stop: int) -> list[Message]:
@@ -311,8 +330,7 @@ def _info_of(
     session_id = raw_id.decode(errors="replace")
     if crc is None or body is None:
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
-    check_row(body, crc, session_id, f"head {version}", sid, version)
-    info = decode_info(body, session_id, version)
+    info = decode_info(unpacked_head(body, crc, session_id, sid, version), session_id, version)
     if (info.id, info.version, info.status.value.encode()) != (session_id, version, status) or not matches(info, query):
         raise CorruptRecord(session_id, "header", "it does not agree with its head")
     return info
@@ -364,7 +382,7 @@ def delete(db: apsw.Connection, session_id: str, at: float) -> None:
     own = [log for (log,) in db.execute("SELECT log FROM log WHERE sid = ?", (sid,))]
     hashes = [key for (key,) in db.execute("SELECT hash FROM uses WHERE sid = ?", (sid,))]
     db.execute("DELETE FROM ref WHERE child = ?", (sid,))
-    for table in ("head", "event", "run", "inbox", "key", "tag", "uses", "session"):
+    for table in ("head", "batch", "run", "inbox", "key", "tag", "uses", "session"):
         db.execute(f"DELETE FROM {table} WHERE sid = ?", (sid,))
     for log in {*own, *shown}:
         _erase_unshown(db, log)

@@ -12,6 +12,7 @@ from perdure import codec
 from perdure.errors import (
     ClaimLost,
     CorruptRecord,
+    InvalidData,
     SessionConflict,
     SessionNotFound,
 )
@@ -19,8 +20,11 @@ from perdure.model.ids import SessionId
 from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Entry, JournalEntry, Key, RunOnRecord, StoredAt
 from perdure.stores.claims import Holder
+from perdure.stores.packing import unpack_entries
 from perdure.stores.sqlite_tables import (
     LAST,
+    Batch,
+    batch_checksum,
     entry_checksum,
     first_row,
     holder_of,
@@ -28,8 +32,9 @@ from perdure.stores.sqlite_tables import (
     require_gone,
     require_same,
     rows_of,
-    write_entries,
+    write_batch,
     write_messages,
+    write_posted,
 )
 
 
@@ -42,7 +47,7 @@ def claim(
     at: float,
     origin: str,
     rows: Sequence[tuple[str, bytes]],
-    entries: Sequence[tuple[Entry, bytes]],
+    batch: Batch | None,
 ) -> tuple[Claim, Appended]:
     row = first_row(db, "SELECT version, epoch, claim, expires FROM session WHERE id = ?", (str(session_id),))
     if row is None:
@@ -57,7 +62,7 @@ def claim(
         (msgspec.json.encode(holder), at + lease, str(session_id)),
     )
     taken = Claim(session_id, epoch + 1, version, holder.owner, lease)
-    return taken, append(db, taken, at, origin, "", rows, entries)
+    return taken, append(db, taken, at, origin, "", rows, batch)
 
 
 def append(
@@ -67,14 +72,15 @@ def append(
     origin: str,
     log_name: str,
     rows: Sequence[tuple[str, bytes]],
-    entries: Sequence[tuple[Entry, bytes]],
+    batch: Batch | None,
     taken: int = 0,
 ) -> Appended:
+    count = batch.count if batch else 0
     row = first_row(
         db,
         "UPDATE session SET expires = ?, msg_end = msg_end + ?, evt_end = evt_end + ?, taken = max(taken, ?)"
         " WHERE id = ? AND epoch = ? AND claim IS NOT NULL RETURNING sid, log, msg_end, evt_end",
-        (at + claim.lease, 0 if log_name else len(rows), len(entries), taken, str(claim.session_id), claim.epoch),
+        (at + claim.lease, 0 if log_name else len(rows), count, taken, str(claim.session_id), claim.epoch),
     )
     if row is None:
         raise ClaimLost(claim.session_id, claim.epoch)
@@ -83,7 +89,7 @@ def append(
     if log_name:
         log, start = _branch_log(db, sid, log_name)
     write_messages(db, log, start, [body for _, body in rows])
-    write_entries(db, "event", sid, evt_end - len(entries), entries, (log, start, start + len(rows)))
+    write_batch(db, sid, evt_end, batch, (log, start, start + len(rows)))
     ref = LogRef(origin, log)
     return Appended({key: StoredAt(ref, pos) for pos, (key, _) in enumerate(rows, start)}, evt_end)
 
@@ -118,64 +124,110 @@ def post(db: apsw.Connection, session_id: str, entry: tuple[Entry, bytes]) -> in
     if row is None:
         raise SessionNotFound(session_id)
     sid, seq = row
-    write_entries(db, "inbox", sid, seq - 1, [entry])
+    write_posted(db, sid, seq, *entry)
     return int(seq)
 
 
-def read_entries(
+def read_inbox(db: apsw.Connection, session_id: str, after: int) -> list[JournalEntry]:
+    """The items of a session's inbox that nobody has taken yet."""
+    sid, end, taken = _end_of(db, session_id, "inbox_end", "SELECT max(seq) FROM inbox WHERE sid = session.sid")
+    after = min(max(after, taken), end)
+    rows = rows_of(
+        db, "SELECT seq, run, kind, crc, body FROM inbox WHERE sid = ? AND seq > ? ORDER BY seq", (sid, after)
+    )
+    for expected, seq in zip_longest(range(after + 1, end + 1), (each[0] for each in rows)):
+        if expected != seq:
+            raise CorruptRecord(session_id, f"inbox {expected}", "it is missing")
+    return [_posted(session_id, sid, *each) for each in rows]
+
+
+def _posted(session_id: str, sid: int, seq: int, run: str | None, kind: str, crc: int, body: bytes) -> JournalEntry:
+    if type(body) is not bytes or entry_checksum(sid, seq, run, kind, body) != crc:
+        raise CorruptRecord(session_id, f"inbox {seq}", "its checksum does not match")
+    return JournalEntry(seq, kind, codec.decode_plain(body), run)
+
+
+def read_record(
     db: apsw.Connection,
     session_id: str,
-    table: str,
     after: int,
     limit: int | None,
     last: int | None = None,
     run: str | None = None,
 ) -> list[JournalEntry]:
+    """Entries of a session's record, in order. Batches are read whole, and cut to what was asked for."""
+    sid, end, _ = _end_of(db, session_id, "evt_end", "SELECT max(last) FROM batch WHERE sid = session.sid")
+    first, final = min(after, end) + 1, end
+    if run is not None:
+        reach = first_row(db, "SELECT first_seq, last_seq FROM run WHERE sid = ? AND loop = ?", (sid, run)) or (1, 0)
+        first, final = max(first, reach[0]), min(final, reach[1])
+    elif last is not None:
+        first = max(first, end - last + 1)
+    elif limit is not None:
+        final = min(final, first + limit - 1)
+    found = _read_batches(db, session_id, sid, first, final)
+    return cut(found, limit, last, run)
+
+
+def cut(entries: list[JournalEntry], limit: int | None, last: int | None, run: str | None) -> list[JournalEntry]:
+    """Of entries in order those of one run, and of these the first or the last so many."""
+    chosen = entries if run is None else [entry for entry in entries if entry.run == run]
+    return chosen[:limit] if last is None else chosen[max(0, len(chosen) - last) :]
+
+
+def _end_of(db: apsw.Connection, session_id: str, end: str, newest: str) -> tuple[int, int, int]:
+    """A session's number, where its record or inbox ends, and how far the inbox is taken."""
     row = first_row(
         db,
-        f"SELECT sid, taken, {'inbox_end' if table == 'inbox' else 'evt_end'},"
-        f" (SELECT coalesce(max(seq), 0) FROM {table} WHERE {table}.sid = session.sid),"
+        f"SELECT sid, {end}, taken, (SELECT coalesce(({newest}), 0)),"
         " (SELECT id FROM session AS same WHERE same.sid = session.sid) FROM session WHERE id = ?",
         (session_id,),
     )
     if row is None:
         require_absent(db, session_id)
         raise SessionNotFound(session_id)
-    require_same(row[4], session_id)
-    sid, taken, end, newest, _ = row
-    if newest != end:
-        raise CorruptRecord(session_id, f"{table} {end}", f"it should be the last one, and {newest} is")
-    after = max(after, taken) if table == "inbox" else after
-    where, values = f"{table}.sid = ? AND seq > ?", [sid, min(after, LAST)]
-    if run is not None:
-        found = first_row(db, "SELECT run, first_seq, last_seq FROM run WHERE sid = ? AND loop = ?", (sid, run))
-        where += f" AND {table}.run = ? AND seq BETWEEN ? AND ?"
-        values += found or (0, 0, 0)
-    order, most = ("seq DESC", last) if last is not None else ("seq", limit)
-    source = "run.loop, kind, crc, body FROM event LEFT JOIN run ON run.run = event.run"
-    if table == "inbox":
-        source = "run, kind, crc, body FROM inbox"
+    sid, noted, taken, found, same = row
+    require_same(same, session_id)
+    if noted != found:
+        table = end.removesuffix("_end").replace("evt", "event")
+        raise CorruptRecord(session_id, f"{table} {noted}", f"it should be the last one, and {found} is")
+    return sid, noted, taken
+
+
+def _read_batches(db: apsw.Connection, session_id: str, sid: int, first: int, final: int) -> list[JournalEntry]:
+    """The entries from one number to another; CorruptRecord if one of them is missing."""
+    if first > final:
+        return []
+    found: list[JournalEntry] = []
+    (bound,) = first_row(db, "SELECT min(last) FROM batch WHERE sid = ? AND last >= ?", (sid, final))
     rows = rows_of(
         db,
-        f"SELECT seq, {source} WHERE {where} ORDER BY {order} LIMIT ?",
-        (*values, -1 if most is None else most),
+        "SELECT last, count, run.loop, crc, body FROM batch LEFT JOIN run ON run.run = batch.run"
+        " WHERE batch.sid = ? AND last BETWEEN ? AND ? ORDER BY last",
+        (sid, first, LAST if bound is None else bound),
     )
-    ordered = rows if last is None else rows[::-1]
-    if run is None:
-        first = after + 1 if last is None else max(after, end - last) + 1
-        final = end if limit is None or last is not None else min(end, after + limit)
-        for expected, seq in zip_longest(range(first, final + 1), (each[0] for each in ordered)):
-            if expected != seq:
-                raise CorruptRecord(session_id, f"{table} {expected}", "it is missing")
-    return [_entry_of(session_id, table, sid, *each) for each in ordered]
+    for row in rows:
+        found += _entries_of(session_id, sid, *row)
+    wanted = [entry for entry in found if first <= entry.seq <= final]
+    for expected, entry in zip_longest(range(first, final + 1), wanted):
+        if entry is None or entry.seq != expected:
+            raise CorruptRecord(session_id, f"event {expected}", "it is missing")
+    return wanted
 
 
-def _entry_of(
-    session_id: str, table: str, sid: int, seq: int, run: str | None, kind: str, crc: int, body: bytes
-) -> JournalEntry:
-    if type(body) is not bytes or entry_checksum(sid, seq, run, kind, body) != crc:
-        raise CorruptRecord(session_id, f"{table} {seq}", "its checksum does not match")
-    return JournalEntry(seq, kind, codec.decode_plain(body), run)
+def _entries_of(
+    session_id: str, sid: int, last: int, count: int, run: str | None, crc: int, body: bytes
+) -> list[JournalEntry]:
+    where = f"event {last}"
+    if type(body) is not bytes or batch_checksum(sid, last, Batch(count, run, {}, body)) != crc:
+        raise CorruptRecord(session_id, where, "its checksum does not match")
+    try:
+        entries = unpack_entries(run, body)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+    if len(entries) != count:
+        raise CorruptRecord(session_id, where, f"its batch should hold {count} entries, and holds {len(entries)}")
+    return [JournalEntry(seq, each.kind, each.body, each.run) for seq, each in enumerate(entries, last - count + 1)]
 
 
 def runs(
@@ -199,14 +251,8 @@ def runs(
 
 
 def _entry_at(db: apsw.Connection, session_id: str, sid: int, seq: int) -> JournalEntry:
-    sql = (
-        "SELECT seq, run.loop, kind, crc, body FROM event LEFT JOIN run ON run.run = event.run"
-        " WHERE event.sid = ? AND seq = ?"
-    )
-    row = first_row(db, sql, (sid, seq))
-    if row is None:
-        raise CorruptRecord(session_id, f"event {seq}", "it is missing")
-    return _entry_of(session_id, "event", sid, *row)
+    (entry,) = _read_batches(db, session_id, sid, seq, seq)
+    return entry
 
 
 def log_of(db: apsw.Connection, session_id: str, name: str, origin: str) -> tuple[LogRef, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice, repeat
 from typing import Any
 from zlib import crc32
@@ -19,6 +19,7 @@ from perdure.errors import (
 from perdure.model.message import Message
 from perdure.protocols import Entry
 from perdure.stores.claims import Holder
+from perdure.stores.packing import pack_entries
 from perdure.stores.rows import (
     checksum,
     seed_of,
@@ -111,47 +112,64 @@ def _damage(session_id: str | None, log: int, start: int, rows: Sequence[Any]) -
     raise AssertionError("it is called where something is wrong")
 
 
-def write_entries(
-    db: apsw.Connection,
-    table: str,
-    sid: int,
-    after: int,
-    entries: Sequence[tuple[Entry, bytes]],
-    stretch: tuple[int, int, int] = (0, 0, 0),
-) -> None:
-    if entries:
-        runs = _write_runs(db, sid, after, entries, stretch) if table == "event" else {}
-        numbered = [
-            (
-                sid,
-                seq,
-                runs.get(entry.run, entry.run),
-                entry.kind,
-                entry_checksum(sid, seq, entry.run, entry.kind, body),
-                body,
-            )
-            for seq, (entry, body) in enumerate(entries, after + 1)
-        ]
-        db.executemany(f"INSERT INTO {table} (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", numbered)
+class Batch(msgspec.Struct, frozen=True):
+    """What one append puts on record, packed; and how far in it each run reaches, counted from its first entry."""
+
+    count: int
+    run: str | None
+    reach: Mapping[str, tuple[int, int]]
+    body: bytes
+
+
+def prepare_batch(entries: Sequence[Entry]) -> Batch | None:
+    """Entries made ready for the writer; InvalidData before anything is written."""
+    if not entries:
+        return None
+    reach: dict[str, tuple[int, int]] = {}
+    for place, entry in enumerate(entries):
+        if entry.run is not None:
+            reach[entry.run] = (reach.get(entry.run, (place, place))[0], place)
+    run, body = pack_entries(prepare_entries(entries))
+    return Batch(len(entries), run, reach, body)
+
+
+def write_batch(db: apsw.Connection, sid: int, last: int, batch: Batch | None, stretch: tuple[int, int, int]) -> None:
+    """Put a batch on record, the last of whose entries has that number; its runs' messages stand in that stretch."""
+    if batch is not None:
+        runs = _write_runs(db, sid, last - batch.count + 1, batch.reach, stretch)
+        db.execute(
+            "INSERT INTO batch (sid, last, count, run, crc, body) VALUES (?, ?, ?, ?, ?, ?)",
+            (sid, last, batch.count, runs.get(batch.run), batch_checksum(sid, last, batch), batch.body),
+        )
+
+
+def batch_checksum(sid: int, last: int, batch: Batch) -> int:
+    return checksum(batch.body, sid, last, checksum(f"{batch.run}/{batch.count}".encode()))
+
+
+def write_posted(db: apsw.Connection, sid: int, seq: int, entry: Entry, body: bytes) -> None:
+    db.execute(
+        "INSERT INTO inbox (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)",
+        (sid, seq, entry.run, entry.kind, entry_checksum(sid, seq, entry.run, entry.kind, body), body),
+    )
 
 
 def _write_runs(
     db: apsw.Connection,
     sid: int,
-    after: int,
-    entries: Sequence[tuple[Entry, bytes]],
+    first: int,
+    reach: Mapping[str, tuple[int, int]],
     stretch: tuple[int, int, int],
 ) -> dict[str | None, int]:
     """The numbers of the runs that entries belong to, by their loops' ids; each run notes how far it goes."""
-    reach: dict[str, tuple[int, int]] = {}
-    for seq, (entry, _) in enumerate(entries, after + 1):
-        if entry.run is not None:
-            reach[entry.run] = (reach.get(entry.run, (seq, seq))[0], seq)
     upsert = (
         "INSERT INTO run (sid, loop, first_seq, last_seq, log, first_pos, end_pos) VALUES (?, ?, ?, ?, ?, ?, ?)"
         " ON CONFLICT (sid, loop) DO UPDATE SET last_seq = excluded.last_seq, end_pos = excluded.end_pos RETURNING run"
     )
-    return {loop: first_row(db, upsert, (sid, loop, first, last, *stretch))[0] for loop, (first, last) in reach.items()}
+    return {
+        loop: first_row(db, upsert, (sid, loop, first + start, first + end, *stretch))[0]
+        for loop, (start, end) in reach.items()
+    }
 
 
 def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) -> int:

@@ -1,0 +1,70 @@
+"""Packed rows: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import InvalidData
+from perdure.protocols import Entry
+from perdure.stores import packing
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=20,
+)
+ENTRY = st.builds(Entry, st.sampled_from(["message_end", "turn_start", "x"]), JSON, st.sampled_from([None, "a", "b"]))
+
+
+def test_the_dictionary_is_part_of_the_format() -> None:
+    """Every row that was ever packed needs it, byte for byte. A better one takes another mark."""
+    digest = hashlib.sha256(packing._DICTIONARY).hexdigest()
+    assert digest == "7d76a60474a1428a33ff295628d3308c8b8365af60369f8de62a46a00b305ad7"
+
+
+@given(JSON)
+def test_any_json_comes_back(value: object) -> None:
+    """Packed or not, a row is what was written."""
+    raw = msgspec.json.encode(value)
+    assert packing.unpack(packing.pack(raw)) == raw
+    assert len(packing.pack(raw)) <= len(raw)
+
+
+@given(st.lists(ENTRY, min_size=1, max_size=8))
+def test_entries_come_back_with_their_runs(entries: list[Entry]) -> None:
+    """Runs are named once, where they differ from the first one's."""
+    run, packed = packing.pack_entries([(entry, msgspec.json.encode(entry.body)) for entry in entries])
+    assert packing.unpack_entries(run, packed) == entries
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(stored: bytes) -> None:
+    """Damage never comes out as another error, nor as anything but bytes."""
+    try:
+        assert isinstance(packing.unpack(stored), bytes)
+    except InvalidData:
+        pass
+
+
+def test_a_row_that_unpacks_to_more_than_is_ever_stored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small row cannot fill the memory."""
+    monkeypatch.setattr(packing, "MOST", 1000)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=packing._DICTIONARY)
+    bomb = b"\x01" + deflate.compress(b"0" * 100_000) + deflate.flush()
+    with pytest.raises(InvalidData, match="more than is ever stored"):
+        packing.unpack(bomb)
+
+
+@pytest.mark.parametrize(
+    "stored", [b'[["kind"]]', b"[[1, {}]]", b'[["kind", {}, 7]]', b'{"kind": 1}', b"7", b"nonsense"]
+)
+def test_what_is_no_batch_is_refused(stored: bytes) -> None:
+    """Entries have a kind, a body, and perhaps a run."""
+    with pytest.raises(InvalidData):
+        packing.unpack_entries("run", stored)
