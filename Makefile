@@ -1,13 +1,14 @@
 # The daily commands. They need Python 3.11 or newer, pip and make; everything else goes into .venv.
 # PYTHON3 names the interpreter that .venv is made with; EXTRAS what is installed besides perdure itself.
 PYTHON3 ?= python3
-EXTRAS ?= dev,llm
+EXTRAS ?= dev,llm,postgres
 JOBS ?= 2
 ARGS ?=
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format bench torture docs clean
@@ -44,8 +45,14 @@ bench: $(STAMP) ## run the benchmarks and print their ratios
 torture: $(STAMP) ## run the tests with many more examples and rounds; takes long
 	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) $(ARGS)
 
-docs: $(STAMP) ## run every Python block in README.md and docs/ (no site is built yet)
-	$(PYTHON) -m pytest tests/test_docs.py $(ARGS)
+docs: $(DOCS_STAMP) ## run every Python block in README.md and docs/, and build the site in build/site
+	$(PYTHON) -m pytest tests/test_docs.py -n $(JOBS) $(ARGS)
+	$(PYTHON) -m mkdocs build --strict --quiet
+	@echo 'Open build/site/index.html'
+
+$(DOCS_STAMP): $(STAMP)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $(DOCS_STAMP)
 
 clean: ## remove .venv and everything that tools have written
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import postgres_server
 
 # A busy machine is no reason for a property to fail, so neither profile looks at the clock.
 settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +29,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wanted = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
+
+
+def pytest_unconfigure() -> None:
+    """Let go of the PostgreSQL that tests may have started; at exit would be too late for xdist's workers."""
+    postgres_server.stop()
 
 
 def _blocking(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

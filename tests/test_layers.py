@@ -16,8 +16,19 @@ LAYERS = (
     {"model"},
     {"codec", "protocols", "recording"},
     {"loop", "runtime", "recorder"},
-    {"sessions", "workflow", "definition_files", "actions", "adapters", "stores"},
-    {"__init__", "cli", "server", "testing"},
+    {
+        "archive",
+        "archive_lines",
+        "copying",
+        "fsck",
+        "sessions",
+        "workflow",
+        "definition_files",
+        "actions",
+        "adapters",
+        "stores",
+    },
+    {"__init__", "__main__", "cli", "server", "testing"},
 )
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 STRANGERS = {"loop", "runtime", "recorder"}  # they stand side by side and do not know each other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
 from typing import Any
@@ -597,3 +598,57 @@ def test_a_loop_of_a_child_with_a_parent_elsewhere_is_a_root() -> None:
     session = recorded(Loop("loop-C", "sess-C").start("loop-P", kind="initial", spawn_ref=SPAWN))
     (root,) = session.root_loops()
     assert (root.parent_loop_id, root.continuation_kind.kind) == ("loop-P", "initial")
+
+
+def _long_story(events: int) -> list[Any]:
+    """A loop of so many events: turns of five, each with a tool call."""
+    loop = Loop("long")
+    story: list[Any] = [loop.start()]
+    for index in range(events // 5):
+        result = Message.tool(f"call-{index}", "5", metadata={"step_id": f"long-{index}"})
+        story += [
+            loop.turn(index),
+            loop.said(loop.answer(index=index), USED),
+            loop.tool_end(ToolCall("add", {}, f"call-{index}"), index=index),
+            loop.said(result),
+            loop.turn_end(index),
+        ]
+    return story
+
+
+def _seconds_to_fold(events: int) -> float:
+    story = _long_story(events)
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        recorder = fed(*story)
+        best = min(best, time.perf_counter() - began)
+        assert len(loop_in(recorder.checkpoint()[0], "long").events) == len(story)
+    return best
+
+
+def test_a_long_loop_is_folded_in_linear_time() -> None:
+    """Ten times the events take about ten times as long; each of them costing the whole would make it a hundred."""
+    assert _seconds_to_fold(20_000) / _seconds_to_fold(2_000) < 30
+
+
+def test_events_at_once_make_the_same_record_as_one_by_one() -> None:
+    """`after_all` is `after` for each."""
+    story = _long_story(50)
+    one_by_one = LoopRecord(loop_id="long", session_id="s")
+    for event in story:
+        one_by_one = one_by_one.after(event)
+    assert LoopRecord(loop_id="long", session_id="s").after_all(story) == one_by_one
+    assert len(one_by_one.turns) == 10
+
+
+def test_a_group_may_end_without_a_selection() -> None:
+    """It was given up: each branch still knows its group, and none is selected; the record reads back the same."""
+    events = group_events("x", "y")[:-1]
+    end = ParallelLoopEnd(loop_id="x", session_id="sess", agent_id="agent", loop_ids=("x", "y"), at=NOON)
+    session = recorded(*events, end)
+    groups = [loop.parallel_group for loop in session.loops if loop.parallel_group is not None]
+    assert [(group.all_loop_ids, group.selected_loop_id, group.is_selected) for group in groups] == [
+        (("x", "y"), None, False)
+    ] * 2
+    assert SessionRecord.from_dict(session.to_dict()) == session

@@ -6,9 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.actions.adopt import AdoptBranch as AdoptBranch
     from perdure.actions.approval import ApproveToolCalls as ApproveToolCalls
     from perdure.actions.approval import DenyToolCalls as DenyToolCalls
     from perdure.actions.clear import ClearSession as ClearSession
+    from perdure.actions.compact import CompactTranscript as CompactTranscript
+    from perdure.actions.compact import UncompactTranscript as UncompactTranscript
     from perdure.actions.definition import ChangeDefinition as ChangeDefinition
     from perdure.actions.definition import ChangeModel as ChangeModel
     from perdure.actions.definition import ChangeSystemPrompt as ChangeSystemPrompt
@@ -31,10 +34,12 @@ if TYPE_CHECKING:
     from perdure.actions.transcript import ResetTranscript as ResetTranscript
     from perdure.actions.transcript import Rewind as Rewind
     from perdure.actions.transcript import TrimTranscript as TrimTranscript
+    from perdure.actions.transcript import Undo as Undo
     from perdure.definition_files import load_definition as load_definition
     from perdure.definition_files import load_definitions as load_definitions
     from perdure.errors import AgentStop as AgentStop
     from perdure.errors import ClaimLost as ClaimLost
+    from perdure.errors import CompactionFailed as CompactionFailed
     from perdure.errors import ConfigurationError as ConfigurationError
     from perdure.errors import ContextTooLong as ContextTooLong
     from perdure.errors import CorruptRecord as CorruptRecord
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import RequestRefused as RequestRefused
     from perdure.errors import RetriesExhausted as RetriesExhausted
+    from perdure.errors import RunFailed as RunFailed
     from perdure.errors import SessionBusy as SessionBusy
     from perdure.errors import SessionConflict as SessionConflict
     from perdure.errors import SessionLocked as SessionLocked
@@ -57,6 +63,8 @@ if TYPE_CHECKING:
     from perdure.errors import TransientDriverError as TransientDriverError
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
+    from perdure.loop.compaction_auto import AutoCompaction as AutoCompaction
+    from perdure.loop.compaction_options import CompactionOptions as CompactionOptions
     from perdure.loop.drivers.offline import OfflineDriver as OfflineDriver
     from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
@@ -96,10 +104,13 @@ if TYPE_CHECKING:
     from perdure.model.lineage import SpawnRef as SpawnRef
     from perdure.model.loop_events import AgentEnd as AgentEnd
     from perdure.model.loop_events import AgentStart as AgentStart
+    from perdure.model.loop_events import Compaction as Compaction
+    from perdure.model.loop_events import CompactionBlock as CompactionBlock
     from perdure.model.loop_events import LoopEvent as LoopEvent
     from perdure.model.loop_events import MessageEnd as MessageEnd
     from perdure.model.loop_events import MessageStart as MessageStart
     from perdure.model.loop_events import MessageUpdate as MessageUpdate
+    from perdure.model.loop_events import Redacted as Redacted
     from perdure.model.loop_events import ToolExecutionEnd as ToolExecutionEnd
     from perdure.model.loop_events import ToolExecutionStart as ToolExecutionStart
     from perdure.model.loop_events import ToolExecutionUpdate as ToolExecutionUpdate
@@ -142,11 +153,14 @@ if TYPE_CHECKING:
     from perdure.protocols import Delta as Delta
     from perdure.protocols import Driver as Driver
     from perdure.protocols import Entry as Entry
+    from perdure.protocols import Erasure as Erasure
     from perdure.protocols import EventHandler as EventHandler
     from perdure.protocols import Journal as Journal
     from perdure.protocols import JournalEntry as JournalEntry
     from perdure.protocols import ModelReply as ModelReply
     from perdure.protocols import ModelRequest as ModelRequest
+    from perdure.protocols import Search as Search
+    from perdure.protocols import SearchHit as SearchHit
     from perdure.protocols import SessionController as SessionController
     from perdure.protocols import SessionStage as SessionStage
     from perdure.protocols import SessionStore as SessionStore
@@ -162,8 +176,18 @@ if TYPE_CHECKING:
     from perdure.runtime.repository import SessionFactory as SessionFactory
     from perdure.runtime.repository import SessionRepository as SessionRepository
     from perdure.runtime.runtime import SessionRuntime as SessionRuntime
+    from perdure.sessions.blocking import BlockingSessions as BlockingSessions
+    from perdure.sessions.chat import Chat as Chat
+    from perdure.sessions.connect import connect as connect
+    from perdure.sessions.connect import connect_blocking as connect_blocking
+    from perdure.sessions.face import Sessions as Sessions
+    from perdure.sessions.family import Ancestry as Ancestry
+    from perdure.sessions.family import Diff as Diff
+    from perdure.sessions.reply import Chunk as Chunk
+    from perdure.sessions.reply import Reply as Reply
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
+    from perdure.stores.postgres import PostgresStore as PostgresStore
     from perdure.stores.records import FileRecordStore as FileRecordStore
     from perdure.stores.records import delete_session as delete_session
     from perdure.stores.records import list_session_ids as list_session_ids
@@ -171,12 +195,18 @@ if TYPE_CHECKING:
     from perdure.stores.records import load_sessions_for_agent as load_sessions_for_agent
     from perdure.stores.records import save_session as save_session
     from perdure.stores.sqlite import SqliteStore as SqliteStore
+    from perdure.stores.urls import store_of as store_of
+    from perdure.workflow import Stage as Stage
+    from perdure.workflow import Workflow as Workflow
+    from perdure.workflow import WorkflowResult as WorkflowResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "actions.adopt": "AdoptBranch",
     "actions.approval": "ApproveToolCalls DenyToolCalls",
     "actions.clear": "ClearSession",
+    "actions.compact": "CompactTranscript UncompactTranscript",
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",
     "actions.fork": "ForkSession",
     "actions.lifecycle": "CompleteSession DeleteSession FailSession ResumeSession SuspendSession",
@@ -184,13 +214,15 @@ _HOMES = {
     "actions.parallel": "SendParallel",
     "actions.resume": "RecoveryReport ResumeExecution recover",
     "actions.send": "SendMessage",
-    "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript",
+    "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript Undo",
     "definition_files": "load_definition load_definitions",
-    "errors": "AgentStop ClaimLost ConfigurationError ContextTooLong CorruptRecord DriverError IllegalStatusChange "
-    "InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
-    "RetriesExhausted SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound "
-    "StoreError ToolError TransientDriverError",
+    "errors": "AgentStop ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord DriverError "
+    "IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
+    "RetriesExhausted RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError "
+    "ToolError TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
+    "loop.compaction_auto": "AutoCompaction",
+    "loop.compaction_options": "CompactionOptions",
     "loop.drivers.offline": "OfflineDriver",
     "loop.drivers.provider": "ProviderDriver",
     "loop.drivers.retry": "RetryingDriver",
@@ -208,8 +240,8 @@ _HOMES = {
     "model.execution": "ExecutionBudget ExecutionState ExecutionStatus Spent",
     "model.ids": "SessionId",
     "model.lineage": "ChildLoopRef SpawnRef",
-    "model.loop_events": "AgentEnd AgentStart LoopEvent MessageEnd MessageStart MessageUpdate ToolExecutionEnd "
-    "ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
+    "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock LoopEvent MessageEnd MessageStart "
+    "MessageUpdate Redacted ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
     "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
     "model.schema": "schema_of",
@@ -220,18 +252,27 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Claim Delta Driver Entry EventHandler Journal JournalEntry ModelReply "
-    "ModelRequest SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
+    "protocols": "Action ActionContext Claim Delta Driver Entry Erasure EventHandler Journal JournalEntry ModelReply "
+    "ModelRequest Search SearchHit SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
     "runtime.repository": "SessionFactory SessionRepository",
     "runtime.runtime": "SessionRuntime",
+    "sessions.blocking": "BlockingSessions",
+    "sessions.chat": "Chat",
+    "sessions.connect": "connect connect_blocking",
+    "sessions.face": "Sessions",
+    "sessions.family": "Ancestry Diff",
+    "sessions.reply": "Chunk Reply",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
+    "stores.postgres": "PostgresStore",
     "stores.records": "FileRecordStore delete_session list_session_ids load_session load_sessions_for_agent "
     "save_session",
     "stores.sqlite": "SqliteStore",
+    "stores.urls": "store_of",
+    "workflow": "Stage Workflow WorkflowResult",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

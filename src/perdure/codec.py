@@ -22,6 +22,8 @@ from msgspec import inspect
 from perdure.errors import InvalidData, PerdureError
 from perdure.model.ids import SessionId
 from perdure.model.message import Message, Text, UnknownPart
+from perdure.model.record import SessionRecord
+from perdure.model.record_form import with_messages_once, with_messages_whole
 from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript
 from perdure.model.value import EMPTY, FrozenDict, Value, brief
 
@@ -164,6 +166,8 @@ def to_dict(value: Value) -> dict[str, Any]:
     encode(value, meet)
     logs = _Logs(met)
     document = {"format": FORMAT, **decode_plain(encode(value, logs.name))}
+    if isinstance(value, SessionRecord):
+        document = with_messages_once(document)
     return {**document, "logs": logs.plain()} if met else document
 
 
@@ -174,6 +178,8 @@ def from_dict(kind: type[V], document: Mapping[str, Any]) -> V:
     plain = dict(document)
     _check_document(plain)
     check_format(plain.pop("format", None))
+    if kind is SessionRecord:
+        plain = with_messages_whole(plain)
     logs = plain.pop("logs", {})
     if not isinstance(logs, Mapping):
         raise InvalidData("$.logs", f"expected an object, got {type(logs).__name__}")

@@ -17,6 +17,8 @@ PerdureError
 ├── DriverError
 │   ├── TransientDriverError
 │   ├── RetriesExhausted
+│   ├── CompactionFailed
+│   ├── RunFailed
 │   └── RequestRefused
 │       └── ContextTooLong
 ├── ToolError
@@ -206,6 +208,30 @@ class RetriesExhausted(DriverError):
         asked = f"; it asks to wait {last.retry_after:g} s" if last.retry_after else ""
         times = "once" if attempts == 1 else f"{attempts} times"
         super().__init__(f"{last.model} was asked {times} and could not answer: {last.reason}{asked}. Try again later.")
+
+
+class CompactionFailed(DriverError):
+    """The model that was to summarise a transcript failed."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"The transcript was not compacted, and the session is as it was: {reason.rstrip('. ')}. Try again, name "
+            "another model, or use a strategy that needs none: 'truncate' or 'observation_mask'."
+        )
+
+
+class RunFailed(DriverError):
+    """A run ended without an answer. What was said until then is kept."""
+
+    def __init__(self, session_id: str, version: int, reason: str) -> None:
+        self.session_id = session_id
+        self.version = version
+        self.reason = reason
+        super().__init__(
+            f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept at version {version} "
+            "with all that was said; send again to go on, or undo() to take the message back."
+        )
 
 
 class RequestRefused(DriverError):

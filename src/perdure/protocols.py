@@ -413,4 +413,135 @@ class Journal(Protocol):
         ...
 
 
+@runtime_checkable
+class Watch(Protocol):
+    """A journal that tells when it has grown, so that nobody has to look again and again."""
+
+    async def changed(self, session_id: str, after: int, most: float) -> None:
+        """Return once a session's record goes beyond a number, or after at most so many seconds in any case."""
+        ...
+
+
 NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
+
+
+class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """One session whole, as it moves between stores. Its logs are named so that the names mean the same anywhere.
+
+    A log's name is its session's id, or `id/branch` for a branch's log. What is left of a log whose session has been
+    erased has a name with a colon in it, which no session's has.
+    """
+
+    session_id: SessionId
+    heads: tuple[bytes, ...]
+    """Versions 1 to the newest, as `stores.rows.encode_head` writes them, with logs by name and no operation id."""
+    values: Mapping[str, bytes]
+    """What the heads name by hash."""
+    logs: Mapping[str, Mapping[int, bytes]]
+    """Messages by position: of the session's own logs, shown by a version or not."""
+    lent: Mapping[str, Mapping[int, bytes]] = EMPTY
+    """Messages of others' logs that its versions name, if those are carried along."""
+    owners: Mapping[str, float] = EMPTY
+    """The living sessions whose logs its versions name, and when they were created, in seconds since 1970."""
+    entries: tuple[Entry, ...] = ()
+    """The record; the first entry has sequence number 1."""
+    inbox: tuple[Entry, ...] = ()
+    """The items of the inbox that are not taken yet. They are numbered anew from 1."""
+    keys: Mapping[str, tuple[str, int]] = EMPTY
+    """Idempotency keys: each one's digest, and the version that its run has saved."""
+    interrupted: bool = False
+    """Whether its last run was killed: a claim lies on it that nobody gave back."""
+
+
+@runtime_checkable
+class Archive(Protocol):
+    """A store that gives out and takes in sessions whole. `stores.moving` does what is the same for every store."""
+
+    async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        """A session as it stands, read in one snapshot; SessionNotFound if there is none, CorruptRecord if damaged.
+
+        SessionBusy while its claim stands: a run that goes on here must not be recovered elsewhere too. A claim that
+        has lapsed makes it `interrupted`. What it shows of erased sessions is always carried along as `lent`; what
+        it shows of living ones only if it is to stand `alone`.
+        """
+        ...
+
+    async def restore(self, archived: ArchivedSession) -> bool:
+        """Write a session whole, in one commit: versions, times, positions, record, keys, and a lapsed claim if it
+        was interrupted. False if it is there already and the same; SessionConflict if it is there and another.
+
+        A stretch of another's log is linked if that session is here (the same id and time of creation) and holds
+        these very messages; else it is kept, from `lent`, as a log of this session's own under the name `~name`;
+        else SessionNotFound. A dump names such a log by what follows the `~`, as `lent`: moving on changes nothing.
+        """
+        ...
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that is wrong in a store: with what, what it is, and what to do about it."""
+
+    session_id: str | None
+    where: str
+    what: str
+    repair: str
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A store that can look at itself beneath its sessions: files, indexes, rows that nobody owns."""
+
+    async def check(self) -> Sequence[Problem]:
+        """What is wrong; nothing is changed, and damage raises nothing."""
+        ...
+
+
+class SearchHit(Value, frozen=True):
+    """A message that a search has found, with the piece of its text around the first word that matched."""
+
+    session_id: SessionId
+    """The session whose log holds it; where that one is gone, one that still shows it."""
+    message_id: str
+    role: str
+    snippet: str
+    matches: tuple[tuple[int, int], ...] = ()
+    """Where in the snippet the words stand that matched: from, to."""
+    score: float = 0.0
+    position: int = 0
+    """Its place in the log."""
+    created_at: datetime | None = None
+    """When the message was made, if its id tells: that of perdure's own ids does."""
+
+
+@runtime_checkable
+class Search(Protocol):
+    """A store in which messages can be searched."""
+
+    async def search(
+        self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
+    ) -> Sequence[SearchHit]:
+        """The messages that have every word of a text, best first; of equals, the newest first.
+
+        `"quoted words"` have to stand together, a word that ends in `*` stands for all that begin so, and all else
+        is plain text. Covered, trimmed and rewound messages are found too; those of sessions with status deleted are
+        not. Past 10,000 matches only the newest are ranked. InvalidData if the text is blank.
+        """
+        ...
+
+
+@runtime_checkable
+class Erasure(Protocol):
+    """A store that can replace what was said, and clear up after what was erased."""
+
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        """Replace the content of messages of a session's history for good; how many were not replaced before.
+
+        It goes from every version, from every session that shows them, from the summaries that cover them and from
+        what runs have recorded of them. Roles, ids, the names of tools, and times stay. Every session concerned has
+        an entry `redacted` put on its record. InvalidData, and nothing is changed, if one of the ids is unknown;
+        SessionBusy while one of the sessions is being run.
+        """
+        ...
+
+    async def gc(self) -> int:
+        """Erase what stands in logs and nothing points to; how many messages that were."""
+        ...

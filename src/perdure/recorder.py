@@ -18,7 +18,7 @@ from perdure.model.loop_events import (
     ParallelLoopStart,
     ToolExecutionEnd,
 )
-from perdure.model.record import LoopRecord, LoopStatus, ParallelGroupRecord, SessionRecord, with_children
+from perdure.model.record import LoopFold, LoopRecord, LoopStatus, ParallelGroupRecord, SessionRecord, with_children
 
 _log = logging.getLogger("perdure.recorder")
 
@@ -42,7 +42,7 @@ class SessionRecorder:
     def __init__(self, config: SessionRecorderConfig | None = None) -> None:
         self._config = config or SessionRecorderConfig()
         self._sessions: dict[str, SessionRecord] = {}
-        self._loops: dict[str, LoopRecord] = {}
+        self._loops: dict[str, LoopFold] = {}
         self._completed: list[SessionRecord] = []
         self._refused: set[str] = set()
         self._awaited_refs: dict[str, list[ChildLoopRef]] = {}
@@ -89,9 +89,9 @@ class SessionRecorder:
     def _start_loop(self, event: AgentStart) -> None:
         session_id = self._session_of(event)
         if event.loop_id not in self._loops:
-            self._loops[event.loop_id] = LoopRecord(loop_id=event.loop_id, session_id=session_id)
+            self._loops[event.loop_id] = LoopFold(LoopRecord(loop_id=event.loop_id, session_id=session_id))
         for ref in self._awaited_refs.pop(event.loop_id, ()):
-            self._loops[event.loop_id] = self._loops[event.loop_id].with_child_ref(ref)
+            self._loops[event.loop_id].link(ref)
         if event.spawn_ref is not None:
             self._link_child(event, event.spawn_ref)
 
@@ -104,7 +104,7 @@ class SessionRecorder:
         if parent is None:
             self._awaited_refs.setdefault(spawn.parent_loop_id, []).append(ref)
         else:
-            self._loops[parent.loop_id] = parent.with_child_ref(ref)
+            parent.link(ref)
 
     def _link_parent(self, event: ToolExecutionEnd, ref: ChildLoopRef) -> None:
         """A parent tells of a child that it has spawned."""
@@ -123,7 +123,7 @@ class SessionRecorder:
                 _log.warning("%s for loop %s, which has not started", type(event).__name__, event.loop_id)
             return False
         keep = self._config.include_streaming_events or not isinstance(event, MessageUpdate)
-        self._loops[event.loop_id] = record.after(event, keep_event=keep)
+        record.take(event, keep_event=keep)
         if isinstance(event, ToolExecutionEnd) and event.child is not None:
             self._link_parent(event, event.child)
         session = self._sessions[record.session_id]
@@ -134,9 +134,9 @@ class SessionRecorder:
         group = ParallelGroupRecord(event.loop_ids)
         for loop_id in event.loop_ids:
             if loop_id in self._loops:
-                self._loops[loop_id] = replace(self._loops[loop_id], parallel_group=group)
+                self._loops[loop_id].announce(group)
                 continue
-            self._loops[loop_id] = LoopRecord(
+            branch = LoopRecord(
                 loop_id=loop_id,
                 session_id=event.session_id or event.loop_id,
                 agent_id=event.agent_id,
@@ -144,6 +144,7 @@ class SessionRecorder:
                 status=LoopStatus.PENDING,
                 parallel_group=group,
             )
+            self._loops[loop_id] = LoopFold(branch)
 
     def _select_branch(self, event: ParallelLoopEnd) -> bool:
         if self._session_of(event) in self._refused:
@@ -154,11 +155,11 @@ class SessionRecorder:
                 self.unknown_events += 1
                 _log.warning("a parallel group ended with loop %s, which was not announced", loop_id)
                 continue
-            self._loops[loop_id] = record.selected(event)
+            record.select(event)
         return any(loop_id in self._loops for loop_id in event.loop_ids)
 
     def _session(self, session_id: str) -> SessionRecord:
-        loops = with_children(loop for loop in self._loops.values() if loop.session_id == session_id)
+        loops = with_children(loop.record() for loop in self._loops.values() if loop.session_id == session_id)
         return replace(self._sessions[session_id], loops=loops)
 
     def checkpoint(self) -> tuple[SessionRecord, ...]:
@@ -171,7 +172,7 @@ class SessionRecorder:
         for session_id in tuple(self._sessions):
             for loop_id, loop in self._loops.items():
                 if loop.session_id == session_id:
-                    self._loops[loop_id] = loop.aborted(at)
+                    self._loops[loop_id] = LoopFold(loop.record().aborted(at))
             session = self._session(session_id)
             del self._sessions[session_id]
             self._loops = {key: loop for key, loop in self._loops.items() if loop.session_id != session_id}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,41 +14,55 @@ from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
     AnyLoopEvent,
+    Compaction,
+    CompactionPart,
     LoopEvent,
     MessageEnd,
     MessageUpdate,
     ParallelLoopEnd,
     ParallelLoopStart,
+    ToolExecutionEnd,
+    ToolExecutionStart,
     ToolExecutionUpdate,
 )
 from perdure.model.message import Message
+from perdure.model.said import Said
 from perdure.model.session import AgentSession
 from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
 
 T = TypeVar("T")
 
 
-def entry_of(event: LoopEvent) -> Entry:
-    """An event as it is stored: messages by id, and without what the record's columns say already."""
+def entry_of(event: LoopEvent, said: Said | None = None) -> Entry:
+    """An event as it is stored: messages by id, and without what they or the record's columns say already."""
     kind = str(event.__struct_config__.tag)
-    raw = msgspec.json.encode(_by_reference(event), enc_hook=str)
+    raw = msgspec.json.encode(_by_reference(event, said or _NOTHING_SAID), enc_hook=str)
     # The tag comes first, and stands in a column of its own.
     body = msgspec.Raw(b"{" + raw[len(f'{{"type":"{kind}",') :])
     is_of_group = isinstance(event, ParallelLoopStart | ParallelLoopEnd)
     return Entry(kind, body, None if is_of_group else event.loop_id)
 
 
-def _by_reference(event: LoopEvent) -> LoopEvent:
+_NOTHING_SAID = Said()
+
+
+def _by_reference(event: LoopEvent, said: Said) -> LoopEvent:
     """The event with messages that are nothing but ids, and no ids that the record's columns imply."""
     if isinstance(event, MessageEnd):
         return replace(event, loop_id="", session_id=None, agent_id="", message=_stub(event.message))
     if isinstance(event, AgentEnd):
         messages = tuple(map(_stub, event.messages))
         return replace(event, loop_id="", session_id=None, agent_id="", messages=messages)
+    if isinstance(event, Compaction):
+        return replace(event, loop_id="", session_id=None, agent_id="", shown=_shown_as(event, _stub))
     if isinstance(event, AgentStart):
         return replace(event, loop_id="", session_id=None)
     if isinstance(event, ParallelLoopStart | ParallelLoopEnd):
         return replace(event, session_id=None)
+    if isinstance(event, ToolExecutionStart):
+        return replace(event, loop_id="", session_id=None, agent_id="", call=said.pointing_call(event.call))
+    if isinstance(event, ToolExecutionEnd):
+        return replace(event, loop_id="", session_id=None, agent_id="", execution=said.pointing(event.execution))
     return replace(event, loop_id="", session_id=None, agent_id="")
 
 
@@ -56,7 +70,17 @@ def _stub(message: Message) -> Message:
     return Message("user", (), message.id)
 
 
-def event_of(entry: JournalEntry, session_id: str, agent_id: str, message_of: Callable[[str], Message]) -> AnyLoopEvent:
+def _shown_as(event: Compaction, form: Callable[[Message], Message]) -> tuple[CompactionPart, ...]:
+    return tuple(part if part.message is None else replace(part, message=form(part.message)) for part in event.shown)
+
+
+def event_of(
+    entry: JournalEntry,
+    session_id: str,
+    agent_id: str,
+    message_of: Callable[[str], Message],
+    said: Said = _NOTHING_SAID,
+) -> AnyLoopEvent:
     """The event that an entry of the record stands for; `message_of` finds a message by its id."""
     plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id, "cursor": entry.seq}
     plain["loop_id"] = entry.run or plain.get("loop_id", "")
@@ -65,7 +89,49 @@ def event_of(entry: JournalEntry, session_id: str, agent_id: str, message_of: Ca
         return replace(event, message=message_of(event.message.id))
     if isinstance(event, AgentEnd):
         return replace(event, messages=tuple(message_of(message.id) for message in event.messages))
+    if isinstance(event, Compaction):
+        return replace(event, shown=_shown_as(event, lambda message: message_of(message.id)))
+    if isinstance(event, ToolExecutionStart):
+        return replace(event, call=said.whole_call(event.call))
+    if isinstance(event, ToolExecutionEnd):
+        return replace(event, execution=said.whole(event.execution))
     return event
+
+
+class _Unwritten:
+    """The events of a run that are not on record yet, and the messages in them."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._events: list[LoopEvent] = []
+        self._said = Said()
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
+
+    def put(self, event: LoopEvent) -> None:
+        if isinstance(event, MessageUpdate | ToolExecutionUpdate):
+            return
+        if isinstance(event, MessageEnd):
+            self.say((event.message,))
+        if isinstance(event, Compaction):
+            self.say(part.message for part in event.shown if part.message is not None)
+        self._events.append(event)
+
+    def say(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._messages.append(message)
+            self._said.hear(message)
+
+    def entries(self) -> list[Entry]:
+        """Made as late as can be: an outcome's event comes before the message that it can point at."""
+        return [entry_of(event, self._said) for event in self._events]
+
+    def take(self) -> tuple[list[Message], list[Entry]]:
+        """All of it, to be written now."""
+        taken = self._messages, self.entries()
+        self._messages, self._events = [], []
+        return taken
 
 
 class JournalRecord:
@@ -81,32 +147,26 @@ class JournalRecord:
         self.session_id = session.id
         self._owner = owner
         self.lease = lease
-        self._messages: list[Message] = []
-        self._entries: list[Entry] = []
+        self._unwritten = _Unwritten()
         self._writing = asyncio.Lock()
         self.claim: Claim | None = None
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
 
     def put(self, event: LoopEvent) -> None:
-        if isinstance(event, MessageUpdate | ToolExecutionUpdate):
-            return
-        if isinstance(event, MessageEnd):
-            self._messages.append(event.message)
-        self._entries.append(entry_of(event))
+        self._unwritten.put(event)
 
     def say(self, messages: Sequence[Message]) -> None:
         """Take messages that belong to no one loop."""
-        self._messages.extend(messages)
+        self._unwritten.say(messages)
 
     async def barrier(self) -> None:
         async with self._writing:  # so that nobody passes while what they put is still on its way
-            if self._entries or self.claim is None:
+            if self._unwritten or self.claim is None:
                 await (self._write() if self._is_immediate else see_through(self._write()))
 
     async def _write(self) -> None:
-        messages, entries = self._messages, self._entries
-        self._messages, self._entries = [], []
+        messages, entries = self._unwritten.take()
         if self.claim is None:
             self.claim, appended = await self._journal.claim(
                 self._session.id,
@@ -137,7 +197,7 @@ class JournalRecord:
         """What the save has to carry: the claim, where messages stand, and the entries that are not written yet."""
         if self.claim is None:
             return None
-        return Saving(self.claim, dict(self.written), tuple(self._entries), self.taken, key)
+        return Saving(self.claim, dict(self.written), tuple(self._unwritten.entries()), self.taken, key)
 
 
 class BranchRecord:
@@ -146,23 +206,17 @@ class BranchRecord:
     def __init__(self, group: JournalRecord, loop_id: str) -> None:
         self._group = group
         self._loop_id = loop_id
-        self._messages: list[Message] = []
-        self._entries: list[Entry] = []
+        self._unwritten = _Unwritten()
         self._writing = asyncio.Lock()
         self.written: dict[str, StoredAt] = {}
 
     def put(self, event: LoopEvent) -> None:
-        if isinstance(event, MessageUpdate | ToolExecutionUpdate):
-            return
-        if isinstance(event, MessageEnd):
-            self._messages.append(event.message)
-        self._entries.append(entry_of(event))
+        self._unwritten.put(event)
 
     async def barrier(self) -> None:
         async with self._writing:
-            if self._entries:
-                messages, entries = self._messages, self._entries
-                self._messages, self._entries = [], []
+            if self._unwritten:
+                messages, entries = self._unwritten.take()
                 self.written |= await see_through(self._group.write_branch(self._loop_id, messages, entries))
 
 

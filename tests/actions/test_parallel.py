@@ -17,12 +17,14 @@ from perdure import (
     Branch,
     ConfigurationError,
     DriverError,
+    ExecutionStatus,
     FewestTokens,
     FileStore,
     First,
     InvalidData,
     Judge,
     LongestAnswer,
+    LoopFactory,
     LoopRecord,
     LoopStatus,
     MemoryStore,
@@ -30,6 +32,7 @@ from perdure import (
     ModelConfig,
     ModelReply,
     ModelRequest,
+    Rejected,
     ResumeExecution,
     SendMessage,
     SendParallel,
@@ -37,13 +40,18 @@ from perdure import (
     SessionRecord,
     SessionRuntime,
     SqliteStore,
+    StopReason,
     SuspendSession,
     ToolCall,
     Usage,
+    recover,
     tool,
 )
+from perdure.model.ids import use
+from perdure.model.loop_events import ParallelLoopEnd
 from perdure.model.step import InferenceResponse
-from perdure.testing import Delay, ScriptedDriver
+from perdure.protocols import Entry
+from perdure.testing import Delay, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("agent", model="own", system_prompt="Be kind.")
 CONFIGS = ("brief", "long", "slow")
@@ -135,7 +143,7 @@ async def test_a_strategy_selects_among_all_answers(a_store: Any, strategy: Any,
             assert loop.parallel_group is not None
             assert loop.parallel_group.selected_config_index == index
             assert loop.parallel_group.selected_loop_id == in_order(record)[index].loop_id
-            assert loop.continuation_kind.kind == "branch"
+            assert loop.continuation_kind.kind == "initial", "it has no parent"
 
 
 async def test_the_first_answer_stops_the_others(a_store: Any) -> None:
@@ -376,3 +384,256 @@ async def test_it_runs_without_a_store_too() -> None:
     session = await SessionRuntime(MemoryStore()).create(AGENT)
     action = SendParallel("Is it?", loops_of(replies), configs=CONFIGS, strategy=LongestAnswer())
     assert texts(await action.execute_on(session)) == ["Is it?", "Yes, that is quite so."]
+
+
+LOOK = "perdure.actions.running.LOOK_EVERY"
+
+
+async def asked_times(driver: ScriptedDriver, times: int) -> None:
+    """Return once a driver has been asked so many times."""
+    async with asyncio.timeout(30):
+        while len(driver.requests) < times:  # noqa: ASYNC110 (a driver does not tell that it was asked)
+            await asyncio.sleep(0.001)
+
+
+async def test_an_evaluation_can_be_cancelled_through_the_inbox(a_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any process: the branches are aborted, and the session keeps the message, stopped, as with SendMessage."""
+    monkeypatch.setattr(LOOK, 0.01)
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        driver = ScriptedDriver(replies)
+        action = SendParallel("Is it?", loops_of(driver), configs=["stuck", "stuck"], strategy=LongestAnswer())
+        task = asyncio.create_task(runtime.execute(session.id, action))
+        await asked_times(driver, 2)
+        await store.post(session.id, Entry("cancel"))
+        after = await asyncio.wait_for(task, 10)
+        assert (after.version, texts(after)) == (2, ["Is it?"])
+        assert (after.state.status, after.state.stop_reason) == (ExecutionStatus.STOPPED, StopReason.USER_REQUESTED)
+        record = await runtime.record(session.id)
+        assert [loop.status for loop in record.loops] == [LoopStatus.ABORTED, LoopStatus.ABORTED]
+        assert selected(record) == [True, False]
+        assert not await store.is_claimed(session.id)
+        assert await store.read(session.id, inbox=True) == []
+        assert await runtime.execute(session.id, ResumeExecution(loops_of(replies))) == after
+        went_on = await runtime.execute(session.id, SendMessage("Hi", loops_of(replies)))
+        assert texts(went_on) == ["Is it?", "Hi", "own: Hi"]
+
+
+async def test_a_cancelled_judge_leaves_the_first_answer(a_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branches had ended by then; the session goes on from the one that was quickest."""
+    monkeypatch.setattr(LOOK, 0.01)
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        driver = ScriptedDriver(replies)
+        action = SendParallel("Is it?", loops_of(driver), configs=["long", "brief"], strategy=Judge("stuck"))
+        task = asyncio.create_task(runtime.execute(session.id, action))
+        await asked_times(driver, 3)
+        await store.post(session.id, Entry("cancel"))
+        assert texts(await asyncio.wait_for(task, 10)) == ["Is it?", "Yes."]
+
+
+async def test_a_cancelled_evaluation_does_not_lose_what_was_posted(
+    a_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queued messages, and those that were to steer, are sent in their turn once the branches are stopped."""
+    monkeypatch.setattr(LOOK, 0.01)
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        driver = ScriptedDriver(replies)
+        action = SendParallel("Is it?", loops_of(driver), configs=["stuck", "stuck"])
+        task = asyncio.create_task(runtime.execute(session.id, action))
+        await asked_times(driver, 2)
+        await runtime.execute(session.id, SendMessage("A", loops_of([]), when_busy="queue"))
+        await runtime.execute(session.id, SendMessage("B", loops_of([]), when_busy="steer"))
+        await store.post(session.id, Entry("cancel"))
+        await asyncio.wait_for(task, 10)
+        after = await runtime.get_session(session.id)
+        assert texts(after) == ["Is it?", "A", "own: A", "B", "own: B"]
+        assert await store.read(session.id, inbox=True) == []
+
+
+async def test_a_steering_message_waits_for_the_selection(a_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No one branch can be steered: the message is answered once one of them is selected."""
+    monkeypatch.setattr(LOOK, 0.001)
+
+    def reply(request: ModelRequest) -> Any:
+        return Delay(0.05, "So.") if request.model.name in ("a", "b") else replies(request)
+
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        driver = ScriptedDriver(reply)
+        action = SendParallel("Is it?", loops_of(driver), configs=["a", "b"], strategy=LongestAnswer())
+        task = asyncio.create_task(runtime.execute(session.id, action))
+        await asked_times(driver, 2)
+        await runtime.execute(session.id, SendMessage("Quick!", loops_of([]), when_busy="steer"))
+        await task
+        assert texts(await runtime.get_session(session.id)) == ["Is it?", "So.", "Quick!", "own: Quick!"]
+        assert await store.read(session.id, inbox=True) == []
+
+
+async def test_a_wish_to_cancel_an_earlier_run_is_not_for_the_evaluation(
+    a_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was there before it began ends nothing."""
+    monkeypatch.setattr(LOOK, 0.001)
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        await store.post(session.id, Entry("cancel"))
+        action = SendParallel("Is it?", loops_of(replies), configs=CONFIGS, strategy=LongestAnswer())
+        assert texts(await runtime.execute(session.id, action))[-1] == "Yes, that is quite so."
+        assert await store.read(session.id, inbox=True) == []
+
+
+async def test_calls_that_need_approval_are_refused_in_a_branch(a_store: Any) -> None:
+    """Nobody can be asked there: the model is told so and goes on, and the refusal is on record."""
+    made: list[int] = []
+    pay = tool(name="pay", needs_approval=lambda arguments: arguments["amount"] > 10)(made_by(made))
+
+    def reply(request: ModelRequest) -> Any:
+        amount = {"much": 50, "little": 5}[request.model.name]
+        return ToolCall("pay", {"amount": amount}) if request.step == 0 else f"{request.model.name}!"
+
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AgentDefinition("agent", tools=("pay",)))
+        action = SendParallel("Pay", loops_of(reply, pay), configs=["much", "little"], strategy=LongestAnswer())
+        after = await runtime.execute(session.id, action)
+        assert (after.status.value, made) == ("active", [5])
+        record = await runtime.record(session.id)
+        assert [loop.status.value for loop in in_order(record)] == ["completed", "completed"]
+        whole = await runtime.loop(session.id, in_order(record)[0].loop_id)
+        (refused,) = (each for turn in whole.turns for each in turn.tool_executions)
+        assert refused.error is not None
+        assert "needs a person's approval, which nobody can be asked about" in refused.error.message
+
+
+def made_by(made: list[int]) -> Any:
+    def pay(amount: int) -> str:
+        made.append(amount)
+        return "paid"
+
+    return pay
+
+
+async def test_a_sub_agent_that_waits_for_approval_ends_in_a_branch(a_store: Any) -> None:
+    """Its call is an error that says why, its session is ended, and what it used is charged."""
+    made: list[int] = []
+    pay = tool(name="pay", needs_approval=True)(made_by(made))
+    helper = AgentDefinition("helper", system_prompt="helper", tools=("pay",))
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == "helper":
+            return ToolCall("pay", {"amount": 1})
+        if request.step == 0 and request.model.name == "asks":
+            return ToolCall("helper", {"prompt": "Pay."})
+        return f"{request.model.name} is done: {request.messages[-1].text}"
+
+    loops = LoopFactory(driver=ScriptedDriver(reply), tools=[pay], subagents=[helper])
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AgentDefinition("agent", tools=("helper",)))
+        action = SendParallel("Go", loops, configs=["asks", "b"], strategy=LongestAnswer())
+        after = await runtime.execute(session.id, action)
+        assert "ApprovalImpossible: Agent helper needs a person's approval (pay)" in texts(after)[-1]
+        (info,) = await runtime.list_sessions(parent=session.id)
+        child = await runtime.get_session(info.id)
+        assert (child.status.value, child.state.status, made) == ("failed", ExecutionStatus.STOPPED, [])
+        assert after.state.steps[0].tool_executions[0].usage == child.state.usage
+        assert child.state.usage.total_tokens > 0
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled", "unjudged"])
+async def test_an_evaluation_that_was_given_up_is_not_resumed(a_store: Any, how: str) -> None:
+    """It is on record that none was selected: ResumeExecution leaves the session as it is, and calls no model."""
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        driver = ScriptedDriver(replies)
+        models = {"failed": "broken", "cancelled": "stuck", "unjudged": "brief"}
+        strategy = Judge("broken") if how == "unjudged" else LongestAnswer()
+        action = SendParallel("Is it?", loops_of(driver), configs=[models[how]] * 2, strategy=strategy)
+        task = asyncio.create_task(runtime.execute(session.id, action))
+        if how == "cancelled":
+            await asked_times(driver, 2)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else DriverError):
+            await task
+        asked = len(driver.requests)
+        after = await runtime.execute(session.id, ResumeExecution(loops_of(driver)))
+        assert (after.version, len(driver.requests)) == (1, asked)
+        last = [event async for event in runtime.events(session.id)][-1]
+        assert isinstance(last, ParallelLoopEnd)
+        assert (last.selected_loop_id, last.selected_config_index) == (None, None)
+        assert selected(await runtime.record(session.id)) == [False, False]
+        assert texts(await runtime.execute(session.id, SendMessage("Hi", loops_of(replies)))) == ["Hi", "own: Hi"]
+
+
+async def test_a_branch_begins_as_other_loops_do(a_store: Any) -> None:
+    """With what it answers; that is stored once, for all branches, and read back with each."""
+    async with evaluated(a_store, LongestAnswer()) as (runtime, after, record):
+        for loop in record.loops:
+            whole = await runtime.loop(after.id, loop.loop_id)
+            assert [message.role for message in whole.messages] == ["user", "assistant"]
+            assert whole.messages[0] == after.state.messages[0]
+            log, stop = await runtime.journal.log_of(after.id, loop.loop_id)  # type: ignore[union-attr]
+            assert [m.role for m in await runtime.journal.messages(log, 0, stop)] == ["assistant"]  # type: ignore[union-attr]
+
+
+async def test_branches_of_a_later_message_are_branches_of_the_last_loop(a_store: Any) -> None:
+    """They have a parent, and are told apart by the number of their config."""
+    async with evaluated(a_store, First()) as (runtime, after, _):
+        parent = after.state.execution.execution_id  # type: ignore[union-attr]
+        await runtime.execute(after.id, SendParallel("And?", loops_of(replies), configs=["a", "b"]))
+        branches = (await runtime.record(after.id)).children_of(parent)
+        assert [(loop.continuation_kind.kind, loop.continuation_kind.tag) for loop in branches] == [
+            ("branch", "0"),
+            ("branch", "1"),
+        ]
+
+
+async def test_the_events_of_a_group_name_session_and_agent(a_store: Any) -> None:
+    """Also when they are read back."""
+    async with evaluated(a_store, First()) as (runtime, after, _):
+        told = [event async for event in runtime.events(after.id)]
+        assert {event.agent_id for event in told} == {after.state.agent_id}
+        assert {event.session_id for event in told} == {after.id}
+
+
+async def test_input_filters_hold_for_branches_too(a_store: Any) -> None:
+    """What a filter refuses is shown to no model."""
+    driver = ScriptedDriver(replies)
+    loops = LoopFactory(driver=driver, input_filters=[lambda messages: Rejected("not that")])
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        with pytest.raises(DriverError):
+            await runtime.execute(session.id, SendParallel("Is it?", loops, configs=["a", "b"]))
+        assert driver.requests == []
+        record = await runtime.record(session.id)
+        assert [loop.status for loop in record.loops] == [LoopStatus.REJECTED, LoopStatus.REJECTED]
+
+
+async def test_a_group_that_was_given_up_as_its_process_died_leaves_no_claim() -> None:
+    """Killed between the end on record and the release: recovery finds nothing to go on with, and clears the claim."""
+    clock, store = FrozenClock(tick=0.001), MemoryStore()
+    with use(clock=clock):
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        release, store.release = store.release, _nothing  # type: ignore[method-assign]
+        with pytest.raises(DriverError):
+            await runtime.execute(session.id, SendParallel("Is it?", loops_of(replies), configs=["broken", "broken"]))
+        store.release = release  # type: ignore[method-assign]
+        clock.advance(3600)
+        assert await store.lapsed() == [session.id]
+        await recover(runtime, loops_of(replies))
+        assert await store.lapsed() == []
+        assert (await runtime.get_session(session.id)).version == 1
+
+
+async def _nothing(*given: Any) -> None:
+    return None

@@ -1,6 +1,6 @@
 """A process that runs an agent whose tools write into a ledger, to be killed at any instant.
 
-Run as `python agent_process.py DATABASE LEDGER SESSION_ID [send|parallel]`; it prints a line before it begins and
+Run as `python agent_process.py ADDRESS LEDGER SESSION_ID [send|parallel]`; it prints a line before it begins and
 one when it is done.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+
+from tests.crash.addresses import store_at
 
 from perdure import (
     Action,
@@ -19,7 +21,6 @@ from perdure import (
     SendMessage,
     SendParallel,
     SessionRuntime,
-    SqliteStore,
     ToolCall,
     tool,
 )
@@ -87,7 +88,7 @@ def action(how: str, ledger: str) -> Action:
 
 
 async def main(database: str, ledger: str, session_id: str, how: str = "send") -> None:
-    async with SqliteStore(database) as store:
+    async with store_at(database) as store:
         runtime = SessionRuntime(store)
         print("ready", flush=True)
         sys.stdin.readline()

@@ -1,6 +1,6 @@
 """A process that tries to run a session whenever it is told to, and one that holds a claim and is stopped meanwhile.
 
-Run as `python racing_process.py DATABASE race|hold`; each line it reads names a session, each line it prints is JSON.
+Run as `python racing_process.py ADDRESS race|hold`; each line it reads names a session, each line it prints is JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import sys
 from typing import Any
 
+from tests.crash.addresses import store_at
 from tests.loop.scenes import loops_of
 
 from perdure import (
@@ -20,7 +21,6 @@ from perdure import (
     PerdureError,
     SendMessage,
     SessionRuntime,
-    SqliteStore,
 )
 from perdure.protocols import Claim, Entry, OnDelta
 from perdure.testing import ScriptedDriver
@@ -37,7 +37,7 @@ class Slow(ScriptedDriver):
         return await super().respond(request, on_delta)
 
 
-async def race(store: SqliteStore, session_id: str) -> dict[str, Any]:
+async def race(store: Any, session_id: str) -> dict[str, Any]:
     """Run the session: what came of it, and how often the model was called."""
     driver = Slow(["Hello."])
     try:
@@ -53,7 +53,7 @@ class Holder:
     def __init__(self) -> None:
         self._held: tuple[AgentSession, Claim] | None = None
 
-    async def __call__(self, store: SqliteStore, session_id: str) -> dict[str, Any]:
+    async def __call__(self, store: Any, session_id: str) -> dict[str, Any]:
         if self._held is None:
             session = await store.load(session_id)
             assert session is not None
@@ -62,7 +62,7 @@ class Holder:
             return {"epoch": claim.epoch}
         return await self._write(store, *self._held)
 
-    async def _write(self, store: SqliteStore, session: AgentSession, claim: Claim) -> dict[str, Any]:
+    async def _write(self, store: Any, session: AgentSession, claim: Claim) -> dict[str, Any]:
         late = Message.user("too late")
         changed = session.with_state(session.state.with_messages(late))
         attempts = {
@@ -84,7 +84,7 @@ async def _error_of(attempt: Any) -> str | None:
 
 async def main(database: str, how: str) -> None:
     do = race if how == "race" else Holder()
-    async with SqliteStore(database) as store:
+    async with store_at(database) as store:
         print(json.dumps("ready"), flush=True)
         while session_id := (await asyncio.to_thread(sys.stdin.readline)).strip():
             print(json.dumps(await do(store, session_id)), flush=True)

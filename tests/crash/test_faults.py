@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.crash import agent_process
+from tests.crash.addresses import address_of, store_at
 from tests.crash.test_kill import results_of
 
 from perdure import (
@@ -28,12 +29,13 @@ from perdure import (
     SendParallel,
     SessionRuntime,
     SessionStatus,
-    SqliteStore,
     StoreError,
     ToolCall,
+    ToolExecutionEnd,
     recover,
     tool,
 )
+from perdure.fsck import fsck
 from perdure.loop.prompt import compile_prompt
 from perdure.model.ids import use
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
@@ -81,7 +83,7 @@ class Ledger(list[str]):
 
 @asynccontextmanager
 async def opened(kind: str, path: Path) -> AsyncIterator[Any]:
-    async with SqliteStore(path) if kind == "sqlite" else MemoryStore() as store:
+    async with MemoryStore() if kind == "memory" else store_at(address_of(kind, path)) as store:
         yield store
 
 
@@ -95,12 +97,9 @@ async def execute_and_crash(
         await SessionRuntime(failing).execute(session_id, action)
     except StoreError:
         assert failing.has_crashed
-    ended = [entry for entry in await store.read(session_id) if entry.kind == "tool_execution_end"]
-    return failing.has_crashed, [_line(entry.body["execution"]["call"]) for entry in ended]
-
-
-def _line(call: dict[str, Any]) -> str:
-    return " ".join((call["name"], *map(str, call["arguments"].values())))
+    events = [event async for event in SessionRuntime(store).events(session_id)]
+    ended = [event.execution.call for event in events if isinstance(event, ToolExecutionEnd)]
+    return failing.has_crashed, [" ".join((call.name, *map(str, call.arguments.values()))) for call in ended]
 
 
 async def recovered(store: Any, session_id: str, loops: LoopFactory, clock: FrozenClock) -> AgentSession:
@@ -113,12 +112,12 @@ async def recovered(store: Any, session_id: str, loops: LoopFactory, clock: Froz
     return await runtime.get_session(session_id)
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("how", ["send", "parallel"])
 async def test_a_crash_at_every_store_call_is_recovered(tmp_path: Path, kind: str, how: str, after: bool) -> None:
     """Whichever call is the last, the run ends, no completed tool runs again, and no unknown outcome is repeated."""
-    async with opened(kind, tmp_path / "sessions.db") as store:
+    async with opened(kind, tmp_path) as store:
         for call in range(1, MOST_CALLS):
             clock, ledger = FrozenClock(tick=0.0001), Ledger()
             with use(clock=clock):
@@ -139,6 +138,7 @@ async def test_a_crash_at_every_store_call_is_recovered(tmp_path: Path, kind: st
             if not crashed:
                 break
         assert 10 < call < MOST_CALLS - 1
+        assert (await fsck(store)).problems == ()
 
 
 def _script(how: str) -> Any:

@@ -14,18 +14,21 @@ from pathlib import Path
 
 import pytest
 from tests.crash import agent_process
+from tests.crash.addresses import address_of, store_at
 
-from perdure import AgentSession, ExecutionStatus, SessionRuntime, SqliteStore, recover
+from perdure import AgentSession, ExecutionStatus, SessionRuntime, recover
+from perdure.fsck import fsck
 from perdure.loop.prompt import compile_prompt
 
 ROUNDS = 500 if os.environ.get("PERDURE_TORTURE") else 50
 SEEDS = 10
 
 
-def run_and_kill(database: Path, ledger: Path, session_id: str, delay: float, how: str = "send") -> bool:
+def run_and_kill(database: str, ledger: Path, session_id: str, delay: float, how: str = "send") -> bool:
     """Start the agent in a process of its own and kill it after a while; True if it had finished."""
-    command = [sys.executable, agent_process.__file__, str(database), str(ledger), session_id, how]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, agent_process.__file__, database, str(ledger), session_id, how]
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=where) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -62,12 +65,12 @@ def check(session: AgentSession, ledger: Path) -> None:
     assert {m.id for m in compile_prompt(session.state.messages)} == {m.id for m in session.state.messages}
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [*(("sqlite", n) for n in range(SEEDS)), ("postgres", 0), ("postgres", 1)])
+async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, kind: str, seed: int) -> None:
     """Wherever SIGKILL strikes, the run ends, no completed tool runs twice, and no unknown outcome is repeated."""
     chance = random.Random(seed)
-    database = tmp_path / "sessions.db"
-    async with SqliteStore(database) as store:
+    database = address_of(kind, tmp_path)
+    async with store_at(database) as store:
         runtime = SessionRuntime(store)
         for number in range(ROUNDS // SEEDS):
             ledger = tmp_path / f"ledger-{number}"
@@ -84,14 +87,15 @@ async def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, seed: int) -> N
             else:
                 assert kept.version == 1
             assert await store.lapsed() == []
+        assert (await fsck(store)).problems == ()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS // 2))
-async def test_a_killed_parallel_evaluation_goes_on(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [*(("sqlite", n) for n in range(SEEDS // 2)), ("postgres", 0)])
+async def test_a_killed_parallel_evaluation_goes_on(tmp_path: Path, kind: str, seed: int) -> None:
     """Branches that had ended stand, the others go on, one is selected, and no branch repeats a charge."""
     chance = random.Random(seed)
-    database = tmp_path / "sessions.db"
-    async with SqliteStore(database) as store:
+    database = address_of(kind, tmp_path)
+    async with store_at(database) as store:
         runtime = SessionRuntime(store)
         for number in range(ROUNDS // SEEDS):
             ledger = tmp_path / f"ledger-{number}"
@@ -113,3 +117,4 @@ async def test_a_killed_parallel_evaluation_goes_on(tmp_path: Path, seed: int) -
             record = await runtime.record(session.id)
             assert [loop.parallel_group.is_selected for loop in record.loops if loop.parallel_group] == [False, True]
             assert await store.lapsed() == []
+        assert (await fsck(store)).problems == ()

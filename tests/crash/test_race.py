@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.crash import racing_process
+from tests.crash.addresses import KINDS, address_of, store_at
 from tests.loop.scenes import loops_of
 
-from perdure import AgentDefinition, SendMessage, SessionRuntime, SqliteStore
+from perdure import AgentDefinition, SendMessage, SessionRuntime
 from perdure.testing import ScriptedDriver
 
 ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 40
@@ -39,7 +41,7 @@ class Racer:
 
 
 @asynccontextmanager
-async def racers(database: Path, how: str, count: int) -> AsyncIterator[list[Racer]]:
+async def racers(database: str, how: str, count: int) -> AsyncIterator[list[Racer]]:
     started = [Racer(await _start(database, how)) for _ in range(count)]
     try:
         for racer in started:
@@ -51,21 +53,22 @@ async def racers(database: Path, how: str, count: int) -> AsyncIterator[list[Rac
             await racer.process.wait()
 
 
-async def _start(database: Path, how: str) -> asyncio.subprocess.Process:
+async def _start(database: str, how: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *(racing_process.__file__, str(database), how),
+        *(racing_process.__file__, database, how),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
 
 
-async def test_of_two_processes_one_runs_a_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_of_two_processes_one_runs_a_session(tmp_path: Path, kind: str) -> None:
     """The other is told so, before it has called its model."""
-    database = tmp_path / "sessions.db"
+    database = address_of(kind, tmp_path)
     refusals: set[str] = set()
-    async with SqliteStore(database) as store, racers(database, "race", 2) as pair:
+    async with store_at(database) as store, racers(database, "race", 2) as pair:
         runtime = SessionRuntime(store)
         for _ in range(ROUNDS):
             session = await runtime.create(AGENT)
@@ -81,16 +84,17 @@ async def test_of_two_processes_one_runs_a_session(tmp_path: Path) -> None:
     assert refusals <= {"SessionBusy", "SessionConflict"}
 
 
-async def has_lapsed(store: SqliteStore, session_id: str) -> None:
+async def has_lapsed(store: Any, session_id: str) -> None:
     async with asyncio.timeout(30):
         while await store.is_claimed(session_id):  # noqa: ASYNC110 (it lapses by itself, and nobody tells)
             await asyncio.sleep(racing_process.LEASE / 10)
 
 
-async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path: Path, kind: str) -> None:
     """Woken again, it cannot append, keep its claim alive, or save; nothing of what it tried is there."""
-    database = tmp_path / "sessions.db"
-    async with SqliteStore(database) as store, racers(database, "hold", 1) as (holder,):
+    database = address_of(kind, tmp_path)
+    async with store_at(database) as store, racers(database, "hold", 1) as (holder,):
         runtime = SessionRuntime(store)
         session = await runtime.create(AGENT)
         await holder.ask(session.id)
@@ -105,10 +109,11 @@ async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path:
         assert await store.read(session.id) == record
 
 
-async def test_a_stopped_process_cannot_write_while_another_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stopped_process_cannot_write_while_another_runs(tmp_path: Path, kind: str) -> None:
     """The claim of the one who took over stands; the late one is refused in the middle of its run."""
-    database = tmp_path / "sessions.db"
-    async with SqliteStore(database) as store, racers(database, "hold", 1) as (holder,):
+    database = address_of(kind, tmp_path)
+    async with store_at(database) as store, racers(database, "hold", 1) as (holder,):
         session = await SessionRuntime(store).create(AGENT)
         await holder.ask(session.id)
         holder.process.send_signal(signal.SIGSTOP)

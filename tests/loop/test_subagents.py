@@ -18,14 +18,18 @@ from perdure import (
     ExecutionBudget,
     ExecutionStatus,
     LoopFactory,
+    LoopStatus,
     MemoryStore,
     MessageStart,
     ModelRequest,
+    ResumeExecution,
     SendMessage,
+    SessionBusy,
     SessionRuntime,
     SessionStatus,
     SqliteStore,
     StopReason,
+    StoreError,
     SubagentPolicy,
     ToolCall,
     ToolExecutionEnd,
@@ -187,7 +191,7 @@ async def test_a_child_that_waits_suspends_its_parent(tmp_path: Path) -> None:
 
 
 async def test_a_denied_sub_agent_is_a_refused_call() -> None:
-    """Denying the parent's call answers it with the reason; the child stays as it is."""
+    """Denying the parent's call answers it with the reason."""
     paid.clear()
     loops = loops_for([ASK, "Pity."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
     runtime, session, _ = await send(loops)
@@ -228,3 +232,107 @@ async def test_without_a_store_children_run_in_memory() -> None:
     waiting = loops_for([ASK, "Pity."], [ToolCall("pay", {"to": "Bob"})], agent=helper(tools=("pay",))).build(BOSS)
     state = await waiting.run(asked().with_system_prompt("boss"))
     assert "waits for an approval" in results_in(state)[0].text
+
+
+async def test_denying_a_call_ends_the_child_that_waited_for_it() -> None:
+    """It is stopped and its session failed, on record too; what it had used is charged, and its caller is linked."""
+    heard = Heard()
+    script = [ToolCall("pay", {"to": "Bob"}), "Paid."]
+    loops = loops_for([ASK, "Pity."], script, agent=helper(tools=("pay",)), events=heard)
+    runtime, session, (child,) = await send(loops)
+    assert child.status is SessionStatus.SUSPENDED
+    session = await runtime.execute(session.id, DenyToolCalls(loops, reason="too dear"))
+    child = await runtime.get_session(child.id)
+    assert (child.status, child.state.stop_reason) == (SessionStatus.FAILED, StopReason.USER_REQUESTED)
+    assert child.state.execution is not None
+    assert child.state.execution.pending_calls == ()
+    (loop,) = (await runtime.record(child.id)).loops
+    assert loop.status is LoopStatus.COMPLETED, "stopped, at somebody's request"
+    assert loop.stop_reason == "user_requested"
+    assert session.state.steps[0].tool_executions[0].usage == child.state.usage
+    assert child.state.usage.total_tokens == 15
+    ended = next(event for event in heard.of(ToolExecutionEnd) if event.session_id == session.id)
+    assert ended.child.child_session_id == child.id
+
+
+async def test_denying_a_call_ends_grandchildren_too() -> None:
+    """A chain of agents that waits for one approval ends as a whole."""
+    uses = {"boss": "mid", "mid": "leaf", "leaf": "pay"}
+    agents = [AgentDefinition(name, system_prompt=name, tools=(used,)) for name, used in uses.items()]
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == "leaf":
+            return ToolCall("pay", {"to": "Bob"})
+        return ToolCall(uses[request.system_prompt or ""], {"prompt": "You."}) if request.step == 0 else "Pity."
+
+    loops = LoopFactory(driver=ScriptedDriver(reply), subagents=agents[1:], tools=[pay])
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(agents[0])
+    session = await runtime.execute(session.id, SendMessage("Go.", loops))
+    assert {info.status for info in await runtime.list_sessions()} == {SessionStatus.SUSPENDED}
+    await runtime.execute(session.id, DenyToolCalls(loops, reason="no"))
+    by_agent = {info.agent_name: info.status for info in await runtime.list_sessions()}
+    failed = SessionStatus.FAILED
+    assert by_agent == {"boss": SessionStatus.ACTIVE, "mid": failed, "leaf": failed}
+
+
+@pytest.mark.parametrize("how", ["cancel", "limit"])
+async def test_what_a_cancelled_child_has_used_is_charged(how: str, tmp_path: Path) -> None:
+    """The call that was cut short is on record with the child's usage, and with the link to it."""
+    heard = Heard()
+    loops = loops_for([ASK, "Done."], [ToolCall("nothing"), Delay(5, "late")], events=heard)
+    async with SqliteStore(tmp_path / "s.db") as store:
+        await _cut_short(SessionRuntime(store), loops, heard, how)
+
+
+async def _cut_short(runtime: SessionRuntime, loops: LoopFactory, heard: Heard, how: str) -> None:
+    limit = ExecutionBudget(max_seconds=0.5 if how == "limit" else None)
+    session = await runtime.create(AgentDefinition("boss", system_prompt="boss", tools=("helper",), budget=limit))
+    task = asyncio.ensure_future(runtime.execute(session.id, SendMessage("Go.", loops)))
+    await heard.event_of(MessageStart, 3)
+    if how == "cancel":
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        await task
+    after = await runtime.get_session(session.id)
+    (info,) = await runtime.list_sessions(parent=session.id)
+    child = await runtime.get_session(info.id)
+    assert (child.state.usage.total_tokens, after.state.usage.total_tokens) == (15, 30)
+    assert after.state.status is ExecutionStatus.STOPPED
+    (loop,) = (await runtime.record(session.id)).loops
+    whole = await runtime.loop(session.id, loop.loop_id)
+    assert (whole.usage, whole.usage.total_tokens) == (after.state.usage, 30)
+    assert [ref.child_session_id for ref in whole.child_loop_refs] == [child.id]
+
+
+class Ailing(MemoryStore):
+    """A store that fails, or is busy, for every session that a sub-agent runs in."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__()
+        self.error: Any = error
+
+    async def claim(self, session_id: str, **given: Any) -> Any:
+        if session_id.startswith("sub-") and self.error is not None:
+            raise self.error
+        return await super().claim(session_id, **given)
+
+
+@pytest.mark.parametrize("error", [StoreError("The disk is full."), SessionBusy(child_session_id("e", "c"))])
+@pytest.mark.parametrize("when_busy", ["raise", "queue"])
+async def test_an_ailing_store_is_not_told_to_the_model(error: Exception, when_busy: Any) -> None:
+    """What is no fault of the child ends the run where it is; it can be resumed, and then calls the child."""
+    store = Ailing(error)
+    loops = loops_for([ASK, "Done."], ["It is 5."])
+    runtime = SessionRuntime(store)
+    session = await runtime.create(BOSS)
+    with pytest.raises(type(error)):
+        await runtime.execute(session.id, SendMessage("Go.", loops, when_busy=when_busy))
+    assert not await store.is_claimed(session.id)
+    assert await store.read(session.id, inbox=True) == []
+    store.error = None
+    after = await runtime.execute(session.id, ResumeExecution(loops))
+    assert [message.text for message in after.state.messages if message.role == "user"] == ["Go."]
+    assert (answer_of(after.state), results_in(after.state)[0].text) == ("Done.", "It is 5.")

@@ -15,11 +15,16 @@ from tests.loop.scenes import loops_of
 
 from perdure import (
     AgentDefinition,
+    AgentEnd,
     AgentSession,
+    ApproveToolCalls,
     ConfigurationError,
+    DriverError,
     Entry,
+    EventBus,
     FileStore,
     LongestAnswer,
+    LoopFactory,
     LoopStatus,
     MemoryStore,
     MessageEnd,
@@ -333,3 +338,73 @@ async def test_following_reads_each_message_once() -> None:
     await reached(followed, len(await store.read(session.id)))
     await stopped(follower)
     assert sum(stop - start for start, stop in read) == 22
+
+
+async def test_a_loop_knows_the_loops_that_go_on_from_it(home: Home) -> None:
+    """Read alone it has the same children as in the whole record: single ones, branches, and those of branches."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one", "sum")
+        action = SendParallel("two", loops_of(reply, add), configs=["a", "bb"], strategy=LongestAnswer())
+        await runtime.execute(session.id, action)
+        failing = SendParallel("three", loops_of([DriverError("no")], add), configs=["a", "bb"])
+        with pytest.raises(DriverError):
+            await runtime.execute(session.id, failing)
+        for text in ("four", "five"):
+            await runtime.execute(session.id, SendMessage(text, loops_of(reply, add)))
+        record = await runtime.record(session.id)
+        assert [len(loop.children_loop_ids) for loop in record.loops] == [1, 2, 0, 3, 0, 0, 1, 0]
+        for loop in record.loops:
+            whole = await runtime.loop(session.id, loop.loop_id)
+            assert whole.children_loop_ids == loop.children_loop_ids
+
+
+async def test_looking_for_children_reads_no_more_in_a_long_session() -> None:
+    """From start to start, whatever lies between: the same reads behind loops of two turns and of twelve."""
+    reads = {}
+    for turns in (2, 12):
+        store = Counting()
+        runtime = SessionRuntime(store)
+        script = [ToolCall("add", {"a": 1, "b": 2}, f"c{index}") for index in range(turns)]
+        session = await told(runtime, "one")
+        for _ in range(turns):
+            await runtime.execute(session.id, SendMessage("go", loops_of([*script, "Done."], add)))
+        first = (await runtime.record(session.id)).loops[0]
+        store.entries_read = 0
+        whole = await runtime.loop(session.id, first.loop_id)
+        assert len(whole.children_loop_ids) == 1
+        reads[turns] = store.entries_read
+    assert reads[2] == reads[12]
+
+
+class Counting(MemoryStore):
+    """A store that counts the entries it hands out."""
+
+    entries_read = 0
+
+    async def read(self, session_id: str, **how: Any) -> Any:
+        found = await super().read(session_id, **how)
+        self.entries_read += len(found)
+        return found
+
+
+async def test_the_end_of_a_resumed_loop_tells_all_its_messages(home: Home) -> None:
+    """Also those from before it waited for a person: listeners and readers get the same list."""
+    pay = tool(name="pay", needs_approval=True)(lambda: "paid")
+    script: list[Any] = [ToolCall("add", {"a": 1, "b": 2}), ToolCall("pay"), "Done."]
+    bus = EventBus()
+    ends: list[AgentEnd] = []
+    bus.subscribe(AgentEnd, ends.append)
+    loops = LoopFactory(driver=ScriptedDriver(script), tools=[add, pay], events=bus)
+    async with home.runtime() as runtime:
+        session = await runtime.create(AgentDefinition("agent", tools=("add", "pay")))
+        await runtime.execute(session.id, SendMessage("Before.", loops_of(["Hello."], add, pay)))
+        await runtime.execute(session.id, SendMessage("Go.", loops))
+        after = await runtime.execute(session.id, ApproveToolCalls(loops))
+        expected = [message.id for message in after.state.messages][2:]
+        assert len(expected) == 6
+        (end,) = ends
+        assert [message.id for message in end.messages] == expected
+        whole = await runtime.loop(session.id, end.loop_id)
+        assert [message.id for message in whole.messages] == expected
+        (read,) = [event for event in whole.events if isinstance(event, AgentEnd)]
+        assert read.messages == end.messages

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests import postgres_server
+
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
+from perdure.stores.postgres import PostgresStore
 from perdure.stores.sqlite import SqliteStore
-from perdure.testing import JournalContract, StoreContract
+from perdure.testing import ErasureContract, JournalContract, SearchContract, StoreContract
 
 
-class TestMemoryStore(StoreContract, JournalContract):
+class TestMemoryStore(StoreContract, JournalContract, SearchContract, ErasureContract):
     """Sessions in memory."""
 
     def open_store(self, where: Path) -> MemoryStore:
         return MemoryStore()
 
 
-class TestSqliteStore(StoreContract, JournalContract):
+class TestSqliteStore(StoreContract, JournalContract, SearchContract, ErasureContract):
     """Sessions in one SQLite file."""
 
     shared = True
@@ -26,10 +29,22 @@ class TestSqliteStore(StoreContract, JournalContract):
         return SqliteStore(where / "sessions.db")
 
 
-class TestFileStore(StoreContract, JournalContract):
+class TestFileStore(StoreContract, JournalContract, SearchContract, ErasureContract):
     """Sessions in a directory of files."""
 
     shared = True
 
     def open_store(self, where: Path) -> FileStore:
         return FileStore(where / "sessions")
+
+
+class TestPostgresStore(StoreContract, JournalContract, SearchContract, ErasureContract):
+    """Sessions in a real PostgreSQL, each test's in a schema of its own."""
+
+    shared = True
+
+    def setup_method(self) -> None:
+        postgres_server.dsn()  # so that it runs, and the processes of a race inherit its address
+
+    def open_store(self, where: Path) -> PostgresStore:
+        return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(where))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perdure import (
@@ -41,6 +42,7 @@ from perdure import (
 )
 from perdure.model.ids import now
 from perdure.model.loop_events import LoopConfigSnapshot
+from perdure.model.record_form import with_messages_whole
 
 
 def record_of(session_id: str = "sess-1", agent_id: str = "agent-1") -> SessionRecord:
@@ -281,3 +283,53 @@ async def test_the_store_refuses_paths_too(tmp_path: Path, session_id: str) -> N
     with pytest.raises(InvalidSessionId):
         await store.delete(session_id)
     assert os.listdir(tmp_path) == []
+
+
+def test_each_message_stands_once_in_the_file(tmp_path: Path) -> None:
+    """In a loop's messages; its events, its end and loops that share it name it. What comes back is the same."""
+    record = record_of()
+    (loop,) = record.loops
+    twin = msgspec.structs.replace(loop, loop_id="twin")
+    record = msgspec.structs.replace(record, loops=(loop, twin))
+    save_session(record, tmp_path)
+    document = json.loads((tmp_path / "sess-1.json").read_text())
+    assert json.dumps(document).count('"looking"') == 1
+    first, second = document["loops"]
+    assert first["messages"][0]["id"] == loop.messages[0].id
+    assert second["messages"] == [{"$message": loop.messages[0].id}]
+    assert load_session("sess-1", tmp_path) == record
+    assert record.to_dict() == document
+
+
+def test_a_message_that_differs_from_its_namesake_stands_whole(tmp_path: Path) -> None:
+    """Nothing is lost where an event tells it otherwise than the end of the loop."""
+    record = record_of()
+    (loop,) = record.loops
+    other = msgspec.structs.replace(loop.messages[0], metadata={"other": True})
+    record = msgspec.structs.replace(record, loops=(msgspec.structs.replace(loop, messages=(other,)),))
+    save_session(record, tmp_path)
+    assert load_session("sess-1", tmp_path) == record
+
+
+def test_a_file_of_an_older_release_is_read(tmp_path: Path) -> None:
+    """There, messages stood whole wherever they were told of."""
+    record = record_of()
+    save_session(record, tmp_path)
+    path = tmp_path / "sess-1.json"
+    document = json.loads(path.read_text())
+    whole = with_messages_whole(document)
+    assert json.dumps(whole).count('"looking"') == 3
+    path.write_text(json.dumps(whole))
+    assert load_session("sess-1", tmp_path) == record
+
+
+@pytest.mark.parametrize("named", ["nobody", 7, None])
+def test_a_message_that_stands_nowhere_is_told(tmp_path: Path, named: object) -> None:
+    """A file that names it was not written by perdure, or was damaged."""
+    save_session(record_of(), tmp_path)
+    path = tmp_path / "sess-1.json"
+    document = json.loads(path.read_text())
+    document["loops"][0]["messages"] = [{"$message": named}]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidSessionFile, match="is named, and stands nowhere"):
+        load_session("sess-1", tmp_path)

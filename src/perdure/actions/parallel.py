@@ -11,15 +11,16 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.actions.running import LEASE, owner_here
+from perdure.actions.running import LEASE, Inbox, owner_here, watched
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
-from perdure.errors import DriverError, InvalidData, SessionNotActive, StoreError
-from perdure.loop.agent_loop import Run
+from perdure.errors import DriverError, InvalidData, PerdureError, SessionBusy, SessionNotActive, StoreError
+from perdure.loop.agent_loop import AgentLoop, Run
 from perdure.loop.factory import LoopFactory
-from perdure.loop.narrator import Record, Unrecorded
+from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
 from perdure.loop.strategies import Branch, Chosen, First, Selection, Strategy, spec_of, strategy_of
+from perdure.loop.unattended import LAST, NobodyToAsk
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
@@ -28,16 +29,19 @@ from perdure.model.loop_events import (
     AnyLoopEvent,
     ContinuationKind,
     LoopEvent,
+    MessageEnd,
     ParallelLoopEnd,
     ParallelLoopStart,
 )
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
-from perdure.protocols import ActionContext, Saving, StoredAt
-from perdure.recording import BranchRecord, JournalRecord, see_through
+from perdure.model.stop import StopReason
+from perdure.protocols import ActionContext, Entry, Saving, StoredAt
+from perdure.recording import BranchRecord, JournalRecord, entry_of, see_through
 
 Config = ModelConfig | AgentDefinition
+WHERE = "while several answers are compared"
 
 
 class SendParallel:
@@ -70,7 +74,7 @@ class SendParallel:
             raise SessionNotActive(session.id, session.status.value)
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)
-        return await group.evaluate([group.branch(index) for index in range(len(loop_ids))], announce=True)
+        return await group.evaluate()
 
 
 def _as_strategy(given: Strategy | Callable[[Sequence[Branch]], Any]) -> Strategy:
@@ -90,8 +94,7 @@ async def resume_group(
     configs = tuple(_config_of(each) for each in start.configs)
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy))
     group.remember({message.id: at for message, at in written.values()})
-    runs = [group.branch(index, stories.get(loop_id, ())) for index, loop_id in enumerate(start.loop_ids)]
-    return await group.evaluate(runs, announce=False)
+    return await group.evaluate(stories)
 
 
 def _plain_config(config: Config) -> Mapping[str, Any]:
@@ -125,53 +128,108 @@ class Group:
         self._configs = configs
         self._loop_ids = loop_ids
         self._strategy = strategy
-        self._state: AgentState = session.state.with_messages(*messages)
         journal = context.journal if context is not None else None
-        self._record = JournalRecord(journal, session, owner=owner_here(), lease=LEASE) if journal else None
+        self._record = _GroupRecord(journal, session, owner=owner_here(), lease=LEASE) if journal else None
         self._branches = [BranchRecord(self._record, loop_id) for loop_id in loop_ids] if self._record else []
+        self._runs: list[Run] = []
         self._over: set[int] = set()
+        self._finished: list[Branch] = []
+        self._selection: Selection | None = None
 
     def remember(self, written: Mapping[str, StoredAt]) -> None:
         """Where messages stand already, from before a crash."""
         if self._record is not None:
             self._record.written.update(written)
 
-    def branch(self, index: int, story: Sequence[AnyLoopEvent] = ()) -> Run:
+    def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
         """A branch that has not begun; or, with the events of its story so far, one that goes on."""
-        config = self._configs[index]
-        if isinstance(config, AgentDefinition):
-            definition, state = config, self._state.with_system_prompt(config.system_prompt)
-        else:
-            definition, state = self._session.definition, self._state.with_model(config)
-        replay = Replay(state).apply_all(story)
+        definition, state = self._configured(self._configs[index])
+        asked = {message.id for message in self._messages}
+        tells_input = any(isinstance(event, MessageEnd) and event.message.id in asked for event in story)
+        replay = Replay(state if tells_input else state.with_messages(*self._messages)).apply_all(story)
         if any(isinstance(event, AgentEnd) for event in story):
             self._over.add(index)
         record: Record = self._branches[index] if self._branches else Unrecorded()
-        return self._loops.build(definition, replay.state).start(
+        return self._loop(definition, replay).start(
             replay.state,
             record=record,
             session_id=self._session.id,
             decisions=replay.decisions,
+            inputs=() if story else self._messages,
             execution_id=self._loop_ids[index],
-            facts={
-                "continuation": ContinuationKind("branch", str(index)),
-                "base_version": self._session.version,
-                "group": self._loop_ids,
-            },
-            spawn=Spawner(self._session, self._context) if self._context is not None else None,
+            facts=self._branch_facts(index),
+            spawn=Spawner(self._session, self._context, waits=False) if self._context is not None else None,
+            told=_told(story),
         )
 
-    async def evaluate(self, runs: Sequence[Run], *, announce: bool) -> AgentSession:
+    def _configured(self, config: Config) -> tuple[AgentDefinition, AgentState]:
+        state = self._session.state
+        if isinstance(config, AgentDefinition):
+            return config, state.with_system_prompt(config.system_prompt)
+        return self._session.definition, state.with_model(config)
+
+    def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
+        """A branch's loop. It waits for no person: the others would wait with it, and their claim would not last."""
+        setup = self._loops.build(definition, replay.state).setup
+        nobody = NobodyToAsk(setup.tools, replay.decisions.unknown, WHERE)
+        return AgentLoop(replace(setup, interceptors=(*setup.interceptors, (nobody, LAST))))
+
+    def _branch_facts(self, index: int) -> dict[str, Any]:
+        written = self._record.written if self._record is not None else {}
+        places = [written[message.id].position for message in self._messages if message.id in written]
+        return {
+            "continuation": ContinuationKind("branch", str(index)) if self._parent else ContinuationKind(),
+            "base_version": self._session.version,
+            "group": self._loop_ids,
+            "input_at": (min(places), max(places) + 1) if places else None,
+        }
+
+    @property
+    def _parent(self) -> str | None:
+        execution = self._session.state.execution
+        return execution.execution_id if execution is not None else None
+
+    async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession:
+        """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
         try:
-            await self._start(announce)
-            finished = await self._run(runs)
-            selection = await self._select(finished)
+            inbox = await self._opened_inbox()
+            await watched(self._work(stories), inbox)
+            selection = self._selection or await self._left_off()
             await self._end(selection)
-        except BaseException:
+        except (StoreError, SessionBusy):
             await see_through(self._give_back())
             raise
+        except BaseException:
+            await see_through(self._give_up())
+            raise
         send_leftovers_after(self._context, self._loops)
-        return self._session.with_state(self._continued(runs[selection.index].state))
+        return self._session.with_state(self._continued(self._runs[selection.index].state))
+
+    async def _opened_inbox(self) -> Inbox | None:
+        """What is posted meanwhile: a wish to cancel ends all branches; messages wait until one is selected."""
+        if self._record is None or self._context is None or self._context.journal is None:
+            return None
+        inbox = Inbox(None, self._record, self._context.journal)
+        await inbox.open()
+        return inbox
+
+    async def _work(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None) -> None:
+        await self._start(announce=stories is None)
+        told = stories or {}
+        self._runs = [self._branch(index, told.get(loop_id, ())) for index, loop_id in enumerate(self._loop_ids)]
+        await self._run()
+        self._selection = await self._select()
+
+    async def _left_off(self) -> Selection:
+        """Where a group that was cancelled through the inbox leaves the session: at a branch as it was stopped."""
+        await self._flush()
+        begun = [each for each in map(self._ended, range(len(self._runs))) if each.has_begun]
+        stopped = [each for each in begun if each.state.stop_reason is StopReason.USER_REQUESTED]
+        answered = [each for each in self._finished if each.state.has_final_response]
+        candidates = stopped or answered or begun
+        if not candidates:
+            raise DriverError("The evaluation was cancelled before any of its branches had begun.")
+        return Selection(candidates[0].index)
 
     def _continued(self, state: AgentState) -> AgentState:
         """The state of the selected branch, as the session's own model and prompt go on with it."""
@@ -188,17 +246,16 @@ class Group:
         return {
             "loop_id": self._loop_ids[0],
             "session_id": self._session.id,
-            "agent_id": self._state.agent_id,
+            "agent_id": self._session.state.agent_id,
             "loop_ids": self._loop_ids,
         }
 
     async def _start(self, announce: bool) -> None:
         """Claim the session; announce the branches and write what they answer, before any of them begins."""
         if announce:
-            execution = self._session.state.execution
             start = ParallelLoopStart(
                 **self._facts(),
-                parent_loop_id=execution.execution_id if execution else None,
+                parent_loop_id=self._parent,
                 configs=tuple(map(_plain_config, self._configs)),
                 strategy=spec_of(self._strategy),
                 message_ids=tuple(message.id for message in self._messages),
@@ -210,39 +267,35 @@ class Group:
         if self._record is not None:
             await self._record.barrier()
 
-    async def _run(self, runs: Sequence[Run]) -> list[Branch]:
-        """Run all branches, none taking another down. They come back in the order in which they ended."""
-        finished = [self._ended(index, runs[index]) for index in sorted(self._over)]
-        open_ones = [index for index in range(len(runs)) if index not in self._over]
-        tasks = {asyncio.ensure_future(_to_the_end(runs[index])): index for index in open_ones}
-        beating = asyncio.ensure_future(self._beat())
+    async def _run(self) -> None:
+        """Run all branches, none taking another down. They are finished in the order in which they ended."""
+        self._finished += [self._ended(index) for index in sorted(self._over)]
+        open_ones = [index for index in range(len(self._runs)) if index not in self._over]
+        tasks = {asyncio.ensure_future(_to_the_end(self._runs[index])): index for index in open_ones}
         waiting = set(tasks)
         try:
-            while waiting and not (self._strategy.ends_early and any(map(_has_answer, finished))):
+            while waiting and not (self._strategy.ends_early and any(map(_has_answer, self._finished))):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(done, key=tasks.__getitem__):
                     task.result()
-                    finished.append(self._ended(tasks[task], runs[tasks[task]]))
+                    self._finished.append(self._ended(tasks[task]))
         finally:
-            await _stop(beating, *tasks)
+            await see_through(_stop(*tasks))
+        await self._flush()
+
+    async def _flush(self) -> None:
         for record in self._branches:
             await record.barrier()
-        return finished
 
-    def _ended(self, index: int, run: Run) -> Branch:
-        return Branch(index, self._loop_ids[index], run.state)
+    def _ended(self, index: int) -> Branch:
+        return Branch(index, self._loop_ids[index], self._runs[index].state)
 
-    async def _select(self, finished: Sequence[Branch]) -> Selection:
-        answered = [branch for branch in finished if branch.state.has_final_response]
+    async def _select(self) -> Selection:
+        answered = [branch for branch in self._finished if branch.state.has_final_response]
         if not answered:
-            errors = "; ".join(error.message for branch in finished for error in branch.state.errors)
+            errors = "; ".join(error.message for branch in self._finished for error in branch.state.errors)
             raise DriverError(f"None of the {len(self._configs)} branches came to an answer: {errors[:500]}")
         return await self._strategy.select(answered, self._loops.driver_of)
-
-    async def _beat(self) -> None:
-        while self._record is not None:
-            await asyncio.sleep(self._record.lease / 3)
-            await self._record.beat()
 
     async def _end(self, selection: Selection) -> None:
         """Tell which branch was selected; the save carries it."""
@@ -264,14 +317,40 @@ class Group:
         written = {key: at for branch in self._branches for key, at in branch.written.items()}
         return replace(saving, written={**saving.written, **written})
 
+    async def _give_up(self) -> None:
+        """No branch was selected. It is put on record, so that nobody takes the group for one that was killed."""
+        record, journal = self._record, self._context.journal if self._context is not None else None
+        if record is None or record.claim is None or journal is None or self._context is None:
+            return
+        with suppress(PerdureError):
+            await self._flush()
+            end = ParallelLoopEnd(**self._facts())
+            await journal.append(record.claim, entries=[entry_of(end)], taken=record.taken)
+            await self._context.emit(end)
+        await self._give_back()
+
     async def _give_back(self) -> None:
         record = self._record
         if record is not None and record.claim is not None and self._context is not None and self._context.journal:
-            with suppress(StoreError):
-                for branch in self._branches:
-                    await branch.barrier()
-            with suppress(StoreError):
+            with suppress(PerdureError):
+                await self._flush()
+            with suppress(PerdureError):
                 await self._context.journal.release(record.claim)
+
+
+def _told(story: Sequence[AnyLoopEvent]) -> Told:
+    said = tuple(event.message for event in story if isinstance(event, MessageEnd))
+    return Told(max((event.seq for event in story), default=0), said)
+
+
+class _GroupRecord(JournalRecord):
+    """A group's record: what it has written for all of its branches, they refer to and do not write again."""
+
+    async def write_branch(
+        self, name: str, messages: Sequence[Message], entries: Sequence[Entry]
+    ) -> Mapping[str, StoredAt]:
+        own = [message for message in messages if message.id not in self.written]
+        return await super().write_branch(name, own, entries)
 
 
 async def _to_the_end(run: Run) -> None:

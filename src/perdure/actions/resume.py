@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from perdure.actions.parallel import resume_group
-from perdure.actions.running import RunOptions, require_journal, run_agent
+from perdure.actions.running import RunOptions, owner_here, require_journal, run_agent
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
-from perdure.errors import ConfigurationError, CorruptRecord, PerdureError, SessionBusy, SessionConflict
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    PerdureError,
+    SessionBusy,
+    SessionConflict,
+    SessionNotFound,
+)
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopStart
 from perdure.model.message import Message
+from perdure.model.said import Said
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
 from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
@@ -40,6 +49,7 @@ class ResumeExecution:
             raise SessionBusy(session.id)
         story = await _unsaved_story(journal, session)
         if not story:
+            await _clear_claim(journal, session)
             context.answer = session
             return session
         written = await _unsaved_messages(journal, session, story)
@@ -60,6 +70,13 @@ class ResumeExecution:
         after = await run_agent(active, replay.state, self._loops, context, options, spawn)
         send_leftovers_after(context, self._loops, self._depth)
         return after
+
+
+async def _clear_claim(journal: Journal, session: AgentSession) -> None:
+    """Take off the claim of one who was killed with nothing on record, as in the middle of a compaction."""
+    if session.id in await journal.lapsed():
+        claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
+        await journal.release(claim)
 
 
 def _key_of(events: Sequence[AnyLoopEvent]) -> Key | None:
@@ -111,8 +128,9 @@ async def _unsaved_messages(
     found = await _messages_at(journal, log, start, end)
     if story[0].kind == "parallel_loop_start":
         for loop in {entry.run for entry in story if entry.run is not None and entry.kind == "message_end"}:
-            log, end = await journal.log_of(session.id, loop)
-            found |= await _messages_at(journal, log, 0, end)
+            with suppress(SessionNotFound):  # a branch that has said nothing of its own yet
+                log, end = await journal.log_of(session.id, loop)
+                found |= await _messages_at(journal, log, 0, end)
     return found
 
 
@@ -124,13 +142,15 @@ async def _messages_at(journal: Journal, log: LogRef, start: int, end: int) -> d
 def _events(
     session: AgentSession, entries: Iterable[JournalEntry], written: dict[str, tuple[Message, StoredAt]]
 ) -> Iterable[AnyLoopEvent]:
+    said = Said(message for message, _ in written.values())
+
     def message_of(message_id: str) -> Message:
         if message_id not in written:
             raise CorruptRecord(session.id, f"message {message_id}", "its run's record names it, and the log lacks it")
         return written[message_id][0]
 
     for entry in entries:
-        yield event_of(entry, session.id, session.state.agent_id, message_of)
+        yield event_of(entry, session.id, session.state.agent_id, message_of, said)
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
@@ -142,6 +162,12 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     busy: tuple[SessionId, ...] = ()
     """Somebody else was quicker."""
     failed: tuple[tuple[SessionId, str], ...] = ()
+
+    @classmethod
+    def joined(cls, reports: Iterable[RecoveryReport]) -> RecoveryReport:
+        """Several reports as one."""
+        columns = zip(*map(msgspec.structs.astuple, reports), strict=True)
+        return cls(*(sum(column, start=()) for column in columns))
 
 
 async def recover(runtime: SessionRuntime, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:

@@ -14,6 +14,7 @@ import msgspec
 from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
+from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
 from perdure.model.execution import ExecutionStatus
 from perdure.model.message import Message
@@ -71,7 +72,7 @@ async def run_agent(
             "key": (options.key.name, options.key.digest) if options.key else None,
         },
         spawn=spawn,
-        told=await _last_told(session, state, context),
+        told=await _told(session, state, context),
     )
     try:
         await _carry_through(run, record, context.journal if context else None)
@@ -90,14 +91,20 @@ async def run_agent(
     return _after(session, run)
 
 
-async def _last_told(session: AgentSession, state: AgentState, context: ActionContext | None) -> int:
-    """The number of the last event on record of a run that is to be continued."""
+async def _told(session: AgentSession, state: AgentState, context: ActionContext | None) -> Told:
+    """How far the record has come of a run that is to be continued."""
     if context is None or context.journal is None or state.execution is None:
-        return 0
+        return Told()
     if state.status is not ExecutionStatus.IN_PROGRESS:
-        return 0
-    last = await context.journal.read(session.id, run=state.execution.execution_id, last=1)
-    return int(last[0].body["seq"]) if last else 0
+        return Told()
+    loop_id = state.execution.execution_id
+    entries = await context.journal.read(session.id, run=loop_id)
+    if not entries:
+        return Told()
+    (run,) = await context.journal.runs(session.id, run=loop_id)
+    stored = {message.id: message for message in await context.journal.messages(run.log, run.start, run.stop)}
+    said = (entry.body["message"]["id"] for entry in entries if entry.kind == "message_end")
+    return Told(int(entries[-1].body["seq"]), tuple(stored[each] for each in said if each in stored))
 
 
 def _hand_over(context: ActionContext, record: JournalRecord | None, options: RunOptions) -> None:
@@ -117,12 +124,18 @@ def _after(session: AgentSession, run: Run) -> AgentSession:
 
 async def _carry_through(run: Run, record: JournalRecord | None, journal: Journal | None) -> None:
     """Take every step, with an eye on the inbox and the claim; cancelling this cancels the run, and waits for it."""
-    if record is None or journal is None:
-        await _finished(asyncio.ensure_future(_all_steps(run, None)))
+    inbox = None if record is None or journal is None else Inbox(run, record, journal)
+    if inbox is not None:
+        await inbox.open()
+    await watched(_all_steps(run, inbox), inbox)
+
+
+async def watched(steps: Coroutine[Any, Any, None], inbox: Inbox | None) -> None:
+    """Do work to its end, with an eye on the inbox and the claim. A wish to cancel that is found there ends it."""
+    work = asyncio.ensure_future(steps)
+    if inbox is None:
+        await _finished(work)
         return
-    inbox = Inbox(run, record, journal)
-    await inbox.open()
-    work = asyncio.ensure_future(_all_steps(run, inbox))
     watch = asyncio.ensure_future(inbox.watch(work))
     try:
         await _finished(work)
@@ -168,7 +181,7 @@ class Inbox:
     is recognised by its id, as is one that a killed run had come to.
     """
 
-    def __init__(self, run: Run, record: JournalRecord, journal: Journal) -> None:
+    def __init__(self, run: Run | None, record: JournalRecord, journal: Journal) -> None:
         self._run = run
         self._record = record
         self._journal = journal
@@ -206,7 +219,9 @@ class Inbox:
         return any(entry.kind == CANCEL for entry in found)
 
     async def deliver(self) -> None:
-        """Between two steps: put what was posted to steer by into the transcript."""
+        """Between two steps: put what was posted to steer by into the transcript. Without a run to steer, it waits."""
+        if self._run is None:
+            return
         steering, self._steering = self._steering, []
         for entry in steering:
             if not was_delivered(entry, self._run.state):

@@ -80,8 +80,8 @@ class SendMessage:
             after = await run_agent(session, state, self._loops, context, options, spawn)
         except ClaimLost:
             raise
-        except (SessionBusy, SessionConflict):  # it is being run, or has been since it was loaded
-            if self._when_busy == "raise" or context is None:
+        except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
+            if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
             await self._post(session, context)
             return session

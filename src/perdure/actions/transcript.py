@@ -62,17 +62,41 @@ class Rewind:
             transcript = session.state.transcript
             transcript = transcript.cut(0, place_of(transcript, self.to, "$.to"))
         else:
-            transcript = (await self._version(session, context)).state.transcript
+            transcript = (await _at_version(session, self.to, context)).state.transcript
         return session.with_state(session.state.for_next_execution().with_transcript(transcript))
 
-    async def _version(self, session: AgentSession, context: ActionContext | None) -> AgentSession:
-        if context is None:
-            raise ConfigurationError("Rewind to a version needs the store: execute it with SessionRuntime.execute().")
-        assert isinstance(self.to, int)
-        older = await context.store.load(session.id, self.to)
-        if older is None:
-            raise SessionNotFound(session.id, self.to)
-        return older
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Take back the last change of what the model is shown; once more, the one before it. InvalidData if there is none.
+
+    Nothing is lost: every version can still be rewound to.
+    """
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        shown = await self._origin(session, context)
+        while shown.version > 1:
+            older = await _at_version(session, shown.version - 1, context)
+            shown = await self._origin(older, context)
+            if shown.state.transcript != session.state.transcript:
+                state = session.state.for_next_execution()
+                return session.with_state(state.with_transcript(shown.state.transcript, rewound_to=shown.version))
+        raise InvalidData("$", "there is nothing to undo: this view is the session's first")
+
+    async def _origin(self, session: AgentSession, context: ActionContext | None) -> AgentSession:
+        """The version that first had this view: one that an undo has made is older than its number."""
+        while session.state.rewound_to:
+            session = await _at_version(session, session.state.rewound_to, context)
+        return session
+
+
+async def _at_version(session: AgentSession, version: int, context: ActionContext | None) -> AgentSession:
+    if context is None:
+        raise ConfigurationError("Going back to a version needs the store: execute it with SessionRuntime.execute().")
+    older = await context.store.load(session.id, version)
+    if older is None:
+        raise SessionNotFound(session.id, version)
+    return older
 
 
 def place_of(transcript: Transcript, at: int | str, path: str) -> int:

@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import AgentStop, DriverError, RetriesExhausted
+from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
+from perdure.loop.compaction_auto import AutoCompactor, Trigger
+from perdure.loop.compactor import overlaid
 from perdure.loop.filters import InputFilter, judge
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
-from perdure.loop.narrator import Narrator, Record, Unrecordable, Unrecorded
+from perdure.loop.narrator import Narrator, Record, Told, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt
 from perdure.loop.response_format import check_response
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse, is_cancelled
@@ -47,6 +49,7 @@ class LoopSetup(msgspec.Struct, frozen=True):
     concurrency: Concurrency = "parallel"
     keep_traces: bool = True
     max_result_chars: int = 20_000
+    compaction: AutoCompactor | None = None
 
 
 class AgentLoop:
@@ -81,12 +84,12 @@ class AgentLoop:
         facts: Mapping[str, Any] | None = None,
         spawn: Callable[..., Awaitable[Any]] | None = None,
         execution_id: str | None = None,
-        told: int = 0,
+        told: Told = Told(),  # noqa: B008 (a frozen value)
     ) -> Run:
         """A run that has not begun yet, for callers who need its state at any time.
 
         `inputs` are the messages at the end of the transcript that the run answers, told as its first; `facts` go
-        into the AgentStart event; `told` is the number of the last event of a run that is continued.
+        into the AgentStart event; `told` is how far the story of a run that is continued had come.
         """
         record, decisions = record or Unrecorded(), decisions or Decisions()
         return Run(self.setup, state, record, session_id, decisions, inputs, facts or {}, spawn, execution_id, told)
@@ -106,7 +109,7 @@ class Run:
         facts: Mapping[str, Any],
         spawn: Callable[..., Awaitable[Any]] | None,
         execution_id: str | None,
-        told: int,
+        told: Told,
     ) -> None:
         self.state = state
         self._execution_id = execution_id
@@ -275,19 +278,53 @@ class Run:
         self.state = await self._interceptors.pass_through("before_step", self.state)
         step_id, message_id = new_id(), new_id()
         await self._narrator.turn_started(step_id, self.state.step_count)
-        given = self.state.transcript
-        request = await self._interceptors.pass_through("before_inference", self._request(), self.state)
-        if not isinstance(request.messages, Prompt):  # an interceptor's own choice, which must be as valid
-            request = replace(request, messages=Prompt(request.messages))
-        await self._narrator.barrier()
+        request = self._request()
+        if self._setup.compaction is not None and self._setup.compaction.is_near_window(request):
+            request = self._request() if await self._compact("window", request) else request
+        request = await self._prepared(request)
         await self._narrator.message_started(message_id, "assistant")
-        async with self.time_limit():
-            reply: ModelReply = await self._setup.driver.respond(request, self._narrator.deltas_of(message_id))
+        try:
+            reply = await self._ask(request, message_id)
+        except ContextTooLong:
+            if not await self._compact("context_too_long", request):
+                raise
+            reply = await self._ask(await self._prepared(self._request()), message_id)
+        given = self.state.transcript.without_blocks()
         reply = await self._interceptors.pass_through("after_inference", reply, self.state)
         message = replace(reply.message, id=message_id, parts=self._with_own_ids(reply.message.parts))
         step = AgentStep.of([message], input=given, response=reply.response)
         self.state = self.state.with_current_step(replace(step, id=step_id))
         await self._narrator.message_ended(self.state.transcript[-1], reply.response)
+
+    async def _prepared(self, request: ModelRequest) -> ModelRequest:
+        """The request as interceptors will have it, with all that led to it on record."""
+        request = await self._interceptors.pass_through("before_inference", request, self.state)
+        if not isinstance(request.messages, Prompt):  # an interceptor's own choice, which must be as valid
+            request = replace(request, messages=Prompt(request.messages))
+        await self._narrator.barrier()
+        return request
+
+    async def _ask(self, request: ModelRequest, message_id: str) -> ModelReply:
+        async with self.time_limit():
+            reply: ModelReply = await self._setup.driver.respond(request, self._narrator.deltas_of(message_id))
+        if self._setup.compaction is not None:
+            self._setup.compaction.learn(request, reply.response.usage)
+        return reply
+
+    async def _compact(self, trigger: Trigger, request: ModelRequest) -> bool:
+        """Compact what the model is shown, on record; False if there is nothing to be gained."""
+        if self._setup.compaction is None:
+            return False
+        async with self.time_limit():
+            made = await self._setup.compaction.compact(self.state.transcript, request, trigger)
+        if made is None:
+            return False
+        execution = self.state.execution
+        assert execution is not None
+        self.state = self.state.with_transcript(overlaid(self.state.transcript, made))
+        self.state = self.state.with_execution(execution.with_compaction_usage(made.usage))
+        await self._narrator.compacted(made.block, made.shown, made.usage, trigger)
+        return True
 
     def _with_own_ids(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Parts in which no tool call has the id of another of this run: approvals and sub-agents are found by it."""
@@ -400,7 +437,7 @@ class _Meter:
         done = state.execution.step_executions if state.execution else ()
         self._usage = sum((each.step.usage for each in done[self._counted :]), start=self._usage)
         self._counted = len(done)
-        return self._usage
+        return self._usage + state.execution.compaction_usage if state.execution else self._usage
 
 
 def _with_cause(state: AgentState, ended_by: BaseException) -> ExecutionState:

@@ -9,6 +9,11 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError
 from perdure.loop.agent_loop import AgentLoop, LoopSetup
+from perdure.loop.compaction_auto import AutoCompaction, AutoCompactor
+from perdure.loop.compaction_digest import Digest
+from perdure.loop.compaction_options import CompactionOptions
+from perdure.loop.compaction_summary import NoteTaker, Summariser
+from perdure.loop.compactor import Compactor
 from perdure.loop.drivers.offline import OfflineDriver
 from perdure.loop.drivers.provider import ProviderDriver
 from perdure.loop.drivers.retry import RetryingDriver
@@ -16,6 +21,7 @@ from perdure.loop.filters import InputFilter
 from perdure.loop.guards import BudgetGuard
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.subagents import SubagentPolicy, SubagentTool
+from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import AgentDefinition, ModelConfig
@@ -24,6 +30,7 @@ from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool
 
 OFFLINE = ModelConfig("offline")
+DEFAULT_COMPACTION = AutoCompaction()
 
 
 class Capability(Protocol):
@@ -63,6 +70,7 @@ class LoopFactory:
         concurrency: Concurrency = "parallel",
         keep_traces: bool = True,
         max_result_chars: int = 20_000,
+        compaction: AutoCompaction | None = DEFAULT_COMPACTION,
     ) -> None:
         if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
             known = "'sequential', 'parallel' or a number over 0"
@@ -81,6 +89,8 @@ class LoopFactory:
         self._concurrency = concurrency
         self._keep_traces = keep_traces
         self._max_result_chars = max_result_chars
+        self._compaction = _checked_compaction(compaction)
+        self._tokens = TokenEstimator()
         self._offline = OfflineDriver()
         self._provider = RetryingDriver(ProviderDriver())
         Interceptors(self._interceptors)
@@ -100,10 +110,29 @@ class LoopFactory:
             concurrency=self._concurrency,
             keep_traces=self._keep_traces,
             max_result_chars=self._max_result_chars,
+            compaction=self._auto_compactor(model),
         )
         for name in definition.capabilities:
             setup = self._capability(name).install(setup)
         return AgentLoop(setup)
+
+    def compactor_of(
+        self, options: CompactionOptions, model: ModelConfig, *, summary_model: ModelConfig | None = None
+    ) -> Compactor:
+        """What compacts views that a model is shown; a summary is written by that model, unless another is named."""
+        summariser = self._summariser_of(summary_model or model)
+        return Compactor(options, self._tokens, summariser, model=model.name)
+
+    def _auto_compactor(self, model: ModelConfig) -> AutoCompactor | None:
+        if self._compaction is None:
+            return None
+        summariser = self._summariser_of(self._compaction.model or model)
+        return AutoCompactor(self._compaction, model, self._tokens, summariser)
+
+    def _summariser_of(self, model: ModelConfig) -> NoteTaker:
+        """Who writes summaries; for the offline model fixed rules do, as they do all that it says."""
+        driver = self.driver_of(model)
+        return Digest() if driver is self._offline else Summariser(driver, model)
 
     async def aclose(self) -> None:
         """Close the connections to model providers."""
@@ -137,6 +166,12 @@ class LoopFactory:
             known = ", ".join(sorted(self._capabilities)) or "none"
             raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
         return found
+
+
+def _checked_compaction(compaction: object) -> AutoCompaction | None:
+    if compaction is not None and not isinstance(compaction, AutoCompaction):
+        raise ConfigurationError(f"compaction is an AutoCompaction, or None for none; not {compaction!r}.")
+    return compaction
 
 
 def _is_count(number: object) -> bool:

@@ -6,11 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from perdure.model.definition import ModelConfig
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
+    Compaction,
+    CompactionBlock,
+    CompactionPart,
     ContinuationKind,
     InputRejected,
     LoopConfigSnapshot,
@@ -27,6 +32,7 @@ from perdure.model.loop_events import (
 from perdure.model.message import Message, Role, ToolCall
 from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse, ToolExecution
+from perdure.model.usage import Usage
 from perdure.model.value import JSON
 from perdure.protocols import Delta, EventHandler, OnDelta
 
@@ -61,18 +67,25 @@ class Unrecorded:
         return None
 
 
+class Told(msgspec.Struct, frozen=True):
+    """How far the story of a run that is continued had come: its last event's number, and the messages in it."""
+
+    seq: int = 0
+    messages: tuple[Message, ...] = ()
+
+
 class Narrator:
     """Makes the events of one run."""
 
-    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: int = 0) -> None:
+    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: Told) -> None:
         self._record = record
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
-        self._seq = told
+        self._seq = told.seq
         self._rejection: str | None = None
         self._is_on_record = False
         self._telling = asyncio.Lock()
-        self._messages: list[Message] = []
+        self._messages: list[Message] = list(told.messages)
         self._start: dict[str, Any] = {}
 
     def begin(
@@ -124,6 +137,11 @@ class Narrator:
     async def rejected(self, reason: str) -> None:
         self._rejection = reason
         await self._tell(InputRejected, reason=reason)
+
+    async def compacted(
+        self, block: CompactionBlock, shown: tuple[CompactionPart, ...], usage: Usage, trigger: str
+    ) -> None:
+        await self._tell(Compaction, block=block, shown=shown, usage=usage, trigger=trigger)
 
     async def turn_started(self, step_id: str, index: int) -> None:
         await self._tell(TurnStart, step_id=step_id, index=index)

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.loop.compactor import overlaid
 from perdure.loop.tool_use import Decisions
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.ids import use
@@ -17,6 +18,7 @@ from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
     AnyLoopEvent,
+    Compaction,
     MessageEnd,
     ToolExecutionEnd,
     ToolExecutionStart,
@@ -67,6 +69,9 @@ class Replay:
                 self._ended = event.execution
             case TurnEnd():
                 self.state = self.state.with_current_step_completed()
+            case Compaction():
+                self.state = self.state.with_transcript(overlaid(self.state.transcript, event))
+                self._change(self._execution.with_compaction_usage(event.usage))
             case AgentEnd():
                 self._end(event)
 
@@ -113,7 +118,7 @@ class Replay:
             self.state = self.state.with_continuation_requested()
 
     def _answer(self, message: Message, step_id: str, event: MessageEnd) -> None:
-        step = AgentStep.of([message], input=self.state.transcript, response=event.response)
+        step = AgentStep.of([message], input=self.state.transcript.without_blocks(), response=event.response)
         self.state = self.state.with_current_step(replace(step, id=step_id))
 
     def _tool_result(self, message: Message) -> None:

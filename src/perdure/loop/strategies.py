@@ -31,6 +31,11 @@ class Branch(msgspec.Struct, frozen=True):
         response = self.state.final_response
         return response.text if response is not None else ""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the state is one of this branch's own loop."""
+        return self.state.execution is not None and self.state.execution.execution_id == self.loop_id
+
 
 class Selection(msgspec.Struct, frozen=True):
     """The index of the branch that was chosen, and what choosing has used."""

@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
+from perdure.recording import see_through
 
 if TYPE_CHECKING:
     from perdure.loop.agent_loop import Run
@@ -66,6 +68,19 @@ class AwaitsApproval(Exception):
     """Raised by a tool whose own work waits for a person: its caller waits too."""
 
 
+@runtime_checkable
+class Spawns(Protocol):
+    """Who runs sub-agents, as seen by those who end their work early."""
+
+    async def abandon(self, tool: object, call: ToolContext) -> Outcome | None:
+        """End the work of a call that was denied; what it has come to, None if it had not begun."""
+        ...
+
+    def left_by(self, call_id: str) -> Outcome | None:
+        """What the work of a call that was cancelled has come to."""
+        ...
+
+
 class _Ready(msgspec.Struct, frozen=True):
     call: ToolCall
     tool: Tool
@@ -95,6 +110,9 @@ class ToolUse:
             if call.id in done:
                 continue
             done.add(call.id)
+            if call.id in self._decisions.denied:
+                await self._deny(call)
+                continue
             decided = await self._decide(call)
             if isinstance(decided, _Ready):
                 ready.append(decided)
@@ -108,10 +126,19 @@ class ToolUse:
         by_id = {call.id: call for call in waiting}
         self._run.put_pending([by_id.pop(call.id) for call in step.tool_calls if call.id in by_id])
 
+    async def _deny(self, call: ToolCall) -> None:
+        """Settle a call that a person has denied. A sub-agent that waited for the decision ends, and is charged for."""
+        left: Outcome | None = None
+        if isinstance(self._run.spawn, Spawns):
+            left = await self._run.spawn.abandon(self._run.setup.tools.get(call.name), self._context(call))
+        refused = _refused(call, "Denied", f"A person has denied this call: {self._decisions.denied[call.id]}")
+        if left is None:
+            await self._complete(refused)
+        else:
+            await self._complete(replace(refused, usage=left.usage), left.child)
+
     async def _decide(self, call: ToolCall) -> _Ready | _Waits | ToolExecution:
         """Ready to run, or waiting for a person, or settled without running."""
-        if call.id in self._decisions.denied:
-            return _refused(call, "Denied", f"A person has denied this call: {self._decisions.denied[call.id]}")
         passed = await self._interceptors.pass_through("before_tool_use", call, self._run.state)
         if isinstance(passed, Blocked):
             return _refused(call, "Blocked", f"This call was not made: {passed.reason}")
@@ -175,11 +202,19 @@ class ToolUse:
             outcome = await self._outcome(ready)
         except AwaitsApproval:
             return True
-        execution = ToolExecution(ready.call, started, now(), outcome.result, outcome.error, outcome.usage)
-        await self._complete(execution, outcome.child)
+        except (asyncio.CancelledError, TimeLimitReached):
+            left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
+            if left is not None:
+                await see_through(self._take_outcome(ready.call, started, left))
+            raise
+        await self._take_outcome(ready.call, started, outcome)
         if among_others:
             await self._narrator.barrier()
         return False
+
+    async def _take_outcome(self, call: ToolCall, started: datetime, outcome: Outcome) -> None:
+        execution = ToolExecution(call, started, now(), outcome.result, outcome.error, outcome.usage)
+        await self._complete(execution, outcome.child)
 
     async def _outcome(self, ready: _Ready) -> Outcome:
         """What came of a call; a tool that raises never ends the run, unless it asks for that."""

@@ -101,6 +101,8 @@ class ExecutionState(Value, frozen=True):
     current_step: AgentStep | None = None
     pending_calls: tuple[ToolCall, ...] = ()
     errors: tuple[ErrorRecord, ...] = ()
+    compaction_usage: Usage = Usage()
+    """What models have used to compact the transcript during the run."""
 
     @classmethod
     def fresh(cls) -> ExecutionState:
@@ -139,7 +141,7 @@ class ExecutionState(Value, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        return sum((step.usage for step in self._all_steps()), start=Usage())
+        return sum((step.usage for step in self._all_steps()), start=self.compaction_usage)
 
     @property
     def all_errors(self) -> tuple[ErrorRecord, ...]:
@@ -182,6 +184,9 @@ class ExecutionState(Value, frozen=True):
 
     def with_error(self, error: ErrorRecord) -> ExecutionState:
         return msgspec.structs.replace(self, errors=(*self.errors, error))
+
+    def with_compaction_usage(self, usage: Usage) -> ExecutionState:
+        return msgspec.structs.replace(self, compaction_usage=self.compaction_usage + usage)
 
     def ended(self, status: ExecutionStatus) -> ExecutionState:
         return msgspec.structs.replace(self, status=status, completed_at=now())

@@ -58,6 +58,12 @@ def now() -> datetime:
     return _clock.get()()
 
 
+def replaced_time() -> datetime | None:
+    """The time of a clock that `use` has put in place, or None: a store that has a clock of its own then asks that."""
+    clock = _clock.get()
+    return None if clock is _utc_now else clock()
+
+
 def new_id() -> str:
     """A new unique id."""
     return _ids.get()()

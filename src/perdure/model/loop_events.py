@@ -68,6 +68,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     """The idempotency key of the request that the run answers, and the request's digest."""
     group: tuple[str, ...] = ()
     """The loops that run side by side with this one, itself among them."""
+    input_at: tuple[int, int] | None = None
+    """Where in the session's own log stands what all branches of a group answer: it is written once for all."""
     approved: Mapping[str, str] = EMPTY
     denied: Mapping[str, str] = EMPTY
 
@@ -167,16 +169,27 @@ class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop
 
 
 class ParallelLoopEnd(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_end"):
-    """One of the branches has been selected."""
+    """One of the branches has been selected; or none, where the evaluation was given up."""
 
     loop_ids: tuple[str, ...]
-    selected_loop_id: str
-    selected_config_index: int
+    selected_loop_id: str | None = None
+    selected_config_index: int | None = None
     evaluation_usage: Usage = Usage()
 
 
+class CompactionPart(Value, frozen=True):
+    """A part of what a compaction shows: a message made for it, or messages `start` to `stop` of the view before."""
+
+    message: Message | None = None
+    start: int = 0
+    stop: int = 0
+
+
 class CompactionBlock(Value, frozen=True):
-    """A compaction overlay as a record tells of it: what stands in for how many messages, made by what."""
+    """A compaction overlay as a record tells of it: what stands in for how many messages, made by what.
+
+    `start` is where in the view the covered messages stood; `summary` tells how what is shown instead begins.
+    """
 
     id: str
     by: str
@@ -185,16 +198,31 @@ class CompactionBlock(Value, frozen=True):
     summary: str = ""
     tokens_before: int | None = None
     tokens_after: int | None = None
+    start: int = 0
+    model: str | None = None
 
 
 class Compaction(LoopEvent, frozen=True, kw_only=True, tag="compaction"):
     """What the model is shown was compacted; the original messages stay."""
 
     block: CompactionBlock
+    trigger: str = "request"
+    """Why: on request, because the prompt came near the window, or because the model refused it as too long."""
+    shown: tuple[CompactionPart, ...] = ()
+    """What stands in for the covered messages: new ones, and stretches of the view that it was made from."""
+    usage: Usage = Usage()
+    """What a model has used to write the summary."""
+
+
+class Redacted(LoopEvent, frozen=True, kw_only=True, tag="redacted"):
+    """The content of messages was replaced for good, wherever it stood. It belongs to no loop."""
+
+    message_ids: tuple[str, ...] = ()
 
 
 AnyLoopEvent = (
     InputRejected
+    | Redacted
     | ParallelLoopStart
     | ParallelLoopEnd
     | Compaction

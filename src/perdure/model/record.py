@@ -108,15 +108,22 @@ class LoopRecord(Value, frozen=True, kw_only=True):
     children_loop_ids: tuple[str, ...] = ()
     child_loop_refs: tuple[ChildLoopRef, ...] = ()
     compaction_block: CompactionBlock | None = None
+    compaction_usage: Usage = Usage()
     parallel_group: ParallelGroupRecord | None = None
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")
 
     def after(self, event: AnyLoopEvent, *, keep_event: bool = True) -> LoopRecord:
-        """The record once an event has happened."""
-        changed = _fold(self, event)
-        return replace(changed, events=(*changed.events, event)) if keep_event else changed
+        """The record once an event has happened. For many events there is `LoopFold`."""
+        return LoopFold(self).take(event, keep_event=keep_event).record()
+
+    def after_all(self, events: Iterable[AnyLoopEvent]) -> LoopRecord:
+        """The record once all these events have happened, in their order."""
+        fold = LoopFold(self)
+        for event in events:
+            fold.take(event)
+        return fold.record()
 
     def aborted(self, at: datetime) -> LoopRecord:
         """The record of a loop that has not come to its end; it keeps the messages and usage it has reached."""
@@ -136,108 +143,177 @@ class LoopRecord(Value, frozen=True, kw_only=True):
         )
         return replace(self, parallel_group=group)
 
-    def with_child_ref(self, ref: ChildLoopRef) -> LoopRecord:
-        known = any(
-            each.tool_call_id == ref.tool_call_id and each.child_loop_id == ref.child_loop_id
-            for each in self.child_loop_refs
+
+def _link(ref: ChildLoopRef) -> tuple[str, str]:
+    return ref.tool_call_id, ref.child_loop_id
+
+
+class _TurnFold:
+    """A turn while events are added to it."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self.message_ids = list(turn.message_ids)
+        self._tools = list(turn.tool_executions)
+        self._errors = list(turn.errors)
+        self.usage = turn.usage
+
+    def say(self, event: MessageEnd) -> None:
+        self.message_ids.append(event.message.id)
+        if event.response is not None:
+            self.usage = self.usage + event.response.usage
+
+    def take(self, done: ToolExecution) -> None:
+        self._tools.append(done)
+        self.usage = self.usage + done.usage
+        if done.error is not None:
+            self._errors.append(done.error)
+
+    def end(self, event: TurnEnd) -> None:
+        self._turn = replace(self._turn, ended_at=event.at)
+        self.usage, self._errors = event.usage, list(event.errors)
+
+    def turn(self, ended_at: datetime | None = None) -> Turn:
+        return replace(
+            self._turn,
+            ended_at=self._turn.ended_at or ended_at,
+            message_ids=tuple(self.message_ids),
+            tool_executions=tuple(self._tools),
+            usage=self.usage,
+            errors=tuple(self._errors),
         )
-        return self if known else replace(self, child_loop_refs=(*self.child_loop_refs, ref))
 
 
-def _fold(record: LoopRecord, event: LoopEvent) -> LoopRecord:
-    match event:
-        case AgentStart():
-            return _started(record, event)
-        case TurnStart():
-            turn = Turn(event.step_id, event.index, event.at)
-            return replace(record, turns=(*record.turns, turn))
-        case MessageEnd():
-            return _with_message(record, event)
-        case ToolExecutionEnd():
-            record = _with_turn(record, event.step_id, lambda turn: _with_tool(turn, event.execution))
-            return record if event.child is None else record.with_child_ref(event.child)
-        case TurnEnd():
-            ended = {"ended_at": event.at, "usage": event.usage, "errors": event.errors}
-            return _with_turn(record, event.step_id, lambda turn: replace(turn, **ended))
-        case InputRejected():
-            return replace(record, rejection=event.reason)
-        case Compaction():
-            return replace(record, compaction_block=event.block)
-        case AgentEnd():
-            return _ended(record, event)
-    return record
+class LoopFold:
+    """A loop's record while events are added to it: each costs the same, however many there were before."""
 
+    def __init__(self, record: LoopRecord) -> None:
+        self._record = record
+        self._events = list(record.events)
+        self._messages = list(record.messages)
+        self._turns = {turn.step_id: _TurnFold(turn) for turn in record.turns}
+        self._refs = {_link(ref): ref for ref in record.child_loop_refs}
+        self._is_counted = True
+        self._was_resumed = any(isinstance(event, AgentStart) and event.resumed for event in record.events)
 
-def _started(record: LoopRecord, event: AgentStart) -> LoopRecord:
-    if event.resumed and record.started_at is not None:
-        answered = tuple(turn for turn in record.turns if turn.message_ids)
-        return replace(record, status=LoopStatus.RUNNING, ended_at=None, turns=answered)
-    group = record.parallel_group or (ParallelGroupRecord(event.group) if event.group else None)
-    return replace(
-        record,
-        parallel_group=group,
-        agent_id=event.agent_id,
-        parent_loop_id=event.parent_loop_id,
-        continuation_kind=event.continuation,
-        started_at=event.at,
-        status=LoopStatus.RUNNING,
-        config=event.config,
-        metadata=event.metadata,
-    )
+    @property
+    def session_id(self) -> str:
+        return self._record.session_id
 
+    def link(self, ref: ChildLoopRef) -> None:
+        """Take a link to a child that another loop's event tells of."""
+        self._refs.setdefault(_link(ref), ref)
 
-def _with_message(record: LoopRecord, event: MessageEnd) -> LoopRecord:
-    record = replace(record, messages=(*record.messages, event.message))
-    step_id = event.message.metadata.get("step_id")
-    return _with_turn(record, step_id, lambda turn: _with_said(turn, event)) if step_id else record
+    def announce(self, group: ParallelGroupRecord) -> None:
+        self._record = replace(self._record, parallel_group=group)
 
+    def select(self, event: ParallelLoopEnd) -> None:
+        self._record = self._record.selected(event)
 
-def _with_said(turn: Turn, event: MessageEnd) -> Turn:
-    used = event.response.usage if event.response is not None else Usage()
-    return replace(turn, message_ids=(*turn.message_ids, event.message.id), usage=turn.usage + used)
+    def record(self) -> LoopRecord:
+        """The record as it stands."""
+        turns = tuple(turn.turn() for turn in self._turns.values())
+        # Usage counts from the moment it is known: a loop may be aborted.
+        usage = self._record.usage
+        if not self._is_counted:
+            usage = sum((turn.usage for turn in turns), start=self._record.compaction_usage)
+        return replace(
+            self._record,
+            messages=tuple(self._messages),
+            turns=turns,
+            usage=usage,
+            events=tuple(self._events),
+            child_loop_refs=tuple(self._refs.values()),
+        )
 
+    def take(self, event: AnyLoopEvent, *, keep_event: bool = True) -> LoopFold:
+        self._take(event)
+        if keep_event:
+            self._events.append(event)
+        return self
 
-def _with_tool(turn: Turn, done: ToolExecution) -> Turn:
-    errors = turn.errors if done.error is None else (*turn.errors, done.error)
-    return replace(turn, tool_executions=(*turn.tool_executions, done), usage=turn.usage + done.usage, errors=errors)
+    def _take(self, event: LoopEvent) -> None:
+        match event:
+            case AgentStart():
+                self._start(event)
+            case TurnStart():
+                self._turns[event.step_id] = _TurnFold(Turn(event.step_id, event.index, event.at))
+            case MessageEnd():
+                self._messages.append(event.message)
+                self._in_turn(event.message.metadata.get("step_id"), lambda turn: turn.say(event))
+            case ToolExecutionEnd():
+                self._in_turn(event.step_id, lambda turn: turn.take(event.execution))
+                if event.child is not None:
+                    self.link(event.child)
+            case TurnEnd():
+                self._in_turn(event.step_id, lambda turn: turn.end(event))
+            case InputRejected():
+                self._record = replace(self._record, rejection=event.reason)
+            case Compaction():
+                used = self._record.compaction_usage + event.usage
+                self._record = replace(self._record, compaction_block=event.block, compaction_usage=used)
+                self._is_counted = False
+            case AgentEnd():
+                self._end(event)
 
+    def _in_turn(self, step_id: str | None, change: Callable[[_TurnFold], None]) -> None:
+        if step_id is not None and step_id in self._turns:
+            change(self._turns[step_id])
+            self._is_counted = False
 
-def _with_turn(record: LoopRecord, step_id: str, change: Callable[[Turn], Turn]) -> LoopRecord:
-    """The record with one of its turns changed. Usage counts from the moment it is known: a loop may be aborted."""
-    turns = tuple(change(turn) if turn.step_id == step_id else turn for turn in record.turns)
-    return replace(record, turns=turns, usage=sum((turn.usage for turn in turns), start=Usage()))
+    def _start(self, event: AgentStart) -> None:
+        self._was_resumed = self._was_resumed or event.resumed
+        if event.resumed and self._record.started_at is not None:
+            self._turns = self._answered()
+            self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None)
+            return
+        group = self._record.parallel_group or (ParallelGroupRecord(event.group) if event.group else None)
+        self._record = replace(
+            self._record,
+            parallel_group=group,
+            agent_id=event.agent_id,
+            parent_loop_id=event.parent_loop_id,
+            continuation_kind=event.continuation,
+            started_at=event.at,
+            status=LoopStatus.RUNNING,
+            config=event.config,
+            metadata=event.metadata,
+        )
+
+    def _answered(self) -> dict[str, _TurnFold]:
+        """The turns that the model has answered in, as the live state counts its steps."""
+        return {step_id: turn for step_id, turn in self._turns.items() if turn.message_ids}
+
+    def _end(self, event: AgentEnd) -> None:
+        rejection = event.rejection or self._record.rejection
+        reasons = sorted((signal.reason for signal in event.stop_signals), key=lambda reason: reason.priority)
+        status = LoopStatus.REJECTED if rejection else STATUS_ON_RECORD[event.status]
+        if self._record.parallel_group is not None and reasons[:1] == [StopReason.USER_REQUESTED]:
+            status = LoopStatus.ABORTED  # another branch was quicker
+        self._messages = self._all_messages(event)
+        self._turns = {key: _TurnFold(turn.turn(event.at)) for key, turn in self._answered().items()}
+        self._is_counted = True
+        self._record = replace(
+            self._record,
+            status=status,
+            rejection=rejection,
+            stop_reason=reasons[0].value if reasons else None,
+            ended_at=event.at,
+            usage=event.usage,
+            errors=event.errors,
+        )
+
+    def _all_messages(self, event: AgentEnd) -> list[Message]:
+        """What the end says has been produced; in older records, of a resumed loop it tells only what came after."""
+        if not self._was_resumed:
+            return list(event.messages)
+        told = {message.id for message in event.messages}
+        return [*(message for message in self._messages if message.id not in told), *event.messages]
 
 
 def _closed(turns: Iterable[Turn], at: datetime) -> tuple[Turn, ...]:
-    """The turns of a loop that is over: those the model has answered in, as the live state counts its steps."""
+    """The turns of a loop that is over: those the model has answered in."""
     return tuple(replace(turn, ended_at=turn.ended_at or at) for turn in turns if turn.message_ids)
-
-
-def _all_messages(record: LoopRecord, event: AgentEnd) -> tuple[Message, ...]:
-    """What the end says has been produced; of a loop that was resumed it tells only what came after that."""
-    if not any(isinstance(each, AgentStart) and each.resumed for each in record.events):
-        return event.messages
-    told = {message.id for message in event.messages}
-    return (*(message for message in record.messages if message.id not in told), *event.messages)
-
-
-def _ended(record: LoopRecord, event: AgentEnd) -> LoopRecord:
-    rejection = event.rejection or record.rejection
-    reasons = sorted((signal.reason for signal in event.stop_signals), key=lambda reason: reason.priority)
-    status = LoopStatus.REJECTED if rejection else STATUS_ON_RECORD[event.status]
-    if record.parallel_group is not None and reasons[:1] == [StopReason.USER_REQUESTED]:
-        status = LoopStatus.ABORTED  # another branch was quicker
-    return replace(
-        record,
-        status=status,
-        rejection=rejection,
-        stop_reason=reasons[0].value if reasons else None,
-        ended_at=event.at,
-        messages=_all_messages(record, event),
-        turns=_closed(record.turns, event.at),
-        usage=event.usage,
-        errors=event.errors,
-    )
 
 
 class SessionRecord(Value, frozen=True, kw_only=True):

@@ -46,6 +46,8 @@ class AgentState(Value, frozen=True):
     task: str | None = None
     context: AgentContext = AgentContext()
     execution: ExecutionState | None = None
+    rewound_to: int = 0
+    """The version whose view this one shows again, until something is said."""
 
     @classmethod
     def of(cls, definition: AgentDefinition) -> AgentState:
@@ -155,8 +157,10 @@ class AgentState(Value, frozen=True):
     def _with_context(self, **changes: Any) -> AgentState:
         return self._with(context=msgspec.structs.replace(self.context, **changes))
 
-    def with_transcript(self, transcript: Transcript) -> AgentState:
-        return self._with_context(transcript=transcript)
+    def with_transcript(self, transcript: Transcript, *, rewound_to: int = 0) -> AgentState:
+        """Another view; `rewound_to` is the version it was taken from, if it is an older one."""
+        context = msgspec.structs.replace(self.context, transcript=transcript)
+        return self._with(context=context, rewound_to=rewound_to)
 
     def with_messages(self, *messages: Message) -> AgentState:
         """Messages at the end of the transcript."""

@@ -86,9 +86,15 @@ class Block(Value, frozen=True):
     at: Time | None = None
     tokens_before: int | None = None
     tokens_after: int | None = None
+    model: str | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.shown))
+
+    @property
+    def covered_count(self) -> int:
+        """How many messages of the view it was put over it covers."""
+        return sum(map(len, self.covered))
 
 
 Piece = Span | Block
@@ -221,22 +227,42 @@ class Transcript(Sequence[Message]):
         by: str,
         tokens_before: int | None = None,
         tokens_after: int | None = None,
+        model: str | None = None,
+        block_id: str | None = None,
+        at: Time | None = None,
     ) -> Transcript:
-        """Show some messages in place of those from `start` to `stop`, which the new block keeps."""
+        """Show some messages in place of those from `start` to `stop`, which the new block keeps.
+
+        What is given as a transcript is shown where it stands in its logs, and not stored again.
+        """
         if not 0 <= start < stop <= self._length:
             raise InvalidData("$.cover", f"cannot cover {start} to {stop} of {self._length} messages")
         if not (self._is_edge(start) and self._is_edge(stop)):
             raise InvalidData("$.cover", f"{start} to {stop} ends inside a compaction block; cover the whole block")
         block = Block(
             covered=_sliced(self.pieces, start, stop),
-            shown=tuple(Transcript.of(shown).pieces),
+            shown=(shown if isinstance(shown, Transcript) else Transcript.of(shown)).without_blocks().pieces,
             by=by,
-            id=new_id(),
-            at=now(),
+            id=block_id or new_id(),
+            at=at or now(),
             tokens_before=tokens_before,
             tokens_after=tokens_after,
+            model=model,
         )
         return Transcript((*_sliced(self.pieces, 0, start), block, *_sliced(self.pieces, stop, self._length)))
+
+    def without_blocks(self) -> Transcript:
+        """The same view, of spans alone: what was shown, and not what that stood for."""
+        return self if all(isinstance(piece, Span) for piece in self.pieces) else Transcript(self.spans())
+
+    def edge_from(self, place: int) -> int:
+        """The nearest place at or after `place` that is not inside a block."""
+        passed = 0
+        for piece in self.pieces:
+            if isinstance(piece, Block) and passed < place < passed + len(piece):
+                return passed + len(piece)
+            passed += len(piece)
+        return place
 
     def uncover(self, block_id: str | None = None) -> Transcript:
         """Take one block off (the last one, unless named), so that what it covered is shown again."""
@@ -249,13 +275,7 @@ class Transcript(Sequence[Message]):
         return Transcript((*self.pieces[: places[-1]], *block.covered, *self.pieces[places[-1] + 1 :]))
 
     def _is_edge(self, place: int) -> bool:
-        for piece in self.pieces:
-            if place <= 0:
-                break
-            if isinstance(piece, Block) and place < len(piece):
-                return False
-            place -= len(piece)
-        return True
+        return self.edge_from(place) == place
 
 
 def _unchecked(pieces: tuple[Piece, ...], length: int) -> Transcript:

@@ -56,6 +56,14 @@ class EventBus:
         """Call `subscriber` with every event there is."""
         return self.subscribe(object, subscriber)
 
+    @property
+    def has_subscribers(self) -> bool:
+        return bool(self._subscriptions)
+
+    def clear(self) -> None:
+        """Let go of every subscriber."""
+        self._subscriptions = ()
+
     def remove(self, subscription: Subscription) -> None:
         self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.model.loop_events import AgentEnd, AnyLoopEvent, ParallelLoopEnd
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
+from perdure.model.said import Said
 from perdure.model.session import AgentSessionInfo
-from perdure.protocols import Journal, JournalEntry, RunOnRecord
+from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch
 from perdure.recording import event_of
 
 LOOK_EVERY = 0.05
+LOOK_ANYWAY = 1.0
+MOST_CHILDREN = 100
+"""How many starts are looked at for the children of one loop; `record()` knows them all."""
 
 
 async def read_record(
@@ -79,14 +86,35 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
     if not runs:
         raise SessionNotFound(f"loop {loop_id} of {session_id}")
     story = _Story(journal, session_id)
-    record = LoopRecord(loop_id=loop_id, session_id=session_id)
-    for event in await story.events(await journal.read(session_id, run=loop_id)):
-        record = record.after(event)
-    if record.parallel_group is None:
-        return record
-    group = record.parallel_group.all_loop_ids
-    selection = await _selection(journal, session_id, group, {run.loop_id: run for run in runs})
-    return record if selection is None else record.selected(selection)
+    events = await story.events(await journal.read(session_id, run=loop_id))
+    record = LoopRecord(loop_id=loop_id, session_id=session_id).after_all(events)
+    last = runs[0].last.seq
+    if record.parallel_group is not None:
+        group = record.parallel_group.all_loop_ids
+        last = max([run.last.seq for loop in group for run in await journal.runs(session_id, run=loop)])
+        selection = await _selection(journal, session_id, group, {run.loop_id: run for run in runs})
+        record = record if selection is None else record.selected(selection)
+    return replace(record, children_loop_ids=await _children(journal, session_id, loop_id, last))
+
+
+async def _children(journal: Journal, session_id: str, loop_id: str, after: int) -> tuple[str, ...]:
+    """The loops that go on from one. They begin behind its end, before any that goes on from another.
+
+    From start to start it is one read each, so that neither the session's length nor that of its loops counts.
+    """
+    children: list[str] = []
+    for _ in range(MOST_CHILDREN):
+        entry = next(iter(await journal.read(session_id, after=after, limit=1)), None)
+        if entry is None:
+            break
+        begun = entry.body["loop_ids"] if entry.kind == "parallel_loop_start" else [entry.run] if entry.run else []
+        runs = [run for loop in begun for run in await journal.runs(session_id, run=loop)]
+        found = [run.loop_id for run in runs if run.first.body.get("parent_loop_id") == loop_id]
+        if runs and not found and entry.kind in ("agent_start", "parallel_loop_start"):
+            break
+        children += found
+        after = max([entry.seq, *(run.last.seq for run in runs)])
+    return tuple(dict.fromkeys(children))
 
 
 async def read_events(
@@ -103,10 +131,18 @@ async def read_events(
         elif not follow:
             return
         else:
-            await asyncio.sleep(LOOK_EVERY)
+            await _more(journal, session_id, cursor)
         if not follow and last is not None:
             return
         entries = await journal.read(session_id, after=cursor, limit=1000)
+
+
+async def _more(journal: Journal, session_id: str, cursor: int) -> None:
+    """Wait until there may be more on record. The record is the truth, so it is looked at again in any case."""
+    if isinstance(journal, Watch):
+        await journal.changed(session_id, cursor, LOOK_ANYWAY)
+    else:
+        await asyncio.sleep(LOOK_EVERY)
 
 
 class _Story:
@@ -117,6 +153,7 @@ class _Story:
         self._session_id = session_id
         self._agents: dict[str, str] = {}
         self._messages: dict[str, dict[str, Message]] = {}
+        self._said: defaultdict[str, Said] = defaultdict(Said)
         self._read_to: dict[str, int] = {}
 
     async def events(self, entries: Sequence[JournalEntry]) -> list[AnyLoopEvent]:
@@ -129,9 +166,20 @@ class _Story:
         self._agents[run.loop_id] = run.first.body.get("agent_id", "")
         start = max(run.start, self._read_to.get(run.loop_id, 0))
         known = self._messages.setdefault(run.loop_id, {})
-        if start < run.stop:
-            known |= {message.id: message for message in await self._journal.messages(run.log, start, run.stop)}
-            self._read_to[run.loop_id] = run.stop
+        if run.loop_id not in self._read_to:
+            known |= {message.id: message for message in await self._input_of(run)}
+        for message in await self._journal.messages(run.log, start, run.stop) if start < run.stop else ():
+            known[message.id] = message
+            self._said[run.loop_id].hear(message)
+        self._read_to[run.loop_id] = max(start, run.stop)
+
+    async def _input_of(self, run: RunOnRecord) -> Sequence[Message]:
+        """What the branches of a group answer: it stands in the session's own log, once for all."""
+        place = run.first.body.get("input_at")
+        if not place:
+            return ()
+        log, _ = await self._journal.log_of(self._session_id)
+        return await self._journal.messages(log, *place)
 
     def _event(self, entry: JournalEntry) -> AnyLoopEvent:
         known = self._messages.get(entry.run or "", {})
@@ -142,8 +190,10 @@ class _Story:
                 raise CorruptRecord(self._session_id, f"message {message_id}", problem)
             return known[message_id]
 
-        event = event_of(entry, self._session_id, self._agents.get(entry.run or "", ""), message_of)
+        agent_id, said = self._agents.get(entry.run or "", ""), self._said[entry.run or ""]
+        event = event_of(entry, self._session_id, agent_id, message_of, said)
         if isinstance(event, AgentEnd):
+            self._said.pop(event.loop_id, None)
             self._messages.pop(event.loop_id, None)
             self._read_to.pop(event.loop_id, None)
         return event

@@ -23,20 +23,25 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
     Appended,
+    ArchivedSession,
     Claim,
     Entry,
     Filters,
     JournalEntry,
     Key,
+    Problem,
     RunOnRecord,
+    SearchHit,
     SessionQuery,
     StoredAt,
 )
-from perdure.stores import file_erasure, file_reads, file_writes
+from perdure.stores import file_archive, file_check, file_erasure, file_reads, file_redaction, file_search, file_writes
 from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_writes import Write, encode_entries
+from perdure.stores.redaction import Request
 from perdure.stores.rows import Placement, consolidate
+from perdure.stores.search import Query, rank
 
 T = TypeVar("T")
 
@@ -109,6 +114,13 @@ class FileStore:
     async def delete(self, session_id: str) -> None:
         key, at = SessionId(session_id), now().timestamp()
         await self._files.run(lambda files: file_erasure.delete(files, key, at))
+
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        request, at = Request.of(session_id, message_ids, replacement), now()
+        return await self._files.run(lambda files: file_redaction.redact(files, request, at))
+
+    async def gc(self) -> int:
+        return await self._files.run(file_erasure.gc)
 
     async def claim(
         self,
@@ -189,10 +201,27 @@ class FileStore:
         key, (encoded,) = SessionId(session_id), encode_entries([entry])
         return await self._files.run(lambda files: file_writes.post(files, key, encoded))
 
+    async def search(
+        self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
+    ) -> Sequence[SearchHit]:
+        query = Query.of(text, owner, session_id, limit)
+        return await self._files.run(lambda files: rank(file_search.places(files, query), query))
+
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         query = SessionQuery.of(filters)
         file_reads.page_start(query.after)
         return await self._files.run(lambda files: file_reads.list_sessions(files, query))
+
+    async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        key, at = SessionId(session_id), now().timestamp()
+        return await self._files.run(lambda files: file_archive.dump(files, key, at, alone))
+
+    async def restore(self, archived: ArchivedSession) -> bool:
+        at = now().timestamp()
+        return await self._files.run(lambda files: file_archive.restore(files, archived, at))
+
+    async def check(self) -> Sequence[Problem]:
+        return await self._files.run(file_check.check)
 
 
 class _Open:

@@ -36,7 +36,7 @@ def _delete_locked(directory: Directory, session_id: str, at: float) -> None:
     for base in _bases_of(session_id, shown) - directory.remainders() if is_there else ():
         _keep(directory, base, _shown_lines(base, log, shown))
     folder = directory.folder
-    folder.remove(document_file(session_id), *_leftovers(directory, session_id))
+    folder.remove(document_file(session_id), *leftovers(directory, session_id))
     folder.sync()
     # The session is gone when its log is. Killed before that, a deletion can be repeated; killed after it, the next
     # deletion, even one that finds nothing to delete, trims what was left too long.
@@ -48,7 +48,22 @@ def _delete_locked(directory: Directory, session_id: str, at: float) -> None:
         raise SessionNotFound(session_id)
 
 
-def _shown_by_others(directory: Directory, session_id: str) -> Shown:
+def gc(directory: Directory) -> int:
+    """Erase what deletions that were killed have left, and nobody shows; how many messages that were."""
+    ids: set[str] = set()
+    while True:
+        with directory.locked(ids):
+            owners = {base.partition("@")[0] for base in directory.remainders()}
+            if owners <= ids:
+                erased = _trim_remainders(directory, _shown_by_others(directory, None)) if owners else 0
+                if erased:
+                    directory.folder.sync()
+                    directory.forget_all()
+                return erased
+        ids |= owners
+
+
+def _shown_by_others(directory: Directory, session_id: str | None) -> Shown:
     """For each log, the positions that versions of other sessions show."""
     shown: dict[str, set[int]] = {}
     for other in directory.ids():
@@ -79,15 +94,20 @@ def _keep(directory: Directory, base: str, lines: list[Line]) -> None:
         directory.folder.remove(log_file(base), temporary(log_file(base)))
 
 
-def _trim_remainders(directory: Directory, shown: Shown) -> None:
+def _trim_remainders(directory: Directory, shown: Shown) -> int:
+    """Erase from remainders what nobody shows; how many messages that were."""
+    erased = 0
     for base in directory.remainders():
         log = directory.log(base)
         lines = _shown_lines(base, log, shown)
-        if not lines or len(lines) < sum(map(len, log.messages.values())):
+        held = sum(map(len, log.messages.values()))
+        if not lines or len(lines) < held:
+            erased += held - len(lines)
             _keep(directory, base, lines)
+    return erased
 
 
-def _leftovers(directory: Directory, session_id: str) -> list[str]:
+def leftovers(directory: Directory, session_id: str) -> list[str]:
     """What killed writers of a session may have left lying."""
     left = re.compile(rf"{re.escape(session_id)}(\.torn-[0-9]+|\.json\.tmp|@[0-9]+\.jsonl\.tmp)")
     return [name for name in directory.folder.names() if left.fullmatch(name)]

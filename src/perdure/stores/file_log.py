@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -101,6 +101,19 @@ def _opened(raw: bytes) -> Line | None:
         return _line_decoder.decode(b"{" + rest)
     except msgspec.MsgspecError:
         return None
+
+
+def rewritten(raw: bytes, mark: str, change: Callable[[Line], Line]) -> bytes:
+    """Whole operations with some of their lines changed. The first says so: nobody takes the new log for the old."""
+    changed: list[bytes] = []
+    for start, stop in _line_ends(raw):
+        each = _opened(raw[start:stop])
+        assert each is not None, "a log that is damaged is not rewritten"
+        if each.kind == "log":
+            told = {**codec.decode_plain(bytes(each.body)), "rewritten": mark}
+            each = replace(each, body=msgspec.Raw(msgspec.json.encode(told)))
+        changed.append(_sealed(change(each)))
+    return b"".join(changed)
 
 
 class SessionLog:

@@ -109,7 +109,7 @@ def _write_version(directory: Directory, write: Write, log_for: Callable[[], Ses
 
 
 def _draft(directory: Directory, write: Write, log: SessionLog) -> _Draft:
-    key = log.key or _new_key(write.session.id)
+    key = log.key or new_key(write.session.id)
     own, start = LogRef(directory.origin, key), log.end_of("")
     settled = write.placement.settle(own, start)
     kept = AgentSession.reconstitute(settled, version=write.session.version + 1, updated_at=write.at)
@@ -129,7 +129,7 @@ def _draft(directory: Directory, write: Write, log: SessionLog) -> _Draft:
     return _Draft(kept, lines, refs)
 
 
-def _new_key(session_id: str) -> str:
+def new_key(session_id: str) -> str:
     """A key that no log has had: its birth is the machine's time, whatever the clock in use says."""
     return f"{session_id}@{time.time_ns()}"
 

@@ -19,6 +19,8 @@ class LRU(OrderedDict[K, T], Generic[K, T]):
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
+        self.pinned: set[K] = set()
+        """What is never forgotten, however long ago it was used."""
 
     def recall(self, key: K) -> T | None:
         """The entry, and it is now the one used last."""
@@ -31,7 +33,10 @@ class LRU(OrderedDict[K, T], Generic[K, T]):
         self[key] = entry
         self.move_to_end(key)
         while len(self) > self._most:
-            self.popitem(last=False)
+            oldest = next((each for each in self if each not in self.pinned), None)
+            if oldest is None:
+                break
+            del self[oldest]
 
 
 class Live(msgspec.Struct, frozen=True):

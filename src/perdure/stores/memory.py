@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Self, Unpack
@@ -19,16 +19,24 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
     Appended,
+    ArchivedSession,
     Claim,
     Entry,
     Filters,
     JournalEntry,
     Key,
     RunOnRecord,
+    SearchHit,
     SessionQuery,
     StoredAt,
 )
+from perdure.stores import memory_archive
+from perdure.stores.landing import Landing, require_same
+from perdure.stores.memory_erasure import MemoryBench
+from perdure.stores.moving import MOVED, Material, archive, busy
+from perdure.stores.redaction import Request, redact
 from perdure.stores.rows import Placement, another_session, consolidate, encode_head, foreign_stretches, runs_in
+from perdure.stores.search import Lent, Place, Query, attributed, rank
 
 
 class _Shelved:
@@ -150,10 +158,20 @@ class MemoryStore:
         del self._sessions[shelved.info.id]
         self._erase_unnamed()
 
-    def _erase_unnamed(self) -> None:
-        """Forget every message in the logs of deleted sessions that no other session's version names."""
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        request, at = Request.of(session_id, message_ids, replacement), now()
+        self._find(request.session_id)
+        bench = MemoryBench(self._origin, self._sessions, self._logs, _number_in, _readable, at)
+        return redact(bench, request, at)
+
+    async def gc(self) -> int:
+        return self._erase_unnamed()
+
+    def _erase_unnamed(self) -> int:
+        """Forget every message in the logs of deleted sessions that no other session's version names; how many."""
+        erased = 0
         owned = {shelved.number for shelved in self._sessions.values()}
-        orphaned = {key for key in self._logs if int(str(key).partition("/")[0]) not in owned}
+        orphaned = {key for key in self._logs if _number_in(key) not in owned}
         named: dict[int | str, set[int]] = {}
         for shelved in self._sessions.values():
             for session in shelved.versions if orphaned else ():
@@ -161,9 +179,11 @@ class MemoryStore:
                     named.setdefault(key, set()).update(range(start, stop))
         for key in orphaned:
             kept = named.get(key, set())
+            erased += sum(m is not None and place not in kept for place, m in enumerate(self._logs[key]))
             self._logs[key] = [m if place in kept else None for place, m in enumerate(self._logs[key])]
             if not kept:
                 del self._logs[key]
+        return erased
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         query = SessionQuery.of(filters)
@@ -177,6 +197,23 @@ class MemoryStore:
         page = found[: query.limit]
         more = str(page[-1][0]) if len(found) > query.limit else None
         return SessionInfoList((info for _, info in page), next=more)
+
+    async def search(
+        self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
+    ) -> Sequence[SearchHit]:
+        query = Query.of(text, owner, session_id, limit)
+        return rank(self._places(query), query)
+
+    def _places(self, query: Query) -> Iterator[Place]:
+        infos = {shelved.number: shelved.info for shelved in self._sessions.values()}
+        lent: dict[int | str, list[Lent]] = {}
+        for shelved in self._sessions.values():
+            for session in shelved.versions:
+                for key, start, stop in foreign_stretches(session, self._log(shelved, "")):
+                    lent.setdefault(key, []).append(Lent(start, stop, shelved.info))
+        for key, log in self._logs.items():
+            held = ((place, message) for place, message in enumerate(log) if message is not None)
+            yield from attributed(infos.get(_number_in(key)), held, lent.get(key, ()), query)
 
     async def claim(
         self,
@@ -291,6 +328,42 @@ class MemoryStore:
         _enter(shelved.inbox, (entry,))
         return len(shelved.inbox)
 
+    async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        shelved = self._find(session_id)
+        if shelved.claim is not None and shelved.expires > now():
+            raise busy(session_id, shelved.claim.owner)
+        logs = memory_archive.MemoryLogs(self._origin, self._sessions, self._logs)
+        heads, values = memory_archive.stored_heads(shelved.versions)
+        material = Material(
+            shelved.info.id,
+            heads,
+            values.__getitem__,
+            dict(logs.own(shelved.number)),
+            memory_archive.plain(await self.read(session_id)),
+            memory_archive.plain(await self.read(session_id, inbox=True)),
+            {name: (key.digest, version) for name, (key, version) in shelved.keys.items()},
+            shelved.claim is not None,
+        )
+        return archive(material, logs, alone=alone)
+
+    async def restore(self, archived: ArchivedSession) -> bool:
+        landing = Landing(archived, memory_archive.MemoryLogs(self._origin, self._sessions, self._logs))
+        if archived.session_id in self._sessions:
+            require_same(archived, await self.dump(archived.session_id, alone=bool(archived.lent)))
+            return False
+        number = next(self._numbers)
+        versions, logs = memory_archive.brought_in(landing, number, self._origin, self._logs)
+        shelved = _Shelved(number, versions[0])
+        shelved.versions = versions
+        _enter(shelved.record, archived.entries)
+        _enter(shelved.inbox, archived.inbox)
+        shelved.keys = {name: (Key(name, digest), version) for name, (digest, version) in archived.keys.items()}
+        if archived.interrupted:
+            shelved.claim = Claim(archived.session_id, shelved.epoch, len(versions), MOVED.owner, 0)
+        self._logs.update(logs)
+        self._sessions[archived.session_id] = shelved
+        return True
+
     def _find(self, session_id: str) -> _Shelved:
         shelved = self._sessions.get(SessionId(session_id))
         if shelved is None:
@@ -302,6 +375,11 @@ class MemoryStore:
         if shelved is None or shelved.claim is None or shelved.epoch != claim.epoch:
             raise ClaimLost(claim.session_id, claim.epoch)
         return shelved
+
+
+def _number_in(key: int | str) -> int:
+    """The number of the session whose log has this key."""
+    return int(str(key).partition("/")[0])
 
 
 def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:

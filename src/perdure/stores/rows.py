@@ -10,6 +10,7 @@ import hashlib
 import zlib
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -22,10 +23,11 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionState
 from perdure.model.ids import new_id
 from perdure.model.message import Message
+from perdure.model.said import pointing, whole
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
 from perdure.model.step import AgentStep, StepExecution
-from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript, every_span
+from perdure.model.transcript import LogRef, Piece, Span, Tape, Transcript, every_span
 from perdure.model.value import EMPTY, Value
 from perdure.protocols import NOTHING_WRITTEN, JournalEntry, RunOnRecord, StoredAt
 from perdure.stores.live import LRU
@@ -138,16 +140,30 @@ class Placement:
         home = Tape(self.new_messages, log, start)
         if self._is_one_turn():
             return self._with_turn(Span(home, start, home.end))
-        spans: dict[Slot, Span] = {}
+        spans = self._written_spans()
         for slot, place in self._places.items():
             if place is None:
                 spans[slot] = Span(home, start, start + 1)
                 start += 1
-            else:
-                message = slot[0].read(slot[1], slot[1] + 1)
-                spans[slot] = Span(Tape(message, place.log, place.position), place.position, place.position + 1)
         state = map_transcripts(self._session.state, lambda transcript: self._settled(transcript, spans))
         return replace(self._session, state=state)
+
+    def _written_spans(self) -> dict[Slot, Span]:
+        """Where messages that were written ahead stand: neighbours in a log are on one tape, so that their spans join.
+
+        Otherwise each step of a run would name every message before it one by one.
+        """
+        written = [(place, slot) for slot, place in self._places.items() if place is not None]
+        tapes: dict[LogRef, Tape] = {}
+        spans: dict[Slot, Span] = {}
+        for place, slot in sorted(written, key=lambda each: each[0].position):
+            tape = tapes.get(place.log)
+            if tape is None or place.position > tape.end:
+                tape = tapes[place.log] = Tape([], place.log, place.position)
+            if place.position == tape.end and tape.items is not None:  # else the same message, met on another tape
+                tape.items.extend(slot[0].read(slot[1], slot[1] + 1))
+            spans[slot] = Span(tape, place.position, place.position + 1)
+        return spans
 
     def _is_one_turn(self) -> bool:
         """Whether all that is new stands in the last piece of the transcript, as it does after most actions."""
@@ -167,16 +183,26 @@ class Placement:
         return Transcript(self._settled_pieces(transcript.pieces, spans))
 
     def _settled_pieces(self, pieces: Iterable[Piece], spans: Mapping[Slot, Span]) -> Iterator[Piece]:
-        for piece in pieces:
-            if isinstance(piece, Block):
-                covered = Transcript(self._settled_pieces(piece.covered, spans)).pieces
-                shown = Transcript(self._settled_pieces(piece.shown, spans)).pieces
-                yield replace(piece, covered=covered, shown=shown)
-            elif self._is_stored(piece):
-                yield piece
+        """Not by recursion: each compaction may cover the one before, without end."""
+        settled: list[Piece] = []
+        todo: list[tuple[Piece, int | None]] = [(piece, None) for piece in reversed(tuple(pieces))]
+        while todo:
+            piece, first = todo.pop()
+            if isinstance(piece, Span):
+                settled += self._settled_span(piece, spans)
+            elif first is None:
+                todo.append((piece, len(settled)))
+                todo += [(covered, None) for covered in reversed(piece.covered)]
             else:
-                for position in range(piece.start, piece.stop):
-                    yield spans[piece.tape, position]
+                shown = Transcript(chain.from_iterable(self._settled_span(span, spans) for span in piece.shown))
+                covered = Transcript(settled[first:])
+                settled[first:] = [replace(piece, covered=covered.pieces, shown=shown.pieces)]
+        return iter(settled)
+
+    def _settled_span(self, span: Span, spans: Mapping[Slot, Span]) -> Iterable[Span]:
+        if self._is_stored(span):
+            return (span,)
+        return (spans[span.tape, position] for position in range(span.start, span.stop))
 
 
 def map_transcripts(state: AgentState, change: Callable[[Transcript], Transcript]) -> AgentState:
@@ -287,7 +313,7 @@ def _slim(state: AgentState) -> AgentState:
 def _parts_of(session: AgentSession) -> Iterator[tuple[str, bytes]]:
     state = session.state
     pieces = _numbered(state.transcript.pieces)
-    kept = len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0
+    kept = max(len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0, _end_of_blocks(pieces))
     if kept:
         yield "prefix", msgspec.json.encode(pieces[:kept])
     if pieces[kept:]:
@@ -301,7 +327,13 @@ def _parts_of(session: AgentSession) -> Iterator[tuple[str, bytes]]:
         codec.check_json(state.context.response_format, "$.state.response_format")
         yield "response_format", codec.encode(state.context.response_format)
     if state.execution is not None:
-        yield "execution", codec.encode(state.execution, _stored_name)
+        yield "execution", codec.encode(pointing(state.execution), _stored_name)
+
+
+def _end_of_blocks(pieces: list[Any]) -> int:
+    """Where the last block ends, if blocks are large: they stay as they are from save to save."""
+    end = max((place for place, piece in enumerate(pieces, 1) if isinstance(piece, dict)), default=0)
+    return end if end and len(msgspec.json.encode(pieces[:end])) > 2 * INLINE else 0
 
 
 def _numbered(pieces: Iterable[Piece]) -> list[Any]:
@@ -366,7 +398,7 @@ class StoredHead:
                 response_format=self._decoded("response_format", values, None),
             )
             execution = self._part("execution", values)
-            run = None if execution is None else codec.decode(ExecutionState, execution, span_of)
+            run = None if execution is None else whole(codec.decode(ExecutionState, execution, span_of))
         except (InvalidData, KeyError, ValueError) as error:
             raise CorruptRecord(*self._where, str(error)) from None
         state = replace(state, context=context, execution=run)

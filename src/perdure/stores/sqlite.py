@@ -23,23 +23,31 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
     Appended,
+    ArchivedSession,
     Claim,
     Entry,
     Filters,
     JournalEntry,
     Key,
+    Problem,
     RunOnRecord,
+    SearchHit,
     SessionQuery,
     StoredAt,
 )
+from perdure.stores import sqlite_archive, sqlite_check
+from perdure.stores import sqlite_erasure as erasure
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores import sqlite_journal as journal
 from perdure.stores import sqlite_tables as tables
 from perdure.stores.claims import Holder
 from perdure.stores.live import LRU, Live
+from perdure.stores.redaction import Request
 from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, operation_id
+from perdure.stores.search import Query
 from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
+from perdure.stores.sqlite_search import Erased, SearchThread
 from perdure.stores.worker import FileLock, Worker, WritingWorker, as_store_error
 
 
@@ -77,6 +85,17 @@ class SqliteStore:
             raise StoreError("This store is not open. Use it inside `async with SqliteStore(path) as store:`.")
         self._open.check_process()
         return self._open
+
+    def pin(self, session_id: str) -> None:
+        """Keep a session at hand, however long it is not used."""
+        self._live.pinned.add(session_id)
+
+    def unpin(self, session_id: str) -> None:
+        self._live.pinned.discard(session_id)
+
+    def evict(self, session_id: str) -> None:
+        """Let go of a session that is at hand; the next load reads it again."""
+        self._live.pop(session_id, None)
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         if session.version != 0:
@@ -170,8 +189,29 @@ class SqliteStore:
         self._live.pop(key, None)
         self._values.clear()
         self._definitions.clear()
-        await self._db.writer.run(partial(jobs.delete, session_id=key, at=now().timestamp()))
-        await self._db.writer.run(self._db.leave_no_trace, alone=True)
+        indexed = self._db.searching.is_indexed
+        job = partial(erasure.delete, session_id=key, at=now().timestamp(), indexed=indexed)
+        erased: Erased = await self._db.writer.run(job)
+        await self._db.erase_everywhere(erased)
+
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        request = Request.of(session_id, message_ids, replacement)
+        self._live.clear()
+        self._values.clear()
+        replaced, erased = await self._db.writer.run(partial(erasure.redact, request=request, at=now()))
+        await self._db.erase_everywhere(erased)
+        return int(replaced)
+
+    async def gc(self) -> int:
+        erased: Erased = await self._db.writer.run(erasure.gc)
+        if erased.after != erased.before:
+            await self._db.erase_everywhere(erased)
+        return len(erased.changed)
+
+    async def search(
+        self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
+    ) -> Sequence[SearchHit]:
+        return await self._db.searching.search(Query.of(text, owner, session_id, limit))
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         query = SessionQuery.of(filters)
@@ -289,6 +329,22 @@ class SqliteStore:
         seq: int = await self._db.writer.run(partial(journal.post, session_id=SessionId(session_id), entry=prepared))
         return seq
 
+    async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        key, at, origin = SessionId(session_id), now().timestamp(), self._db.origin
+        job = partial(sqlite_archive.dump, session_id=key, origin=origin, at=at, alone=alone)
+        archived: ArchivedSession = await self._db.reader.run(job)
+        return archived
+
+    async def restore(self, archived: ArchivedSession) -> bool:
+        at, origin = now().timestamp(), self._db.origin
+        job = partial(sqlite_archive.restore, archived=archived, origin=origin, at=at)
+        is_new: bool = await self._db.writer.run(job)
+        return is_new
+
+    async def check(self) -> Sequence[Problem]:
+        found: Sequence[Problem] = await self._db.reader.run(sqlite_check.check)
+        return found
+
 
 class _Open:
     """An open file: a writing thread, a reading thread, and a connection for looking at one row in passing."""
@@ -302,16 +358,27 @@ class _Open:
         self._lock = FileLock(lock_path(path))
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
         self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
+        self.searching = SearchThread(path)
 
-    def leave_no_trace(self, _: apsw.Connection) -> None:
-        """Overwrite what has been deleted, wherever it stands; see `sqlite_scrub`, which needs its own connection."""
+    async def erase_everywhere(self, erased: Erased) -> None:
+        """Leave nothing of what has been erased from the tables: not in the file, nor in the search index."""
+        counted: int = await self.writer.run(self._leave_no_trace, alone=True)
+        await self.searching.erase(erased.counted_up_to(counted))
+
+    def _leave_no_trace(self, _: apsw.Connection) -> int:
+        """Overwrite what has been deleted, wherever it stands; see `sqlite_scrub`, which needs its own connection.
+
+        The number of erasures, of which this is one.
+        """
         connection = connect(self._path)
         try:
             jobs.checkpoint(connection)
             with exclusively(connection):
                 scrub(connection, self._path)
                 jobs.count_erasure(connection)
+                counted = int(tables.meta(connection, "erasures"))
             jobs.checkpoint(connection)
+            return counted
         finally:
             connection.close()
 
@@ -335,6 +402,7 @@ class _Open:
             raise as_store_error(error) from None
 
     async def close(self) -> None:
+        await self.searching.close()
         await self.reader.close()
         await self.writer.close()
         self._lock.close()

@@ -385,7 +385,7 @@ def delete(db: apsw.Connection, session_id: str, at: float) -> None:
     for table in ("head", "batch", "run", "inbox", "key", "tag", "uses", "session"):
         db.execute(f"DELETE FROM {table} WHERE sid = ?", (sid,))
     for log in {*own, *shown}:
-        _erase_unshown(db, log)
+        erase_unshown(db, log)
     for key in hashes:
         db.execute("DELETE FROM value WHERE hash = ?1 AND NOT EXISTS (SELECT 1 FROM uses WHERE hash = ?1)", (key,))
     count_erasure(db)
@@ -396,7 +396,7 @@ def count_erasure(db: apsw.Connection) -> None:
     db.execute("UPDATE meta SET value = value + 1 WHERE key = 'erasures'")
 
 
-def _erase_unshown(db: apsw.Connection, log: int) -> None:
+def erase_unshown(db: apsw.Connection, log: int) -> None:
     """Erase what nobody shows of a log whose session is gone."""
     if first_row(db, "SELECT 1 FROM log JOIN session USING (sid) WHERE log.log = ?", (log,)):
         return

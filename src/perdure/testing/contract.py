@@ -6,7 +6,8 @@
 
 `where` is an empty directory (pytest's `tmp_path`), and what `open_store` returns is an async context manager. Set
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
-takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`.
+takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`; one that is `Search` or
+`Erasure` too, `SearchContract` and `ErasureContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -19,6 +20,8 @@ from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
 from perdure.testing.parts.payloads import Payloads
 from perdure.testing.parts.records import Records
+from perdure.testing.parts.redaction import Redaction
+from perdure.testing.parts.search import Searching
 from perdure.testing.parts.together import Together
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
@@ -30,3 +33,11 @@ class StoreContract(Versions, Views, Payloads, Listing, Erasure, Together):
 
 class JournalContract(Claims, Records, Logs):
     """The contract of `perdure.protocols.Journal`, and of the logs that it writes ahead."""
+
+
+class SearchContract(Searching):
+    """The contract of `perdure.protocols.Search`, for a store with a journal."""
+
+
+class ErasureContract(Redaction):
+    """The contract of `perdure.protocols.Erasure`, for a store with a journal and a search."""

@@ -1,0 +1,5 @@
+"""`python -m perdure`: the command line."""
+
+from perdure.cli.main import main
+
+main()

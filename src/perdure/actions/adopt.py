@@ -1,0 +1,35 @@
+"""Take over what a branch has come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.model.session import AgentSession
+from perdure.protocols import ActionContext
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptBranch:
+    """Show what a fork of this session shows, from the next version on. Nothing is copied, and the fork stays."""
+
+    branch_id: str
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        if context is None:
+            raise ConfigurationError("AdoptBranch needs the store: execute it with SessionRuntime.execute().")
+        branch = await context.store.load(self.branch_id)
+        if branch is None or branch.info.owner != session.info.owner:
+            raise SessionNotFound(self.branch_id)
+        await _require_fork(branch, session, context)
+        return session.with_state(session.state.for_next_execution().with_transcript(branch.state.transcript))
+
+
+async def _require_fork(branch: AgentSession, session: AgentSession, context: ActionContext) -> None:
+    """Raise InvalidData unless a session is a fork of another, or a fork of its forks."""
+    parent = branch.info.parent_id
+    while parent is not None and parent != session.id:
+        page = await context.store.list(id=parent, limit=1)
+        parent = page.all()[0].parent_id if page else None
+    if parent is None:
+        raise InvalidData("$.branch", f"{branch.id!r} is not a fork of {session.id!r}; only a fork can be adopted")

@@ -1,0 +1,203 @@
+"""Sessions as one file of JSON Lines, which another store takes in whole: versions, logs, records, keys and links.
+
+The first line says what the file is; each session is a `session` line, its parts, and an `end` line with their number
+and checksum; the last line says how many sessions there are. A file that was cut short or altered is refused at the
+line where that shows, and no session is ever taken in by half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from typing import BinaryIO, Protocol, runtime_checkable
+
+import msgspec
+
+from perdure.archive_lines import Found, encode_session, first_line, last_line, message_count, read_sessions
+from perdure.errors import InvalidData, SessionNotFound, StoreError
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSessionInfo, SessionStatus
+from perdure.protocols import Archive, ArchivedSession, SessionStore
+from perdure.stores.moving import split_name
+from perdure.stores.rows import decode_info
+
+Progress = Callable[[int, int], None]
+"""Told how many sessions are done, and of how many; the second is 0 where that is not known."""
+
+
+@runtime_checkable
+class ArchivingStore(SessionStore, Archive, Protocol):
+    """A store whose sessions can be moved."""
+
+
+class MoveReport(msgspec.Struct, frozen=True):
+    """What an export or an import came to. Sessions that were there already, and the same, are `skipped`."""
+
+    sessions: int = 0
+    skipped: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+async def export_sessions(
+    store: ArchivingStore,
+    target: str | os.PathLike[str] | BinaryIO,
+    session_ids: Iterable[str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> MoveReport:
+    """Write sessions into a file, all of them by default. Under a path the file appears when it is complete."""
+    if isinstance(target, str | os.PathLike):
+        return await _export_to_path(store, os.fspath(target), session_ids, progress)
+    sessions = messages = size = 0
+    async for archived, raw in _chunks(store, session_ids, progress):
+        await asyncio.to_thread(target.write, raw)
+        size += len(raw)
+        if archived is not None:
+            sessions, messages = sessions + 1, messages + message_count(archived)
+    return MoveReport(sessions, 0, messages, size)
+
+
+async def import_sessions(
+    store: ArchivingStore,
+    source: str | os.PathLike[str] | BinaryIO,
+    *,
+    owner: str | None = None,
+    progress: Progress | None = None,
+) -> MoveReport:
+    """Take in the sessions of a file, each in one commit; those that are there already, and the same, are skipped.
+
+    InvalidData names the line at which a file is not what was written, SessionConflict a session that is here and is
+    another. What stands before that is taken in; the rest is, and nothing twice, when the file is imported again.
+    With an `owner`, a session of anybody else's is refused.
+    """
+    if isinstance(source, str | os.PathLike):
+        with await _opened(source) as file:
+            return await import_sessions(store, file, owner=owner, progress=progress)
+    sessions = skipped = messages = size = 0
+    present: set[str] = set()
+    reading = read_sessions(source)
+    while (found := await asyncio.to_thread(next, reading, None)) is not None:
+        _check_owner(found, owner)
+        is_new = await _take_in(store, found, present)
+        present.add(found.archived.session_id)
+        sessions, skipped = sessions + is_new, skipped + (not is_new)
+        messages, size = messages + (message_count(found.archived) if is_new else 0), size + found.size
+        if progress is not None:
+            progress(sessions + skipped, 0)
+    return MoveReport(sessions, skipped, messages, size)
+
+
+async def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    try:
+        return await asyncio.to_thread(open, path, "rb")
+    except OSError as error:
+        raise StoreError(f"{os.fspath(path)} could not be read: {error.strerror}. Name another file.") from None
+
+
+def _check_owner(found: Found, owner: str | None) -> None:
+    archived = found.archived
+    if owner is not None and archived.heads:
+        version = len(archived.heads)
+        if decode_info(archived.heads[-1], archived.session_id, version).owner != owner:
+            raise InvalidData(found.where, f"session {archived.session_id!r} is not one of {owner!r}'s")
+
+
+async def _take_in(store: Archive, found: Found, present: set[str]) -> bool:
+    archived = found.archived
+    if not archived.owners.keys() <= present | {split_name(name)[0] for name in archived.lent}:
+        missing = ", ".join(sorted(archived.owners.keys() - present))
+        raise InvalidData(found.where, f"session {archived.session_id!r} shows parts of {missing}, not in the file")
+    try:
+        return await store.restore(archived)
+    except InvalidData as error:
+        raise InvalidData(found.where, f"session {archived.session_id!r} is not whole: {error}") from None
+
+
+async def _export_to_path(
+    store: ArchivingStore, path: str, session_ids: Iterable[str] | None, progress: Progress | None
+) -> MoveReport:
+    unfinished = f"{path}.{os.getpid()}.tmp"
+    try:
+        # What was said is for its owner's eyes, wherever it goes.
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            report = await export_sessions(store, file, session_ids, progress=progress)
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise StoreError(f"{path} could not be written: {error.strerror}. Name another file, or make room.") from None
+    finally:
+        with suppress(OSError):
+            os.unlink(unfinished)
+    return report
+
+
+async def _chunks(
+    store: ArchivingStore, session_ids: Iterable[str] | None, progress: Progress | None
+) -> AsyncIterator[tuple[ArchivedSession | None, bytes]]:
+    ids = await in_order(store, session_ids)
+    yield None, first_line()
+    exported: set[str] = set()
+    for done, session_id in enumerate(ids, 1):
+        archived = await dump_for(store, session_id, exported)
+        yield archived, encode_session(archived)
+        exported.add(session_id)
+        if progress is not None:
+            progress(done, len(ids))
+    yield None, last_line(len(ids))
+
+
+async def dump_for(store: Archive, session_id: str, present: set[str]) -> ArchivedSession:
+    """A session for a place where these others are: what it shows of any others is carried along."""
+    archived = await store.dump(session_id)
+    if archived.owners.keys() <= present:
+        return archived
+    return await store.dump(session_id, alone=True)
+
+
+async def in_order(store: SessionStore, session_ids: Iterable[str] | None = None) -> list[SessionId]:
+    """Ids of sessions, of all by default, parents before their children and else as they were created."""
+    infos = await _all_infos(store) if session_ids is None else [await _info(store, each) for each in session_ids]
+    waiting = {info.id: info for info in sorted(infos, key=lambda info: (info.created_at, info.id))}
+    ordered: dict[SessionId, None] = {}
+    for info in waiting.values():
+        line: list[SessionId] = []
+        at: SessionId | None = info.id
+        while at is not None and at in waiting and at not in ordered and at not in line:
+            line.append(at)
+            at = waiting[at].parent_id
+        ordered.update(dict.fromkeys(reversed(line)))
+    return list(ordered)
+
+
+async def _all_infos(store: SessionStore) -> list[AgentSessionInfo]:
+    found: list[AgentSessionInfo] = []
+    for status in (None, SessionStatus.DELETED):
+        after: str | None = None
+        while True:
+            page = await (
+                store.list(limit=1000, after=after)
+                if status is None
+                else store.list(status=status, limit=1000, after=after)
+            )
+            if page.damaged:
+                raise page.damaged[0]
+            found += page
+            after = page.next
+            if after is None:
+                break
+    return found
+
+
+async def _info(store: SessionStore, session_id: str) -> AgentSessionInfo:
+    page = await store.list(id=SessionId(session_id))
+    if page.damaged:
+        raise page.damaged[0]
+    if not page:
+        raise SessionNotFound(session_id)
+    info: AgentSessionInfo = page[0]
+    return info

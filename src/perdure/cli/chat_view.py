@@ -1,0 +1,226 @@
+"""What a run looks like while it goes on: drawn in a terminal, or as plain lines where there is none.
+
+Whatever a model or a tool says is hostile: it passes `safe()`, and is never read as rich's markup.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from perdure.cli.chat_markdown import Answer, settled
+from perdure.cli.terminal import safe
+from perdure.model.loop_events import (
+    AgentEnd,
+    AgentStart,
+    Compaction,
+    MessageEnd,
+    MessageUpdate,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    ToolExecutionUpdate,
+)
+from perdure.model.message import ToolCall
+from perdure.model.step import ToolExecution
+from perdure.model.value import JSON
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+_ARGUMENTS, _RESULT = 72, 120
+
+
+class View(Protocol):
+    """Hears a run's events, and shows them."""
+
+    def hear(self, event: object) -> None: ...
+
+    def finish(self) -> None:
+        """Leave the screen in order, however the run has ended. Called after every run."""
+        ...
+
+
+def described(call: ToolCall) -> str:
+    """A call in one short line: `charge(customer="Ada", amount=12)`."""
+    arguments = ", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items())
+    return one_line(f"{call.name}({_shortened(arguments, _ARGUMENTS)})")
+
+
+def outcome_of(execution: ToolExecution) -> str:
+    """What came of a call, in one short line, with the time it took."""
+    said = execution.error.message if execution.error else _plain(execution.result)
+    took = "" if execution.duration is None else f"  {execution.duration:.1f} s"
+    return f"{_shortened(one_line(said), _RESULT)}{took}"
+
+
+def one_line(text: str) -> str:
+    return " ".join(safe(text).split())
+
+
+def _json(value: JSON) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_as_dict)
+
+
+def _as_dict(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, Iterable) else str(value)
+
+
+def _plain(value: JSON) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+class PlainView:
+    """The answer's text as it comes; calls and notes go where they do not mix with it."""
+
+    def __init__(self, answers: TextIO, notes: TextIO) -> None:
+        self._answers = answers
+        self._notes = notes
+        self._heard = ""
+        self._is_open = False
+
+    def hear(self, event: object) -> None:
+        match event:
+            case MessageUpdate(kind="text"):
+                self._heard = event.message_id
+                self._write(safe(event.text))
+            case MessageUpdate(kind="restart"):
+                self._end_line()
+                self._note("the model begins its answer anew")
+            case MessageEnd() if event.message.role == "assistant":
+                if event.message.id != self._heard:
+                    self._write(safe(event.message.text))
+                self._end_line()
+            case ToolExecutionStart():
+                self._note(f"→ {described(event.call)}")
+            case ToolExecutionEnd():
+                sign = "✗" if event.execution.error else "✓"
+                self._note(f"{sign} {one_line(event.execution.call.name)}: {outcome_of(event.execution)}")
+            case Compaction():
+                self._note(f"compacted: {event.block.covered} messages are covered")
+
+    def finish(self) -> None:
+        self._end_line()
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._answers.write(text)
+            self._answers.flush()
+            self._is_open = not text.endswith("\n")
+
+    def _end_line(self) -> None:
+        if self._is_open:
+            self._write("\n")
+
+    def _note(self, text: str) -> None:
+        self._end_line()
+        self._notes.write(f"  {text}\n")
+        self._notes.flush()
+
+
+class TerminalView:
+    """Markdown that grows as it is streamed, and tools that spin while they run.
+
+    What is final is printed for good; only what still changes is drawn again and again, at the bottom.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._answer = Answer(console)
+        self._running: dict[str, tuple[ToolCall, float, str]] = {}
+
+    def hear(self, event: object) -> None:
+        match event:
+            case AgentStart():
+                self._start()
+            case MessageUpdate(kind="text"):
+                self._answer.message_id = event.message_id
+                self._say(event.text)
+            case MessageUpdate(kind="restart"):
+                self._answer.tail = ""
+                self._note("the model begins its answer anew")
+            case MessageEnd() if event.message.role == "assistant":
+                if event.message.id != self._answer.message_id:
+                    self._say(event.message.text)
+                self._answer.end()
+            case ToolExecutionStart():
+                self._running[event.call.id] = (event.call, time.monotonic(), "")
+            case ToolExecutionUpdate() if event.call_id in self._running:
+                call, since, _ = self._running[event.call_id]
+                self._running[event.call_id] = (call, since, one_line(_plain(event.progress)))
+            case ToolExecutionEnd():
+                self._running.pop(event.execution.call.id, None)
+                self._show_outcome(event.execution)
+            case Compaction():
+                self._note(f"compacted: {event.block.covered} messages are covered")
+            case AgentEnd():
+                self.finish()
+
+    def finish(self) -> None:
+        self._answer.end()
+        for call, _, _ in self._running.values():
+            self._line("■", "yellow", call, "stopped")
+        self._running.clear()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _start(self) -> None:
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(
+                console=self._console,
+                get_renderable=self._changing,
+                transient=True,
+                refresh_per_second=12,
+                vertical_overflow="visible",
+            )
+            self._live.start()
+
+    def _say(self, text: str) -> None:
+        self._answer.tail += safe(text)
+        done = settled(self._answer.tail)
+        if done:
+            self._answer.settle(done)
+
+    def _changing(self) -> RenderableType:
+        """What is not final yet: the last block of the answer, and the tools that run."""
+        from rich.console import Group
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        running = [
+            Spinner("dots", Text(f"{described(call)}  {_elapsed(since)} {progress}", no_wrap=True, overflow="ellipsis"))
+            for call, since, progress in tuple(self._running.values())
+        ]
+        if self._answer.tail:
+            return Group(self._answer.unfinished(), *running)
+        return Group(*running) if running else Spinner("dots")
+
+    def _show_outcome(self, execution: ToolExecution) -> None:
+        sign, style = ("✗", "red") if execution.error else ("✓", "green")
+        self._line(sign, style, execution.call, outcome_of(execution))
+
+    def _line(self, sign: str, style: str, call: ToolCall, outcome: str) -> None:
+        from rich.text import Text
+
+        line = Text.assemble((f"{sign} ", style), (described(call), "bold"), (f"  {outcome}", "dim"))
+        self._console.print(line)
+
+    def _note(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(text, style="dim"))
+
+
+def _elapsed(since: float) -> str:
+    seconds = time.monotonic() - since
+    return f"{seconds:.0f} s" if seconds >= 1 else ""

@@ -1,0 +1,81 @@
+"""Commands that erase. They ask first, for nothing else in perdure loses what was said."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+
+import click
+
+from perdure.cli.naming import named
+from perdure.cli.options import session_argument, store_options
+from perdure.cli.setup import opened, run
+from perdure.cli.spans import MOMENT
+from perdure.cli.terminal import say
+
+_yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def _confirm(yes: bool, what: str) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"This would {what} for good. Add --yes if you mean it.")
+    click.confirm(f"{what[0].upper()}{what[1:]} for good?", abort=True)
+
+
+@click.command()
+@session_argument("sessions", nargs=-1, metavar="[SESSION]...")
+@click.option("--older-than", type=MOMENT, help="Not changed for so long: 30d, 12h, or since a date.")
+@click.option("--status", type=click.Choice(["active", "suspended", "completed", "failed", "deleted"]))
+@_yes
+@store_options
+@click.pass_context
+def purge(
+    ctx: click.Context, sessions: tuple[str, ...], older_than: datetime | None, status: str | None, yes: bool
+) -> None:
+    """Erase each SESSION, or all of an age or status, but for what their forks show. Prints how many."""
+    if bool(sessions) == bool(older_than or status):
+        raise click.UsageError("Name the sessions, or which by --older-than and --status.")
+
+    async def work() -> int:
+        async with opened(ctx, must_exist=True) as store:
+            if not sessions:
+                return await store.purge(older_than=older_than, status=status)
+            for session_id in [await named(store, each) for each in sessions]:
+                await store.delete(session_id)
+            return len(sessions)
+
+    _confirm(yes, f"erase {', '.join(sessions)}" if sessions else "erase these sessions")
+    say(f"{run(work())} sessions are erased")
+
+
+@click.command()
+@session_argument()
+@click.argument("messages", nargs=-1, required=True)
+@click.option("--replacement", default="[redacted]", show_default=True, help="What stands there instead.")
+@_yes
+@store_options
+@click.pass_context
+def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacement: str, yes: bool) -> None:
+    """Replace what MESSAGES of SESSION, given by their ids, say: in every version, fork, summary and index."""
+    _confirm(yes, f"replace {len(messages)} messages")
+
+    async def work() -> int:
+        async with opened(ctx, must_exist=True) as store:
+            return await store.redact(await named(store, session), messages, replacement=replacement)
+
+    say(f"{run(work())} messages are replaced")
+
+
+@click.command()
+@store_options
+@click.pass_context
+def gc(ctx: click.Context) -> None:
+    """Erase what erased sessions have left behind and nothing points to."""
+
+    async def work() -> int:
+        async with opened(ctx, must_exist=True) as store:
+            return await store.gc()
+
+    say(f"{run(work())} messages are erased")

@@ -1,0 +1,127 @@
+"""Errors as a person reads them: one or two lines on stderr, and an exit code by their kind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import click
+
+from perdure.cli.options import settings_of
+
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+CONFLICT = 4
+NOT_ALLOWED = 5
+DAMAGED = 6
+STORE_FAILED = 7
+RUN_FAILED = 8
+NOT_SET_UP = 9
+WAITS = 10
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+EXIT_CODES: dict[str, int] = {
+    "InvalidData": USAGE,
+    "InvalidSessionId": USAGE,
+    "SessionNotFound": NOT_FOUND,
+    "SessionConflict": CONFLICT,
+    "SessionBusy": CONFLICT,
+    "SessionLocked": CONFLICT,
+    "SessionNotActive": NOT_ALLOWED,
+    "IllegalStatusChange": NOT_ALLOWED,
+    "CorruptRecord": DAMAGED,
+    "InvalidSessionFile": DAMAGED,
+    "StoreError": STORE_FAILED,
+    "DriverError": RUN_FAILED,
+    "ToolError": RUN_FAILED,
+    "AgentStop": RUN_FAILED,
+    "ConfigurationError": NOT_SET_UP,
+}
+"""The exit code of each error of `perdure.errors`; one that is not named here has that of the kind it belongs to."""
+
+
+class Failure(click.ClickException):
+    """An error that ends a command."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        from perdure.cli.terminal import safe
+
+        click.echo(f"perdure: {safe(self.message)}", file=file or sys.stderr)
+
+
+def exit_code_of(error: BaseException) -> int:
+    for kind in type(error).__mro__:
+        if kind.__name__ in EXIT_CODES:
+            return EXIT_CODES[kind.__name__]
+    return FAILED
+
+
+@contextmanager
+def reported(ctx: click.Context) -> Iterator[None]:
+    """Turn errors into lines and exit codes. With --debug those that are not the user's keep their traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (click.ClickException, click.exceptions.Exit):
+        raise
+    except BrokenPipeError:
+        _stop_writing()
+        ctx.exit(BROKEN_PIPE)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("perdure: interrupted", err=True)
+        ctx.exit(INTERRUPTED)
+    except Exception as error:
+        if settings_of(ctx).debug:
+            _show_traceback()
+        raise _failure(error) from None
+
+
+def _failure(error: Exception) -> Failure:
+    from perdure.errors import PerdureError
+
+    if isinstance(error, PerdureError):
+        return Failure(_advised(error), exit_code_of(error))
+    if isinstance(error, OSError):
+        named = f"{error.filename}: " if error.filename else ""
+        return Failure(f"{named}{error.strerror or error}", STORE_FAILED)
+    kind = type(error).__name__
+    return Failure(f"{kind}: {error}\nThis is a fault of perdure's. Run it again with --debug to see where.", FAILED)
+
+
+def _advised(error: Exception) -> str:
+    """What an error says, with what to type where the library's own advice speaks of Python."""
+    from perdure.errors import SessionBusy, SessionNotActive, SessionNotFound
+
+    match error:
+        case SessionNotActive():
+            return f"Session {error.session_id!r} is {error.status}. Type: perdure resume {error.session_id}"
+        case SessionNotFound():
+            return str(error).partition(". ")[0] + ". Type: perdure ls"
+        case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
+            return f"{str(error).partition('. ')[0]}. Wait for it, or type: perdure cancel {error.session_id}"
+    return str(error)
+
+
+def _show_traceback() -> None:
+    import traceback
+
+    from perdure.cli.terminal import safe
+
+    click.echo(safe(traceback.format_exc()), err=True, nl=False)
+
+
+def _stop_writing() -> None:
+    """Nobody reads any more: what is still buffered goes nowhere, and does not raise at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # not a real file, as in tests
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open until the process ends

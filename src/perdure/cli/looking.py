@@ -1,0 +1,193 @@
+"""Commands that look at what was said."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.naming import named
+from perdure.cli.options import json_option, session_argument, store_options
+from perdure.cli.setup import opened, run
+from perdure.cli.shapes import of_hit, of_info, of_session
+from perdure.cli.spans import MOMENT
+from perdure.cli.terminal import age, console, is_terminal, line, note, print_json, print_table, safe, say
+from perdure.cli.transcripts import print_messages
+
+if TYPE_CHECKING:
+    from perdure.model.message import Message
+    from perdure.model.session import AgentSession, SessionInfoList
+    from perdure.protocols import SearchHit
+    from perdure.sessions.family import Diff
+
+STATUSES = ("active", "suspended", "completed", "failed", "deleted")
+
+
+@click.command()
+@click.option("--agent-name", "agent", metavar="NAME", help="Only this agent's sessions.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only sessions of this status.")
+@click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+@click.option("--parent", metavar="SESSION", help="Only forks and sub-agents of this session.")
+@click.option("--since", "updated_after", type=MOMENT, help="Changed since: 2h, 3d, or a date.")
+@click.option("--until", "updated_before", type=MOMENT, help="Not changed since: 2h, 3d, or a date.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="However many there are.")
+@json_option
+@store_options
+@click.pass_context
+def ls(ctx: click.Context, limit: int, everything: bool, as_json: bool, parent: str | None, **filters: Any) -> None:
+    """List sessions, newest first."""
+    wanted = {name: value for name, value in filters.items() if value is not None}
+
+    async def work() -> int:
+        shown, left, after = 0, None if everything else limit, None
+        async with opened(ctx, must_exist=True) as sessions:
+            if parent is not None:
+                wanted["parent"] = await named(sessions, parent)
+            while True:
+                page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
+                _print_page(page, as_json)
+                shown, left = shown + len(page), None if left is None else left - len(page)
+                after = page.next
+                if after is None:
+                    return shown
+                if left == 0:
+                    note(f"More follow: perdure ls --limit {limit * 2}, or --all")
+                    return shown
+
+    if run(work()) == 0 and not as_json and is_terminal():
+        note("No sessions here. Begin one: perdure chat")
+
+
+def _print_page(page: SessionInfoList, as_json: bool) -> None:
+    if as_json:
+        for info in page:
+            print_json(of_info(info))
+    elif page:
+        rows = [
+            (info.id, info.agent_name, info.status.value, info.version, age(info.updated_at), info.name or "", _tags(info))
+            for info in page
+        ]
+        print_table(("SESSION", "AGENT", "STATUS", "VERSION", "CHANGED", "NAME", "TAGS"), rows, right=("VERSION",))
+    for damage in page.damaged:
+        note(f"damaged: {damage}")
+
+
+def _tags(info: Any) -> str:
+    return " ".join(info.tags)
+
+
+@click.command()
+@session_argument()
+@click.option("--all", "everything", is_flag=True, help="All that was said, covered and trimmed parts too.")
+@click.option("--version", type=click.IntRange(1), help="As of this version.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="The last messages only.")
+@json_option
+@store_options
+@click.pass_context
+def show(
+    ctx: click.Context, session: str, everything: bool, version: int | None, last: int | None, as_json: bool
+) -> None:
+    """Show what SESSION says: what the model is shown, or all that was said."""
+    if everything and version is not None:
+        raise click.UsageError("Give --all or --version, not both: all that was said belongs to no version.")
+
+    async def work() -> tuple[AgentSession, list[Message], list[str]]:
+        async with opened(ctx, must_exist=True) as sessions:
+            session_id = await named(sessions, session)
+            found = await sessions.session(session_id, version)
+            messages = list(await sessions.history(session_id) if everything else found.state.messages)
+            return found, messages, _blocks(found)
+
+    found, messages, blocks = run(work())
+    if last is not None:
+        messages = messages[-last:]
+    if as_json:
+        print_json(of_session(found, messages))
+        return
+    _print_header(found, blocks)
+    print_messages(messages)
+
+
+def _blocks(session: AgentSession) -> list[str]:
+    """What compactions cover in what is shown."""
+    from perdure.model.transcript import Block
+
+    blocks = [piece for piece in session.state.transcript.pieces if isinstance(piece, Block)]
+    return [f"{block.by} covers {block.covered_count} messages ({block.id})" for block in blocks]
+
+
+def _print_header(session: AgentSession, blocks: list[str]) -> None:
+    info = session.info
+    named_ = f"  {line(info.name)}" if info.name else ""
+    say(f"# {info.id}  {info.agent_name}  {info.status.value}  version {info.version}{named_}")
+    if info.parent_id:
+        how = "sub-agent of" if info.spawn_ref else "fork of"
+        say(f"# {how} {info.parent_id}")
+    for block in blocks:
+        say(f"# {block}")
+
+
+@click.command()
+@session_argument("left")
+@session_argument("right")
+@json_option
+@store_options
+@click.pass_context
+def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
+    """Show where the sessions LEFT and RIGHT part, and how each goes on."""
+
+    async def work() -> tuple[str, str, Diff]:
+        async with opened(ctx, must_exist=True) as sessions:
+            first, second = await named(sessions, left), await named(sessions, right)
+            return first, second, await sessions.diff(first, second)
+
+    first, second, found = run(work())
+    if as_json:
+        sides = {"left": found.left, "right": found.right}
+        parts = {name: [message.to_dict() for message in messages] for name, messages in sides.items()}
+        print_json({"sessions": [first, second], "common": len(found.common), **parts})
+        return
+    say(f"--- {first}\n+++ {second}\n@@ {len(found.common)} messages in common @@")
+    print_messages(found.left, mark="- ")
+    print_messages(found.right, mark="+ ")
+
+
+@click.command()
+@click.argument("text")
+@click.option("--in", "session", metavar="SESSION", help="In this session only.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@json_option
+@store_options
+@click.pass_context
+def search(ctx: click.Context, text: str, session: str | None, limit: int, as_json: bool) -> None:
+    """Find the messages that have every word of TEXT: "two words" stand together, and word* is a beginning."""
+
+    async def work() -> list[SearchHit]:
+        async with opened(ctx, must_exist=True) as sessions:
+            session_id = None if session is None else await named(sessions, session)
+            return list(await sessions.search(text, session_id=session_id, limit=limit))
+
+    for hit in run(work()):
+        if as_json:
+            print_json(of_hit(hit))
+        elif is_terminal():
+            _print_hit(hit)
+        else:
+            say("\t".join((hit.session_id, line(hit.message_id), hit.role, line(hit.snippet))))
+
+
+def _print_hit(hit: SearchHit) -> None:
+    from rich.text import Text
+
+    snippet, done = Text(), 0
+    for start, stop in hit.matches:
+        snippet.append(safe(hit.snippet[done:start]))
+        snippet.append(safe(hit.snippet[start:stop]), style="bold red")
+        done = stop
+    snippet.append(safe(hit.snippet[done:]))
+    when = f"  {hit.created_at:%Y-%m-%d %H:%M}" if isinstance(hit.created_at, datetime) else ""
+    out = console()
+    out.print(Text(f"{hit.session_id}  {hit.role}{when}", style="dim"))
+    out.print(snippet)

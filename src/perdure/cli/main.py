@@ -1,0 +1,140 @@
+"""The command `perdure`. Its help is all here, so that showing it imports nothing but click."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+from perdure.cli.options import agent_options, store_options
+
+
+class Place(NamedTuple):
+    """Where a command lives, and the line that the help shows of it."""
+
+    target: str
+    help: str
+
+
+SECTIONS: dict[str, dict[str, Place]] = {
+    "Begin": {
+        "tour": Place("tour:tour", "See in under a minute, without a key, what perdure does."),
+        "init": Place("starting:init", "Write an agent file and a tools file to start from."),
+        "doctor": Place("checking:doctor", "Show versions, the store, and which keys are set."),
+        "completion": Place("starting:completion", "Print the script that completes commands in your shell."),
+    },
+    "Talk": {
+        "chat": Place("chat:chat", "Talk to an agent: streamed, with tools, approvals and history."),
+        "send": Place("talking:send", "Send one message and print the answer."),
+        "approve": Place("talking:approve", "Let pending tool calls be made, and the run go on."),
+        "deny": Place("talking:deny", "Keep pending tool calls from being made; the model is told why."),
+        "cancel": Place("talking:cancel", "Ask a run that is under way, in whichever process, to stop."),
+        "recover": Place("talking:recover", "Go on with runs that were killed."),
+        "inject": Place("talking:inject", "Append a message without running the agent."),
+    },
+    "Look": {
+        "ls": Place("looking:ls", "List sessions, newest first."),
+        "show": Place("looking:show", "Show what a session says."),
+        "tree": Place("tree:tree", "Draw runs, branches, forks and sub-agents with status, cost and time."),
+        "events": Place("events:events", "Show what happened in a session's runs, and what happens now."),
+        "diff": Place("looking:diff", "Show where two sessions part, and how each goes on."),
+        "search": Place("looking:search", "Find messages by their words, covered and trimmed ones too."),
+        "stats": Place("stats:stats", "Count tokens and cost by agent, model and day."),
+    },
+    "Change": {
+        "fork": Place("changing:fork", "Begin a new session where another stands; nothing is copied."),
+        "trim": Place("changing:trim", "Show the model the last messages only."),
+        "compact": Place("changing:compact", "Show the model a summary, or less, of what is older."),
+        "uncompact": Place("changing:uncompact", "Show again what a compaction covers."),
+        "reset": Place("changing:reset", "Show the model nothing of what was said so far."),
+        "rewind": Place("changing:rewind", "Go back to a version, or to a message."),
+        "undo": Place("changing:undo", "Take back the last change of what is shown."),
+        "suspend": Place("changing:suspend", "Close a session to messages until it is resumed."),
+        "resume": Place("changing:resume", "Open a session again that was suspended, completed or failed."),
+        "rename": Place("changing:rename", "Give a session a name for people."),
+        "tag": Place("changing:tag", "Add tags to a session, or take some away."),
+        "delete": Place("changing:delete", "Hide a session from lists, until purge erases it."),
+    },
+    "Keep": {
+        "export": Place("moving:export", "Write sessions into one file."),
+        "import": Place("moving:import_", "Take in the sessions of an exported file."),
+        "copy": Place("moving:copy", "Copy every session into another store, and compare."),
+        "fsck": Place("checking:fsck", "Verify every promise of a store, and say how to repair what is wrong."),
+        "purge": Place("erasing:purge", "Erase sessions for good."),
+        "redact": Place("erasing:redact", "Replace what messages say, for good and everywhere."),
+        "gc": Place("erasing:gc", "Erase what erased sessions have left behind."),
+    },
+}
+COMMANDS = {name: place for section in SECTIONS.values() for name, place in section.items()}
+
+
+class LazyGroup(click.Group):
+    """Commands by name, each imported when it is called; errors in a line or two, with an exit code by their kind."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.target.partition(":")
+        command: click.Command = getattr(import_module(f"perdure.cli.{module}"), name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(error.format_message() + hint, ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, place.help) for name, place in section.items()], col_max=12)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        names = [CompletionItem(name, help=COMMANDS[name].help) for name in COMMANDS if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from perdure.cli.errors import reported
+
+        with reported(ctx):
+            return super().invoke(ctx)
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        import perdure
+
+        click.echo(f"perdure {perdure.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version.")
+@agent_options
+@store_options
+def cli() -> None:
+    """Sessions for LLM agents that last: stored, forked, rewound, compacted, recovered, inspected.
+
+    A session is named by its id, by any beginning of it that only one has, or by @ for the newest. `perdure tour`
+    shows what there is; `perdure COMMAND --help` explains a command.
+    """
+
+
+def main() -> None:
+    """The installed command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no error
+    cli(prog_name="perdure")

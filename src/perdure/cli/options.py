@@ -1,0 +1,78 @@
+"""Options that many commands share. They may stand before the command or behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Settings:
+    """What the options say; None where they say nothing."""
+
+    store: str | None = None
+    owner: str | None = None
+    model: str | None = None
+    agent: str | None = None
+    tools: tuple[str, ...] = ()
+    debug: bool = False
+
+
+def settings_of(ctx: click.Context) -> Settings:
+    """The settings of this call, wherever in the line they were given."""
+    return ctx.find_root().ensure_object(Settings)
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value and param.name is not None:
+        setattr(settings_of(ctx), param.name, value)
+
+
+def _shared(*names: str, **attributes: Any) -> Callable[[F], F]:
+    return click.option(*names, expose_value=False, callback=_keep, **attributes)
+
+
+def store_options(command: F) -> F:
+    """Which sessions a command works on, and how much it says when something goes wrong."""
+    for option in (
+        _shared("--debug", is_flag=True, help="Show the traceback of an error."),
+        _shared("--owner", metavar="NAME", help="See this owner's sessions only."),
+        _shared(
+            "--store",
+            metavar="URL",
+            help="Where sessions are kept: sqlite:///file.db, file://directory, postgresql://… "
+            "[PERDURE_STORE, perdure.toml, or a file in your data directory]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def agent_options(command: F) -> F:
+    """Who answers, with which tools and model."""
+    for option in (
+        _shared("--model", metavar="NAME", help="Ask this model, such as openai:gpt-5 or offline."),
+        _shared("--tools", metavar="FILE.py", multiple=True, help="Python file with tools; it is imported."),
+        _shared("--agent", metavar="FILE", help="File that defines the agent (.md, .yaml, .toml, .json)."),
+    ):
+        command = option(command)
+    return command
+
+
+def _completed(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    from perdure.cli.naming import ids_beginning_with
+
+    return ids_beginning_with(ctx, incomplete)
+
+
+def session_argument(name: str = "session", **attributes: Any) -> Callable[[F], F]:
+    """The id of a session, or its beginning."""
+    return click.argument(name, metavar=attributes.pop("metavar", name.upper()), shell_complete=_completed, **attributes)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

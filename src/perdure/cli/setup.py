@@ -1,0 +1,193 @@
+"""From options, environment and config files to open sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tomllib
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import click
+
+from perdure.cli.options import settings_of
+from perdure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from perdure.model.definition import AgentDefinition
+    from perdure.runtime.bus import EventBus
+    from perdure.sessions.face import Sessions
+
+T = TypeVar("T")
+
+PROJECT_FILE = "perdure.toml"
+KEYS = ("store", "owner", "model", "agent")
+# Tools are code. Only whoever types the command says which is run, never a file that happens to lie in a directory.
+_NO_TOOLS = "names tools, which are code that would run unasked. Leave them out, and give --tools when you mean it."
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was settled on, and who said so."""
+
+    value: str
+    by: str
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Carry out a command's work."""
+    return asyncio.run(work)
+
+
+def opened(ctx: click.Context, *, events: EventBus | None = None, must_exist: bool = False) -> Sessions:
+    """The sessions that the options name, to be used with `async with`; `must_exist` refuses to begin a new store."""
+    from perdure.sessions.connect import connect
+
+    settings = settings_of(ctx)
+    url = store_url(ctx).value
+    if must_exist:
+        require_store(ctx)
+    chosen = model_name(ctx)
+    model = chosen and chosen.value
+    return connect(url, owner=owner_of(ctx), events=events, model=model, tools=load_tools(settings.tools))
+
+
+def store_url(ctx: click.Context) -> Chosen:
+    """Where sessions are kept: by --store, PERDURE_STORE, a config file, or in the user's data directory."""
+    given = _chosen(ctx, "store", "PERDURE_STORE")
+    return given or Chosen(_sqlite_url(data_directory() / "sessions.db"), "default")
+
+
+def owner_of(ctx: click.Context) -> str | None:
+    chosen = _chosen(ctx, "owner", "PERDURE_OWNER")
+    return chosen and chosen.value
+
+
+def model_name(ctx: click.Context) -> Chosen | None:
+    return _chosen(ctx, "model", "PERDURE_MODEL")
+
+
+def agent_of(ctx: click.Context) -> AgentDefinition | None:
+    """The agent that --agent or a config file names, with the model that --model names; None for the plain one."""
+    from msgspec.structs import replace
+
+    from perdure.definition_files import load_definition
+
+    chosen = _chosen(ctx, "agent", None)
+    agent = load_definition(chosen.value) if chosen else None
+    if agent is not None and settings_of(ctx).model:
+        agent = replace(agent, model=settings_of(ctx).model)
+    return agent
+
+
+async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> None:
+    """Have a session that is there already ask the model that --model names, from now on."""
+    from perdure.actions.definition import ChangeModel
+    from perdure.model.definition import ModelConfig
+
+    wanted = settings_of(ctx).model
+    if wanted is None:
+        return
+    session = await sessions.session(session_id)
+    current = session.state.model or session.definition.model_config
+    if current is not None and current.name != wanted:
+        await sessions.execute(session_id, ChangeModel(ModelConfig(wanted)))
+
+
+def load_tools(files: tuple[str, ...]) -> list[Any]:
+    if not files:
+        return []
+    from perdure.cli.tool_files import tools_in
+
+    return [tool for file in files for tool in tools_in(file)]
+
+
+def data_directory() -> Path:
+    return _home("XDG_DATA_HOME", ".local/share") / "perdure"
+
+
+def config_file() -> Path | None:
+    """The nearest `perdure.toml` from here upwards, else the user's own; None if there is neither."""
+    here = Path.cwd()
+    candidates = [folder / PROJECT_FILE for folder in (here, *here.parents)]
+    candidates.append(_home("XDG_CONFIG_HOME", ".config") / "perdure" / "config.toml")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def shown_url(url: str) -> str:
+    """A store's URL without the password that may stand in it."""
+    try:
+        parts = urlsplit(url)
+        if parts.password is None and not parts.query:
+            return url
+        host = parts.netloc.rpartition("@")[2]
+        user = f"{parts.username}:…@" if parts.password else f"{parts.username}@" if parts.username else ""
+        return urlunsplit((parts.scheme, user + host, parts.path, "…" if parts.query else "", ""))
+    except ValueError:
+        return url.partition("://")[0] + "://…"
+
+
+def _home(variable: str, fallback: str) -> Path:
+    given = os.environ.get(variable, "")
+    return Path(given) if given.startswith("/") else Path.home() / fallback
+
+
+def _chosen(ctx: click.Context, name: str, variable: str | None) -> Chosen | None:
+    given = getattr(settings_of(ctx), name)
+    if given:
+        return Chosen(as_url(given) if name == "store" else given, f"--{name}")
+    if variable and os.environ.get(variable):
+        value = os.environ[variable]
+        return Chosen(as_url(value) if name == "store" else value, variable)
+    return _configured(name)
+
+
+def _configured(name: str) -> Chosen | None:
+    path = config_file()
+    if path is None:
+        return None
+    value = read_config(path).get(name)
+    if value is None:
+        return None
+    if name == "store":
+        value = as_url(value, path.parent)
+    return Chosen(str(path.parent / value) if name == "agent" else value, str(path))
+
+
+def read_config(path: Path) -> dict[str, str]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}. Correct it, or move it away.") from None
+    for key, value in found.items():
+        if key == "tools":
+            raise ConfigurationError(f"{path} {_NO_TOOLS}")
+        if key not in KEYS or not isinstance(value, str):
+            raise ConfigurationError(f"{path}: {key!r} is not understood. It may set {', '.join(KEYS)}, each a text.")
+    return found
+
+
+def as_url(given: str, folder: Path = Path()) -> str:
+    """A store's URL, with its path seen from a folder; the path of a database file serves as well."""
+    scheme, found, rest = given.partition("://")
+    if not found and given.endswith((".db", ".sqlite", ".sqlite3")):
+        return _sqlite_url(folder / Path(given).expanduser())
+    if scheme == "sqlite" and rest.startswith("/"):
+        return _sqlite_url(folder / unquote(rest[1:]))
+    return f"file://{quote(str(folder / unquote(rest)))}" if scheme == "file" and rest else given
+
+
+def _sqlite_url(path: Path) -> str:
+    return f"sqlite:///{quote(str(path))}"
+
+
+def require_store(ctx: click.Context) -> None:
+    """Refuse to begin a new store where somebody has mistyped the name of one that is there."""
+    chosen = store_url(ctx)
+    scheme, _, rest = chosen.value.partition("://")
+    path = Path(unquote(rest[1:] if scheme == "sqlite" else rest))
+    if scheme in ("sqlite", "file") and chosen.by != "default" and not path.exists():
+        raise ConfigurationError(f"There is no store at {path}. Check --store, or begin one there with: perdure chat")

@@ -1,0 +1,227 @@
+"""Commands that run an agent, or reach one that runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.errors import FAILED, WAITS, Failure
+from perdure.cli.naming import named
+from perdure.cli.options import agent_options, json_option, session_argument, store_options
+from perdure.cli.progress import progress
+from perdure.cli.setup import agent_of, opened, run, use_model
+from perdure.cli.shapes import of_reply
+from perdure.cli.terminal import is_terminal, line, note, print_json, safe, say
+
+if TYPE_CHECKING:
+    from perdure.sessions.chat import Chat
+    from perdure.sessions.face import Sessions
+    from perdure.sessions.reply import Reply
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[SESSION] TEXT")
+@click.option("--new", is_flag=True, help="Begin a new session; SESSION, if given, is the id it gets.")
+@click.option("--key", metavar="TEXT", help="Send only once, however often this is repeated with the same key.")
+@click.option(
+    "--when-busy",
+    type=click.Choice(["raise", "steer", "queue"]),
+    default="raise",
+    show_default=True,
+    help="If the session is being run: give up, hand the message to that run, or wait behind it.",
+)
+@json_option
+@agent_options
+@store_options
+@click.pass_context
+def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None, when_busy: Any, as_json: bool) -> None:
+    """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
+    target, text = _addressed(words, new)
+    text = sys.stdin.read() if text == "-" else text
+
+    async def work() -> Reply:
+        async with opened(ctx, must_exist=not new) as sessions:
+            chat = await _opened_chat(ctx, sessions, target, new)
+            if as_json or not is_terminal() or key is not None or when_busy != "raise":
+                return await chat.send(text, key=key, when_busy=when_busy)
+            return await _streamed(chat, text)
+
+    _answer(ctx, run(work()), as_json, has_shown=is_terminal() and key is None and when_busy == "raise")
+
+
+def _addressed(words: tuple[str, ...], new: bool) -> tuple[str | None, str]:
+    if len(words) == 2:
+        return words[0], words[1]
+    if new and len(words) == 1:
+        return None, words[0]
+    raise click.UsageError("Give a session and a text in quotes: perdure send SESSION 'TEXT', or send --new 'TEXT'.")
+
+
+async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | None, new: bool) -> Chat:
+    if new and target is not None and await sessions.exists(target):
+        raise click.UsageError(f"Session {target!r} exists already. Leave --new out, or choose another id.")
+    if not new and target is not None:
+        session_id = await named(sessions, target)
+        await use_model(ctx, sessions, session_id)
+        return await sessions.open(session_id, agent_of(ctx) if _names_agent(ctx) else None)
+    chat = await sessions.open(target, agent_of(ctx))
+    note(f"session {chat.id}")
+    return chat
+
+
+def _names_agent(ctx: click.Context) -> bool:
+    from perdure.cli.options import settings_of
+
+    return settings_of(ctx).agent is not None
+
+
+async def _streamed(chat: Chat, text: str) -> Reply:
+    """Show an answer as it comes."""
+    reply: Reply | None = None
+    said = ""
+    async for chunk in chat.stream(text):
+        if chunk.restarts:
+            click.echo("\n[the model begins anew]")
+            said = ""
+        said += chunk
+        click.echo(safe(chunk), nl=False)
+        reply = chunk.reply or reply
+    if reply is None:
+        raise Failure("The run ended without a reply.", FAILED)
+    if not said.rstrip().endswith(reply.text.rstrip()):  # a model that does not stream
+        click.echo(safe(reply.text), nl=False)
+    click.echo()
+    return reply
+
+
+def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool = False) -> None:
+    """Print what a run came to. One that waits for a person says so, and has an exit code of its own."""
+    if as_json:
+        print_json(of_reply(reply))
+    elif not has_shown and reply.text:
+        say(reply.text)
+    if not reply.pending_calls:
+        return
+    if not as_json:
+        note("The run waits for your approval:")
+        for call in reply.pending_calls:
+            note(f"  {line(call.name)} {line(dict(call.arguments), 200)}  ({line(call.id)})")
+        note(f"Type: perdure approve {reply.session.id}, or: perdure deny {reply.session.id} REASON")
+    ctx.exit(WAITS)
+
+
+_call_option = click.option("--call", "calls", multiple=True, metavar="ID", help="Only this call; may be repeated.")
+
+
+@click.command()
+@session_argument()
+@_call_option
+@json_option
+@agent_options
+@store_options
+@click.pass_context
+def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: bool) -> None:
+    """Let the pending tool calls of SESSION be made, all of them by default, and the run go on."""
+
+    async def work() -> Reply:
+        async with opened(ctx, must_exist=True) as sessions:
+            return await sessions.approve(await named(sessions, session), calls or None)
+
+    _answer(ctx, run(work()), as_json)
+
+
+@click.command()
+@session_argument()
+@click.argument("reason")
+@_call_option
+@json_option
+@agent_options
+@store_options
+@click.pass_context
+def deny(ctx: click.Context, session: str, reason: str, calls: tuple[str, ...], as_json: bool) -> None:
+    """Keep the pending tool calls of SESSION from being made. The model is told the REASON, and goes on."""
+
+    async def work() -> Reply:
+        async with opened(ctx, must_exist=True) as sessions:
+            return await sessions.deny(await named(sessions, session), reason, calls or None)
+
+    _answer(ctx, run(work()), as_json)
+
+
+@click.command()
+@session_argument()
+@store_options
+@click.pass_context
+def cancel(ctx: click.Context, session: str) -> None:
+    """Ask the run that is under way in SESSION, in whichever process, to stop. What was said is kept."""
+
+    async def work() -> tuple[str, bool]:
+        async with opened(ctx, must_exist=True) as sessions:
+            session_id = await named(sessions, session)
+            return session_id, await sessions.cancel(session_id)
+
+    session_id, reached = run(work())
+    say(f"{session_id} is asked to stop" if reached else f"{session_id} is not being run")
+
+
+@click.command()
+@session_argument()
+@click.argument("text")
+@click.option(
+    "--role",
+    type=click.Choice(["user", "assistant", "system"]),
+    default="user",
+    show_default=True,
+    help="Who is to have said it.",
+)
+@store_options
+@click.pass_context
+def inject(ctx: click.Context, session: str, text: str, role: str) -> None:
+    """Append TEXT to SESSION without running the agent. The TEXT - is read from stdin."""
+    content = sys.stdin.read() if text == "-" else text
+
+    async def work() -> int:
+        async with opened(ctx, must_exist=True) as sessions:
+            session_id = await named(sessions, session)
+            await sessions.inject(session_id, {"role": role, "content": content})
+            return await sessions.length(session_id)
+
+    say(f"{run(work())} messages are shown")
+
+
+@click.command()
+@session_argument(required=False, metavar="[SESSION]")
+@json_option
+@agent_options
+@store_options
+@click.pass_context
+def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
+    """Go on with runs that were killed: with that of SESSION, or with all of them.
+
+    Completed tools are not run again. Give the --tools that the agents use.
+    """
+
+    async def work() -> Any:
+        async with opened(ctx, must_exist=True) as sessions:
+            session_id = None if session is None else await named(sessions, session)
+            with progress("recovering") as tell:
+                tell(0, 0)
+                return await sessions.recover(session_id)
+
+    report = run(work())
+    columns = {"resumed": report.resumed, "suspended": report.suspended, "busy": report.busy}
+    if as_json:
+        failed = [{"session": each, "error": reason} for each, reason in report.failed]
+        print_json({**{name: list(found) for name, found in columns.items()}, "failed": failed})
+    else:
+        for name, found in columns.items():
+            for each in found:
+                say(f"{name}\t{each}")
+        for each, reason in report.failed:
+            note(f"failed\t{each}: {reason}")
+        if not any(columns.values()) and not report.failed:
+            say("no run was killed")
+    if report.failed:
+        ctx.exit(FAILED)

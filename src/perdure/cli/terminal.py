@@ -1,0 +1,136 @@
+"""What reaches the terminal. Stored content is never trusted: all of it goes through `safe`, `line` or `print_json`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Control characters but newline and tab, C1, DEL, what turns the direction of text, line separators, surrogates.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_STATUS_STYLES = {
+    "active": "green",
+    "completed": "green",
+    "running": "cyan",
+    "suspended": "yellow",
+    "pending": "yellow",
+    "aborted": "yellow",
+    "rejected": "yellow",
+    "failed": "red",
+    "deleted": "dim",
+}
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def safe(text: str) -> str:
+    """A text that a terminal shows and does not obey: whatever could steer it stands there in writing."""
+    return _UNSAFE.sub(_escaped, text.replace("\r", ""))
+
+
+def line(text: object, width: int | None = None) -> str:
+    """A text on one line, shortened to a width."""
+    flat = safe(" ".join(str(text).split()))
+    return flat if width is None or len(flat) <= width else flat[: width - 1] + "…"
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def width() -> int | None:
+    """How wide the terminal is; None in a pipe, where nothing is shortened."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if is_terminal() else None
+
+
+def console(*, err: bool = False) -> Console:
+    """A console that takes texts as they are. It knows NO_COLOR, and whether there is a terminal at all."""
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not stream.isatty())
+
+
+def styled(text: object, style: str) -> Any:
+    """A text for a console, in a style; in one line."""
+    from rich.text import Text
+
+    return Text(line(text), style=style)
+
+
+def status_style(status: str) -> str:
+    return _STATUS_STYLES.get(status, "")
+
+
+def say(text: str = "") -> None:
+    """Print plain text, made safe."""
+    click.echo(safe(text))
+
+
+def note(text: str) -> None:
+    """Tell a person something that is no output: on stderr."""
+    click.echo(safe(text), err=True)
+
+
+def print_json(value: Any, *, indent: int | None = None) -> None:
+    """Print one JSON document on a line of its own. What could steer a terminal is escaped, as JSON allows."""
+    ascii_only = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8"
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent, default=_plain)
+    click.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] != "\n" else "\n", text))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return list(value) if isinstance(value, Iterable) else str(value)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+    """Rows as a table in a terminal; in a pipe one line each, fields parted by tabs, without a head."""
+    if not is_terminal():
+        for row in rows:
+            click.echo("\t".join(line(field) for field in row))
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=True,
+            overflow="fold" if place == 0 else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*(styled(field, status_style(str(field))) for field in row))
+    console().print(table)
+
+
+def age(moment: datetime) -> str:
+    """How long ago, in a terminal; the time itself in a pipe."""
+    if not is_terminal():
+        return moment.isoformat(timespec="seconds")
+    from perdure.model.ids import now
+
+    seconds = max(0, int((now() - moment).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit} ago"
+    return f"{seconds} s ago"

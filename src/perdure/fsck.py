@@ -1,0 +1,237 @@
+"""Verifies every promise that a store's content makes, and says of each that is broken what to do. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+
+from perdure import codec
+from perdure.archive import Progress
+from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, SessionBusy, SessionNotFound, StoreError
+from perdure.model.execution import ExecutionStatus
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
+from perdure.protocols import Archive, ArchivedSession, Checkable, Entry, Journal, Problem, SessionStore
+from perdure.runtime.history import read_events
+from perdure.stores.landing import check
+
+RESTORE = (
+    "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "
+    "its earlier versions may still load, and a fork of one of them can go on."
+)
+_DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file anew."
+_VIEW = "Rewind the session to an earlier version, or trim its transcript, so that calls and results pair up again."
+_RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
+_HEADER = "Save the session once (a tag or a note will do): that writes its header anew."
+_TRY_AGAIN = "Look at the reason, mend it, and check again."
+
+# Whatever damaged data can bring about in code that reads it; none of it may end the check.
+_DAMAGE = (PerdureError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class FsckReport(msgspec.Struct, frozen=True):
+    """What a check has looked at, and what it has found wrong."""
+
+    sessions: int = 0
+    messages: int = 0
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+
+async def fsck(store: SessionStore, *, session_id: str | None = None, progress: Progress | None = None) -> FsckReport:
+    """Check a store, or one session of it. Damage is reported, never raised; SessionNotFound for an unknown id.
+
+    A session that is being run is checked as of its last version.
+    """
+    survey = _Survey(store)
+    infos = await survey.listed(session_id)
+    for done, info in enumerate(infos, 1):
+        await survey.check_session(info)
+        if progress is not None:
+            progress(done, len(infos))
+    await survey.check_claims()
+    if session_id is None and isinstance(store, Checkable):
+        async with survey.watching(None, "the store"):
+            survey.problems += await store.check()
+    return FsckReport(len(infos), survey.messages, tuple(survey.distinct(session_id)))
+
+
+class _Survey:
+    """A check under way."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self.problems: list[Problem] = []
+        self.messages = 0
+        self._lengths: dict[str, int] = {}
+
+    def distinct(self, session_id: str | None) -> Iterator[Problem]:
+        """What was found, each thing once: several checks may stumble over one damaged record."""
+        met: set[tuple[str | None, str]] = set()
+        for problem in self.problems:
+            if (problem.session_id, problem.where) not in met and session_id in (None, problem.session_id):
+                met.add((problem.session_id, problem.where))
+                yield problem
+
+    @asynccontextmanager
+    async def watching(self, session_id: str | None, where: str) -> AsyncIterator[None]:
+        with self._noting(session_id, where):
+            yield
+
+    @contextmanager
+    def _noting(self, session_id: str | None, where: str) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as error:
+            self.problems.append(_problem(error, session_id, where))
+
+    def note(self, session_id: str | None, where: str, what: str, repair: str) -> None:
+        self.problems.append(Problem(session_id, where, what, repair))
+
+    async def listed(self, session_id: str | None) -> list[AgentSessionInfo]:
+        """The sessions to look at. Those whose header is damaged are noted, and looked at no further."""
+        found: dict[str, AgentSessionInfo] = {}
+        for status in (None, SessionStatus.DELETED) if session_id is None else (None,):
+            async with self.watching(session_id, "the list of sessions"):
+                async for info in self._pages(status, session_id):
+                    found[info.id] = info
+        if session_id is not None and not found and not self.problems:
+            raise SessionNotFound(session_id)
+        return sorted(found.values(), key=lambda info: (info.created_at, info.id))
+
+    async def _pages(self, status: SessionStatus | None, session_id: str | None) -> AsyncIterator[AgentSessionInfo]:
+        filters: dict[str, object] = {"id": session_id} if session_id else {"status": status} if status else {}
+        after: str | None = None
+        while True:
+            page = await self._store.list(limit=1000, after=after, **filters)  # type: ignore[arg-type]  # one of two
+            self.problems += [_problem(error, None, "header") for error in page.damaged]
+            for info in page:
+                yield info
+            after = page.next
+            if after is None:
+                return
+
+    async def check_session(self, info: AgentSessionInfo) -> None:
+        async with self.watching(info.id, "newest version"):
+            session = await self._store.load(info.id)
+            if session is None:
+                if await self._store.exists(info.id):  # and was not erased just now
+                    self.note(info.id, "header", "it is listed, and cannot be loaded", RESTORE)
+                return
+            if session.info != info and session.version == info.version:
+                self.note(info.id, "header", "the list does not show what the newest version says", _HEADER)
+            for what in _view_faults(session):
+                self.note(info.id, f"view of version {session.version}", what, _VIEW)
+        await self._check_whole(info)
+        if isinstance(self._store, Journal):
+            await self._check_record(self._store, info.id)
+
+    async def _check_whole(self, info: AgentSessionInfo) -> None:
+        """Every version, value and message of a session: in one go if the store gives it out whole."""
+        async with self.watching(info.id, "versions"):
+            if isinstance(self._store, Archive):
+                try:
+                    await self._check_archived(self._store, info)
+                except SessionBusy:
+                    await self._check_versions(info)  # what is saved can be looked at, whoever runs it
+            else:
+                await self._check_versions(info)
+
+    async def _check_versions(self, info: AgentSessionInfo) -> None:
+        for version in range(1, info.version + 1):
+            if await self._store.load(info.id, version) is None:
+                self.note(info.id, f"version {version}", "it is missing", RESTORE)
+
+    async def _check_archived(self, store: Archive, info: AgentSessionInfo) -> None:
+        archived = await store.dump(info.id)
+        for name, rows in archived.logs.items():
+            self._check_log(info.id, name, rows)
+        if len(archived.heads) < info.version:
+            self.note(info.id, f"version {info.version}", "it is missing", RESTORE)
+        for run, what in _run_faults(archived.entries):
+            self.note(info.id, f"run {run}", what, _RECORD)
+        stretches = check(archived)
+        if not all(self._is_known(archived, *stretch) for stretch in stretches):
+            await store.dump(info.id, alone=True)  # which reads what stands elsewhere, or says what is missing
+
+    def _check_log(self, session_id: SessionId, name: str, rows: Mapping[int, bytes]) -> None:
+        self.messages += len(rows)
+        self._lengths[name] = len(rows)
+        if sorted(rows) != list(range(len(rows))):
+            self.note(session_id, f"log {name}", "a message is missing from it", RESTORE)
+        for at, raw in rows.items():
+            with self._noting(session_id, f"message {at} of log {name}"):
+                codec.decode_message(raw)
+
+    def _is_known(self, archived: ArchivedSession, log: int | str, start: int, stop: int) -> bool:
+        """Whether a stretch has been looked at: with its own session, or as what goes along with this one."""
+        name = str(log)
+        return name in archived.logs or name in archived.lent or stop <= self._lengths.get(name, 0)
+
+    async def _check_record(self, journal: Journal, session_id: SessionId) -> None:
+        async with self.watching(session_id, "record"):
+            async for _ in read_events(journal, session_id, after=None, last=None, follow=False):
+                pass
+        async with self.watching(session_id, "runs"):
+            for run in await journal.runs(session_id):
+                if run.start < run.stop:
+                    await journal.messages(run.log, run.start, run.stop)
+        async with self.watching(session_id, "inbox"):
+            await journal.read(session_id, inbox=True)
+        async with self.watching(session_id, "claim"):
+            await journal.is_claimed(session_id)
+
+    async def check_claims(self) -> None:
+        if isinstance(self._store, Journal):
+            async with self.watching(None, "claims"):
+                await self._store.lapsed()
+
+
+def _view_faults(session: AgentSession) -> Iterator[str]:
+    """What a model could not be shown: results without their calls, and, once a run is over, calls without results."""
+    called: Counter[str] = Counter()
+    answered: Counter[str] = Counter()
+    for message in session.state.messages:
+        yield from (
+            f"the result of call {result.call_id!r} stands without its call"
+            for result in message.tool_results
+            if not called[result.call_id]
+        )
+        called.update(call.id for call in message.tool_calls)
+        answered.update(result.call_id for result in message.tool_results)
+    yield from (f"call {call!r} has {count} results" for call, count in answered.items() if count > called[call] > 0)
+    if session.state.status is ExecutionStatus.COMPLETED:
+        yield from (f"call {call!r} has no result" for call in called if not answered[call])
+
+
+def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:
+    kinds: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.run is not None:
+            kinds.setdefault(entry.run, []).append(entry.kind)
+    for run, told in kinds.items():
+        if told[0] != "agent_start":
+            yield run, f"its record begins with {told[0]!r}, not with its start"
+        if told.count("agent_end") > told.count("agent_start"):
+            yield run, "it has ended more often than it was started"
+
+
+def _problem(error: BaseException, session_id: str | None, where: str) -> Problem:
+    """What went wrong, as a line in a report."""
+    match error:
+        case CorruptRecord():
+            repair = _RECORD if error.position.startswith(("event", "inbox")) else RESTORE
+            return Problem(error.session_id or session_id, error.position, error.reason, repair)
+        case InvalidSessionFile():
+            return Problem(session_id, error.path, error.reason, _DOCUMENT)
+        case StoreError():
+            return Problem(session_id, where, str(error), _TRY_AGAIN)
+        case PerdureError():
+            return Problem(session_id, where, str(error), RESTORE)
+    return Problem(session_id, where, f"{type(error).__name__}: {error}", RESTORE)

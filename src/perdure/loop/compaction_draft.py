@@ -1,0 +1,157 @@
+"""A view on its way to being compacted: which of its messages stay, and what is shown in place of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from perdure.errors import InvalidData
+from perdure.model.ids import new_id
+from perdure.model.loop_events import CompactionPart
+from perdure.model.message import Message, ToolResult
+from perdure.model.transcript import Transcript
+
+MARK = "compaction"
+"""The key in a message's metadata that says by what strategy it was made."""
+_KEPT_TAGS = ("is_trace", "execution_id")
+
+
+class Draft:
+    """A view as a list of items: the place of a message in the view before, or a message made for this compaction."""
+
+    def __init__(self, view: Transcript, open_calls: Collection[str] = ()) -> None:
+        self.before: Sequence[Message] = tuple(view)
+        self._view = view
+        self._open_calls = frozenset(open_calls)
+        self._items: list[int | Message] = list(range(len(view)))
+
+    def messages(self) -> list[Message]:
+        return [self.before[item] if isinstance(item, int) else item for item in self._items]
+
+    @property
+    def is_changed(self) -> bool:
+        return self._items != list(range(len(self.before)))
+
+    def cut_for(self, keep_last: int) -> int:
+        """Where to cut so that at least `keep_last` messages stay: earlier, where a result would lose its call."""
+        return min(self._shown().safe_cut(len(self._items) - keep_last), self._first_open())
+
+    def cut_after(self, place: int) -> int:
+        """The first place from `place` on where a cut loses no result's call; that of the last messages, at worst."""
+        shown, last = self._shown(), max(0, len(self._items) - 1)
+        places = (at for at in range(place, last) if shown.safe_cut(at) == at)
+        return min(next(places, shown.safe_cut(last)), self._first_open())
+
+    def _shown(self) -> Transcript:
+        return Transcript.of(self.messages())
+
+    def _first_open(self) -> int:
+        """The first message with a call that still waits for its result: what comes must find it in the view."""
+        for place, message in enumerate(self.messages() if self._open_calls else ()):
+            if any(call.id in self._open_calls for call in message.tool_calls):
+                return place
+        return len(self._items)
+
+    def replace_before(self, cut: int, shown: Iterable[Message]) -> None:
+        """Show these in place of all messages before the cut; one that stands there already is not made anew."""
+        places = {
+            message.id: item
+            for message, item in zip(self.messages()[:cut], self._items[:cut], strict=True)
+            if isinstance(item, int)
+        }
+        taken = {message.id for message in self.before}
+        new: list[int | Message] = []
+        for message in shown:
+            place = places.get(message.id)
+            if place is not None and self.before[place] == message:
+                new.append(place)
+            else:  # a log has one message of an id
+                new.append(replace(message, id=new_id()) if message.id in taken else message)
+                taken.add(message.id)
+        self._items[:cut] = new
+
+    def put(self, place: int, message: Message) -> None:
+        self._items[place] = message
+
+    def overlay(self) -> tuple[int, list[CompactionPart]]:
+        """How many messages of the view before are to be covered, and what is to be shown instead.
+
+        The end that has not changed stays outside; a block that the cut would go through is covered whole.
+        """
+        total, kept = len(self.before), 0
+        limit = min(total - 1, len(self._items))  # a block covers one message at least
+        while kept < limit and self._items[-1 - kept] == total - 1 - kept:
+            kept += 1
+        stop = self._view.edge_from(total - kept)
+        return stop, _parts([*self._items[: len(self._items) - kept], *range(total - kept, stop)])
+
+
+def _parts(items: Iterable[int | Message]) -> list[CompactionPart]:
+    """Items with neighbours in the view before as one stretch."""
+    parts: list[CompactionPart] = []
+    for item in items:
+        if isinstance(item, Message):
+            parts.append(CompactionPart(item))
+        elif parts and parts[-1].message is None and parts[-1].stop == item:
+            parts[-1] = CompactionPart(start=parts[-1].start, stop=item + 1)
+        else:
+            parts.append(CompactionPart(start=item, stop=item + 1))
+    return parts
+
+
+def view_of(parts: Iterable[CompactionPart], before: Transcript) -> Transcript:
+    """What a compaction shows, from the view that it was made from."""
+    pieces = [
+        piece
+        for part in parts
+        for piece in (Transcript.of([part.message]) if part.message else before[part.start : part.stop]).pieces
+    ]
+    return Transcript(pieces)
+
+
+def summary_message(text: str, strategy: str) -> Message:
+    """What stands for messages that are no longer shown. A user says it: every provider takes that at the beginning."""
+    return Message.user(text, metadata={MARK: strategy})
+
+
+def is_summary(message: Message, *strategies: str) -> bool:
+    """Whether a message stands for others that a compaction (by one of these strategies) no longer shows."""
+    return message.metadata.get(MARK) in (strategies or ("llm", "truncate"))
+
+
+def with_results(message: Message, text: str | None = None, *, chars: int = 0, strategy: str) -> Message:
+    """A tool's message that says a text instead, or what of its results fits into so many characters."""
+    parts = tuple(
+        replace(part, content=shortened(part.text, chars) if text is None else text, unknown={})
+        if isinstance(part, ToolResult) and (text is not None or len(part.text) > chars)
+        else part
+        for part in message.parts
+    )
+    tags = {name: message.metadata[name] for name in _KEPT_TAGS if name in message.metadata}
+    return Message(message.role, parts, metadata={**tags, MARK: strategy})
+
+
+def shortened(text: str, chars: int) -> str:
+    """How a text begins, and how much of it is left out."""
+    if len(text) <= chars:
+        return text
+    return f"{text[:chars]}[… {len(text) - chars} characters left out]"
+
+
+def check_valid(given: Sequence[Message], made: Sequence[Message]) -> None:
+    """Raise unless every result that a custom compactor leaves has its call before it, and every call its result."""
+    answered = {result.call_id for message in given for result in message.tool_results}
+    called: set[str] = set()
+    open_calls: set[str] = set()
+    for message in made:
+        for result in message.tool_results:
+            if result.call_id not in called:
+                raise InvalidData("$.custom_compactor", f"it returned a result of {result.call_id!r} without its call")
+            open_calls.discard(result.call_id)
+        ids = {call.id for call in message.tool_calls}
+        called |= ids
+        open_calls |= ids & answered
+    if open_calls:
+        names = ", ".join(sorted(open_calls)[:5])
+        raise InvalidData("$.custom_compactor", f"it returned calls without their results: {names}")

@@ -1,0 +1,158 @@
+"""How many tokens messages are: an estimate that what providers report corrects, without ever asking the network.
+
+Texts are counted by tiktoken where it is installed and has its vocabulary cached, by their characters otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.protocols import ModelRequest, ToolSpec
+
+PER_MESSAGE = 4
+"""What role and separators cost, whatever the message says."""
+PER_CALL = 8
+PER_IMAGE = 1_000
+CHARS_PER_TOKEN = 4.0
+TOKENS_PER_OTHER_BYTE = 0.4
+"""Of text that is not ASCII, by UTF-8 byte: about right for Chinese, too many for Cyrillic, and never far too few."""
+LONGEST_COUNTED = 50_000
+"""Longer texts are estimated: a tokeniser takes quadratic time for some."""
+MODELS_KEPT = 256
+TEXTS_KEPT = 50_000
+
+CountText = Callable[[str], int]
+
+
+class TokenEstimator:
+    """Estimates prompts, and learns for each model by what ratio it has been wrong. Keeps all in memory, bounded."""
+
+    def __init__(self, count_text: CountText | None = None) -> None:
+        self._count_text = count_text
+        self._ratios: OrderedDict[str, float] = OrderedDict()
+        self._counted: OrderedDict[int, int] = OrderedDict()
+
+    def messages(self, messages: Iterable[Message], model: str | None = None) -> int:
+        """The tokens of messages, as a model is expected to count them."""
+        return self._corrected(sum(map(self._message, messages)), model)
+
+    def request(self, request: ModelRequest) -> int:
+        """The tokens of a whole model call: prompt, tools and messages."""
+        return self._corrected(self._raw_request(request), request.model.name)
+
+    def overhead(self, system_prompt: str, tools: Sequence[ToolSpec], model: str | None = None) -> int:
+        """The tokens of what goes with every call, whatever the messages."""
+        return self._corrected(self._raw_overhead(system_prompt, tools), model)
+
+    def learn(self, request: ModelRequest, reported: int) -> None:
+        """Take in how many input tokens a provider has counted in a request.
+
+        Far too few are not believed: some count only what was not in their cache.
+        """
+        estimated = self._raw_request(request)
+        if estimated < 50 or reported < estimated / 4:  # fixed costs would drown what is to be learned
+            return
+        name = request.model.name
+        ratio = min(4.0, max(0.5, reported / estimated))
+        known = self._ratios.pop(name, None)
+        self._ratios[name] = ratio if known is None else (known + ratio) / 2
+        while len(self._ratios) > MODELS_KEPT:
+            self._ratios.popitem(last=False)
+
+    def ratio(self, model: str | None) -> float:
+        """What an estimate for a model is multiplied by."""
+        return self._ratios.get(model or "", 1.0)
+
+    def _corrected(self, tokens: int, model: str | None) -> int:
+        return round(tokens * self.ratio(model))
+
+    def _raw_request(self, request: ModelRequest) -> int:
+        return self._raw_overhead(request.system_prompt, request.tools) + sum(map(self._message, request.messages))
+
+    def _raw_overhead(self, system_prompt: str, tools: Sequence[ToolSpec]) -> int:
+        told = "".join(f"{tool.name} {tool.description} {_json(tool.parameters)}" for tool in tools)
+        return self._text(system_prompt) + self._text(told) + PER_CALL * len(tools)
+
+    def _message(self, message: Message) -> int:
+        return PER_MESSAGE + sum(map(self._part, message.parts))
+
+    def _part(self, part: Part) -> int:
+        match part:
+            case Text() | Thinking():
+                return self._text(part.text)
+            case ToolCall():
+                return PER_CALL + self._text(part.name) + self._text(_json(part.arguments))
+            case ToolResult():
+                return PER_CALL + self._text(part.text)
+            case Media():
+                return PER_IMAGE if part.media_type.startswith("image/") else self._media(part)
+        return self._text(_json(part.body))
+
+    def _media(self, part: Media) -> int:
+        return max(PER_IMAGE, len(part.data or b"") // 4)
+
+    def _text(self, text: str) -> int:
+        count = self._count_text or cached_tokeniser()
+        if count is None or len(text) > LONGEST_COUNTED:
+            return by_characters(text)
+        key = hash(text)  # not the text: what is counted must not be kept in memory by its count
+        if key not in self._counted:
+            self._counted[key] = count(text)
+            if len(self._counted) > TEXTS_KEPT:
+                self._counted.popitem(last=False)
+        return self._counted[key]
+
+
+def by_characters(text: str) -> int:
+    """An estimate by length alone, in which ASCII and other text weigh differently."""
+    if text.isascii():
+        return _rounded_up(len(text) / CHARS_PER_TOKEN)
+    ascii_chars = len(text.encode("ascii", "ignore"))
+    other_bytes = len(text.encode("utf-8", "surrogatepass")) - ascii_chars
+    return _rounded_up(ascii_chars / CHARS_PER_TOKEN + other_bytes * TOKENS_PER_OTHER_BYTE)
+
+
+def _rounded_up(number: float) -> int:
+    return -int(-number // 1)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+_VOCABULARY = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
+_VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+
+
+@cache
+def cached_tokeniser() -> CountText | None:
+    """tiktoken's count of a text, if it is installed and has its vocabulary at hand. It would download it otherwise."""
+    if find_spec("tiktoken") is None or not is_vocabulary_cached():
+        return None
+    encoding = import_module("tiktoken").get_encoding("o200k_base")
+    return lambda text: len(encoding.encode_ordinary(text))
+
+
+def is_vocabulary_cached() -> bool:
+    """Whether the file that tiktoken would read is there, whole: one with another hash it would fetch anew."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
+    if folder == "":
+        return False  # tiktoken's way to say: no cache
+    place = Path(folder) if folder else Path(tempfile.gettempdir()) / "data-gym-cache"
+    try:
+        body = (place / hashlib.sha1(_VOCABULARY.encode(), usedforsecurity=False).hexdigest()).read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(body).hexdigest() == _VOCABULARY_SHA256

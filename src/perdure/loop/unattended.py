@@ -1,0 +1,43 @@
+"""Runs that wait for nobody: calls that a person would have to approve are refused, and the model is told so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.loop.interceptors import Blocked, Interceptor
+from perdure.loop.tools import ToolRegistry
+from perdure.model.message import ToolCall
+from perdure.model.state import AgentState
+
+LAST = float("-inf")
+"""The priority of one who sees calls as they would be made."""
+
+
+class NobodyToAsk(Interceptor):
+    """Blocks calls that need an approval, and those that ask a person because their outcome is unknown."""
+
+    def __init__(self, tools: ToolRegistry, unknown: frozenset[str], where: str) -> None:
+        self._tools = tools
+        self._unknown = unknown
+        self._where = where
+
+    def before_tool_use(self, call: ToolCall, state: AgentState) -> Any:
+        if call.id in self._unknown:
+            waits = self._asks_if_unknown(call)
+            why = "it was interrupted, and it may or may not have taken effect"
+        else:
+            waits, why = self._needs_approval(call), "it needs a person's approval"
+        if not waits:
+            return call
+        return Blocked(f"{why}, which nobody can be asked about {self._where}. Go on without it.")
+
+    def _asks_if_unknown(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        return tool is not None and tool.on_unknown == "ask"
+
+    def _needs_approval(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        try:
+            return tool is not None and tool.needs_approval(tool.check(call.arguments))
+        except Exception:  # around a tool: what is wrong with the call is told when it comes to be made
+            return False

@@ -1,0 +1,90 @@
+"""What messages say of tool calls, so that nothing else has to hold a copy of it.
+
+An assistant's message holds the calls it asks for, and a tool's message what came of one. Steps and events tell of the
+same calls; where they are stored, they point at the messages, and when they are read, they are made whole again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.model.execution import ExecutionState
+from perdure.model.message import Message, ToolCall, ToolResult
+from perdure.model.step import AgentStep, ToolExecution
+from perdure.model.value import EMPTY
+
+_SAID: Any = {"$said": True}
+"""Stands for a result that a message holds. A result that is this very value is one that a message holds, too."""
+
+
+class Said:
+    """The calls and results that stand in messages, by the calls' ids."""
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._calls: dict[str, ToolCall] = {}
+        self._results: dict[str, Any] = {}
+        for message in messages:
+            self.hear(message)
+
+    def hear(self, message: Message) -> None:
+        if "compaction" in message.metadata:
+            return  # a copy that a compaction shows, with less in it
+        for part in message.parts:
+            if type(part) is ToolCall:
+                self._calls[part.id] = part
+            elif type(part) is ToolResult:
+                self._results[part.call_id] = part.content
+
+    def pointing_call(self, call: ToolCall) -> ToolCall:
+        """A call as it is stored: by its id alone, if a message holds the same."""
+        return ToolCall("", EMPTY, call.id) if _is_same(self._calls.get(call.id), call) else call
+
+    def whole_call(self, call: ToolCall) -> ToolCall:
+        return call if call.name else self._calls.get(call.id, call)
+
+    def pointing(self, execution: ToolExecution) -> ToolExecution:
+        """An outcome as it is stored: without what messages hold of it."""
+        call = self.pointing_call(execution.call)
+        is_said = execution.result is not None and _is_same(self._results.get(execution.call.id), execution.result)
+        return replace(execution, call=call, result=_SAID) if is_said else replace(execution, call=call)
+
+    def whole(self, execution: ToolExecution) -> ToolExecution:
+        """An outcome with what messages hold of it."""
+        call, result = self.whole_call(execution.call), execution.result
+        return replace(execution, call=call, result=self._results.get(call.id, result) if result == _SAID else result)
+
+
+def _is_same(said: Any, given: Any) -> bool:
+    """Whether two values are written alike: to `==`, True is 1 and 1 is 1.0."""
+    if said is given:
+        return True
+    try:
+        return type(said) is type(given) and msgspec.json.encode(said) == msgspec.json.encode(given)
+    except (TypeError, ValueError, RecursionError):  # what cannot be written is refused where it is to be written
+        return False
+
+
+def pointing(execution: ExecutionState) -> ExecutionState:
+    """A run as it is stored: its steps point at the messages they have put out."""
+    return _mapped(execution, Said.pointing)
+
+
+def whole(execution: ExecutionState) -> ExecutionState:
+    """A run as it was, from the form in which it is stored; its output has to be at hand."""
+    return _mapped(execution, Said.whole)
+
+
+def _mapped(execution: ExecutionState, change: Any) -> ExecutionState:
+    def changed(step: AgentStep) -> AgentStep:
+        if not step.tool_executions:
+            return step
+        said = Said(step.output_messages)
+        return replace(step, tool_executions=tuple(change(said, each) for each in step.tool_executions))
+
+    done = tuple(replace(each, step=changed(each.step)) for each in execution.step_executions)
+    current = None if execution.current_step is None else changed(execution.current_step)
+    return replace(execution, step_executions=done, current_step=current)

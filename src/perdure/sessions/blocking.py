@@ -1,0 +1,129 @@
+"""The same verbs for those who do not await: a thread with an event loop does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from functools import wraps
+from typing import Any, Self
+
+from perdure.errors import ConfigurationError
+from perdure.sessions.chat import Chat
+from perdure.sessions.face import Sessions
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure blocking", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What a coroutine comes to. Ctrl-C cancels it, and waits until it has put its things in order."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ConfigurationError("A blocking verb was called from inside a run. Tools and subscribers use await.")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            asyncio.run_coroutine_threadsafe(_settled(), self._loop).result()
+            raise
+
+    def iterate(self, source: AsyncIterator[Any]) -> Iterator[Any]:
+        try:
+            while True:
+                try:
+                    item = self.wait(anext(source))  # type: ignore[arg-type]
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            close = getattr(source, "aclose", None)
+            if close is not None:
+                self.wait(close())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _settled() -> None:
+    """Wait for whatever else is under way."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.wait(others, timeout=10) if others else None
+
+
+class _Blocking:
+    """An object whose coroutines are waited for, and whose async iterators are plain ones."""
+
+    def __init__(self, target: Any, loop: _Loop | None) -> None:
+        self._target = target
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not callable(found) or inspect.isclass(found):
+            return found
+
+        @wraps(found)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = [each._target if isinstance(each, _Blocking) else each for each in args]
+            return self._passed_on(found(*given, **kwargs))
+
+        return call
+
+    def _passed_on(self, outcome: Any) -> Any:
+        if self._loop is None:
+            if inspect.iscoroutine(outcome):
+                outcome.close()
+            raise ConfigurationError("These sessions are not open. Use them inside `with perdure.connect_blocking(…)`.")
+        if inspect.iscoroutine(outcome):
+            outcome = self._loop.wait(outcome)
+        if isinstance(outcome, Chat):
+            return BlockingChat(outcome, self._loop)
+        return self._loop.iterate(outcome) if hasattr(outcome, "__anext__") else outcome
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._target)})
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._target!r}>"
+
+
+class BlockingChat(_Blocking):
+    """A `Chat` whose verbs are not awaited."""
+
+
+class BlockingSessions(_Blocking):
+    """`Sessions` whose verbs are not awaited."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        super().__init__(sessions, None)
+
+    def __enter__(self) -> Self:
+        self._loop = _Loop()
+        try:
+            self._loop.wait(self._target.__aenter__())
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.wait(self._target.__aexit__(None, None, None))
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        assert self._loop is not None
+        self._loop.close()
+        self._loop = None

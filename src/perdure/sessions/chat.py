@@ -1,0 +1,150 @@
+"""A handle on one session: what `sessions.open` returns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from perdure.actions.send import WhenBusy
+from perdure.archive import MoveReport
+from perdure.errors import InvalidData
+from perdure.model.ids import SessionId, now
+from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.message import Message
+from perdure.model.record import SessionRecord
+from perdure.model.session import AgentSession
+from perdure.protocols import SearchHit
+from perdure.runtime.bus import Subscriber
+from perdure.sessions.family import Ancestry, Diff
+from perdure.sessions.live import LiveSubscription
+from perdure.sessions.reply import Chunk, Reply
+
+if TYPE_CHECKING:
+    from perdure.sessions.face import Sessions
+
+
+class Chat:
+    """One session's verbs. A handle holds no state but the id: any number of them may be open on one session."""
+
+    def __init__(self, sessions: Sessions, session_id: SessionId) -> None:
+        self._sessions = sessions
+        self._id = session_id
+
+    @property
+    def id(self) -> SessionId:
+        return self._id
+
+    def __repr__(self) -> str:
+        return f"<Chat {self._id}>"
+
+    async def send(self, message: object, *, key: str | None = None, when_busy: WhenBusy = "raise") -> Reply:
+        """Say something and wait for the answer. RunFailed if the run ends without one."""
+        return await self._sessions.send(self._id, message, key=key, when_busy=when_busy)
+
+    def stream(self, message: object, *, key: str | None = None) -> AsyncIterator[Chunk]:
+        """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`."""
+        return self._sessions.stream(self._id, message, key=key)
+
+    async def approve(self, call_ids: Iterable[str] | None = None) -> Reply:
+        return await self._sessions.approve(self._id, call_ids)
+
+    async def deny(self, reason: str, call_ids: Iterable[str] | None = None) -> Reply:
+        return await self._sessions.deny(self._id, reason, call_ids)
+
+    async def cancel(self) -> bool:
+        return await self._sessions.cancel(self._id)
+
+    async def inject(self, message: object) -> None:
+        await self._sessions.inject(self._id, message)
+
+    async def fork(self, dst: str | None = None, *, at: int | str | None = None, version: int | None = None) -> Chat:
+        return await self._sessions.fork(self._id, dst, at=at, version=version)
+
+    async def adopt(self, branch: Chat | str) -> None:
+        """Show from now on what a fork of this session shows."""
+        await self._sessions.adopt(self._id, branch.id if isinstance(branch, Chat) else branch)
+
+    async def diff(self, other: Chat | str) -> Diff:
+        return await self._sessions.diff(self._id, other.id if isinstance(other, Chat) else other)
+
+    async def trim(self, keep_last: int) -> int:
+        return await self._sessions.trim(self._id, keep_last)
+
+    async def compact(self, **options: Any) -> int:
+        return await self._sessions.compact(self._id, **options)
+
+    async def uncompact(self, block_id: str | None = None) -> int:
+        return await self._sessions.uncompact(self._id, block_id)
+
+    async def reset(self) -> None:
+        await self._sessions.reset(self._id)
+
+    async def undo(self) -> int:
+        return await self._sessions.undo(self._id)
+
+    async def rewind(self, to: int | str) -> int:
+        return await self._sessions.rewind(self._id, to)
+
+    async def redact(self, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        return await self._sessions.redact(self._id, message_ids, replacement=replacement)
+
+    async def session(self, version: int | None = None) -> AgentSession:
+        """The session itself, as of a version."""
+        return await self._sessions.session(self._id, version)
+
+    async def snapshot(self) -> dict[str, Any] | None:
+        return await self._sessions.snapshot(self._id)
+
+    async def length(self) -> int:
+        return await self._sessions.length(self._id)
+
+    async def history(self) -> Sequence[Message]:
+        return await self._sessions.history(self._id)
+
+    async def search(self, text: str, *, limit: int = 20) -> Sequence[SearchHit]:
+        return await self._sessions.search(text, session_id=self._id, limit=limit)
+
+    async def ancestry(self) -> Ancestry:
+        return await self._sessions.ancestry(self._id)
+
+    async def record(self) -> SessionRecord:
+        return await self._sessions.record(self._id)
+
+    def events(
+        self, *, after: int | None = None, last: int | None = None, follow: bool = False
+    ) -> AsyncIterator[AnyLoopEvent]:
+        return self._sessions.events(self._id, after=after, last=last, follow=follow)
+
+    def subscribe(self, subscriber: Subscriber) -> LiveSubscription:
+        """Call a function, plain or async, with every event of this session, until the handle that comes back is
+        cancelled or the session is closed."""
+        return self._sessions.live.subscribe(self._id, subscriber)
+
+    async def export(self, target: str | os.PathLike[str] | BinaryIO) -> MoveReport:
+        return await self._sessions.export(target, [self._id])
+
+    async def recover(self) -> bool:
+        """Go on with a run that was killed; whether there was one."""
+        return bool((await self._sessions.recover(self._id)).resumed)
+
+    async def close(self) -> None:
+        await self._sessions.close(self._id)
+
+    async def new_session(self) -> SessionId:
+        """Begin a new session with the same agent; from here on this handle stands for that one."""
+        before = await self.session()
+        fresh = await self._sessions.open(agent=before.definition, tags=before.info.tags)
+        self._id = fresh.id
+        return fresh.id
+
+    async def check_and_rotate(self, idle: float | timedelta) -> SessionId | None:
+        """Begin a new session if nothing has happened in this one for so long; its id, or None."""
+        seconds = idle.total_seconds() if isinstance(idle, timedelta) else idle
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+            raise InvalidData("$.idle", f"expected a time in seconds of at least 0, got {idle!r}")
+        info = await self._sessions.info(self._id)
+        if (now() - info.updated_at).total_seconds() < seconds:
+            return None
+        return await self.new_session()

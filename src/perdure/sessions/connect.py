@@ -1,0 +1,64 @@
+"""From a URL to sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+from perdure.loop.compaction_auto import AutoCompaction
+from perdure.loop.factory import Capability, LoopFactory
+from perdure.loop.filters import InputFilter
+from perdure.loop.subagents import SubagentPolicy
+from perdure.loop.tool_use import Concurrency
+from perdure.model.definition import AgentDefinition, ModelConfig
+from perdure.protocols import Driver, SessionStore, Tool
+from perdure.runtime.bus import EventBus
+from perdure.sessions.blocking import BlockingSessions
+from perdure.sessions.face import Sessions
+from perdure.stores.urls import store_of
+
+
+class LoopOptions(TypedDict, total=False):
+    """What agents run on: the options of a `LoopFactory`."""
+
+    tools: Iterable[Tool | Callable[..., Any]]
+    model: ModelConfig | str | None
+    driver: Driver | None
+    capabilities: Mapping[str, Capability] | None
+    subagents: Sequence[AgentDefinition]
+    subagent_policy: SubagentPolicy | None
+    interceptors: Sequence[Any]
+    input_filters: Sequence[InputFilter]
+    concurrency: Concurrency
+    keep_traces: bool
+    max_result_chars: int
+    compaction: AutoCompaction | None
+
+
+def connect(
+    url: str | SessionStore,
+    *,
+    owner: str | None = None,
+    live: int = 128,
+    events: EventBus | None = None,
+    **options: Unpack[LoopOptions],
+) -> Sessions:
+    """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
+
+    Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
+    sessions are kept in memory; `events` hears everything; the rest goes to the `LoopFactory` that runs agents.
+    """
+    bus = EventBus() if events is None else events
+    return Sessions(store_of(url, cache=live), LoopFactory(events=bus, **options), events=bus, owner=owner, live=live)
+
+
+def connect_blocking(
+    url: str | SessionStore,
+    *,
+    owner: str | None = None,
+    live: int = 128,
+    events: EventBus | None = None,
+    **options: Unpack[LoopOptions],
+) -> BlockingSessions:
+    """The same for scripts and notebooks: use it with `with`, and no verb is awaited."""
+    return BlockingSessions(connect(url, owner=owner, live=live, events=events, **options))

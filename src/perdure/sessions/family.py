@@ -1,0 +1,61 @@
+"""How sessions belong together: what one was forked from, what was forked from it, and where two part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.model.ids import SessionId
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.protocols import SessionStore
+
+
+class Ancestry(msgspec.Struct, frozen=True):
+    """Where a session comes from, and what came of it."""
+
+    parent: SessionId | None
+    children: tuple[SessionId, ...]
+    """Its forks, oldest first."""
+    root: SessionId
+    """The first of the line; of a line whose beginning is erased, the oldest that is known by name."""
+
+
+async def ancestry_of(store: SessionStore, info: AgentSessionInfo) -> Ancestry:
+    children: list[SessionId] = []
+    after: str | None = None
+    while True:
+        page = await store.list(parent=info.id, limit=1000, after=after)
+        children += [child.id for child in page]
+        if page.next is None:
+            break
+        after = page.next
+    return Ancestry(info.parent_id, tuple(reversed(children)), await _root_of(store, info))
+
+
+async def _root_of(store: SessionStore, info: AgentSessionInfo) -> SessionId:
+    root, parent = info.id, info.parent_id
+    while parent is not None:
+        root = parent
+        page = await store.list(id=parent, limit=1)
+        parent = page.all()[0].parent_id if page else None
+    return root
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """What two views have in common from their beginning on, and how each goes on."""
+
+    common: Sequence[Message]
+    left: Sequence[Message]
+    right: Sequence[Message]
+
+
+def diff_of(left: AgentSession, right: AgentSession) -> Diff:
+    ours, theirs = left.state.transcript, right.state.transcript
+    shared = 0
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine.id != other.id:
+            break
+        shared += 1
+    return Diff(ours[:shared], ours[shared:], theirs[shared:])

@@ -1,0 +1,69 @@
+"""What an agent answers: whole, or piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import msgspec
+
+from perdure.loop.response_format import final_value
+from perdure.model.message import Message, ToolCall
+from perdure.model.session import AgentSession
+from perdure.model.stop import StopReason
+from perdure.model.usage import Usage
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What came of sending a message: the session as it was saved, and what its run says of itself."""
+
+    session: AgentSession
+
+    @property
+    def text(self) -> str:
+        """The answer; of a run that was stopped before it had one, what it had said last."""
+        return self.message.text if self.message is not None else ""
+
+    @property
+    def message(self) -> Message | None:
+        state = self.session.state
+        if state.final_response is not None:
+            return state.final_response
+        said = [message for message in state.current_response if message.role == "assistant"]
+        return said[-1] if said else None
+
+    @property
+    def usage(self) -> Usage:
+        return self.session.state.usage
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        return self.session.state.stop_reason
+
+    @property
+    def value(self) -> Any:
+        """The answer in the form that was asked for, where one was."""
+        return final_value(self.session.state)
+
+    @property
+    def pending_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls that wait for a person's approval."""
+        execution = self.session.state.execution
+        return execution.pending_calls if execution else ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Chunk(str):
+    """A piece of an answer's text. The last one of a stream is empty, and has the whole reply."""
+
+    __slots__ = ("reply", "restarts")
+    reply: Reply | None
+    restarts: bool
+    """True where the model has begun its answer anew: what came since the last step is void."""
+
+    def __new__(cls, text: str = "", *, reply: Reply | None = None, restarts: bool = False) -> Self:
+        chunk = super().__new__(cls, text)
+        chunk.reply = reply
+        chunk.restarts = restarts
+        return chunk

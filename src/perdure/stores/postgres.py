@@ -1,0 +1,337 @@
+"""Sessions in a PostgreSQL database, which any number of processes on any number of machines may share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self, Unpack
+
+from perdure import codec
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionNotFound, StoreError
+from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId, now
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, SessionInfoList
+from perdure.model.transcript import LogRef
+from perdure.protocols import (
+    NOTHING_WRITTEN,
+    Appended,
+    ArchivedSession,
+    Claim,
+    Entry,
+    Filters,
+    JournalEntry,
+    Key,
+    RunOnRecord,
+    SearchHit,
+    SessionQuery,
+    StoredAt,
+)
+
+try:
+    import psycopg_pool as psycopg_pool
+except ImportError:
+    raise ConfigurationError(
+        "PostgresStore needs psycopg and its pool. Install them: pip install 'perdure[postgres]'."
+    ) from None
+
+from perdure.stores import postgres_archive as archive
+from perdure.stores import postgres_erasure as erasure
+from perdure.stores import postgres_journal as journal
+from perdure.stores import postgres_reads as reads
+from perdure.stores import postgres_redaction as redaction
+from perdure.stores import postgres_search as search
+from perdure.stores.live import LRU, Live
+from perdure.stores.postgres_changes import Append, Change, Keep, Take
+from perdure.stores.postgres_events import Listener
+from perdure.stores.postgres_link import Link
+from perdure.stores.postgres_rows import given_time
+from perdure.stores.postgres_schema import check_schema, migrate
+from perdure.stores.postgres_writer import Writer
+from perdure.stores.redaction import Request
+from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand
+from perdure.stores.search import Query
+from perdure.stores.sqlite_jobs import page_start
+from perdure.stores.sqlite_tables import LAST, prepare_batch, prepare_entries
+
+
+class PostgresStore:
+    """Keeps sessions in PostgreSQL: one statement a save, and one for all the saves of a process that wait together.
+
+    `schema` keeps tenants apart within a database, and is created if there is none. `pool` is the most connections
+    that are held; `cache` is how many sessions are kept at hand, each checked against the database at every load.
+    """
+
+    def __init__(self, dsn: str, *, schema: str = "perdure", pool: int = 8, cache: int = 128) -> None:
+        if not isinstance(dsn, str) or not dsn.strip():
+            raise InvalidData("$.dsn", "a PostgresStore needs the address of a database, as postgresql://host/name")
+        if pool < 1:
+            raise InvalidData("$.pool", f"a pool holds at least one connection, not {pool}")
+        self._dsn = dsn
+        self._schema = check_schema(schema)
+        self._pool = pool
+        self._live: LRU[str, Live] = LRU(cache)
+        self._definitions: LRU[str, AgentDefinition] = LRU(256)
+        self._open: _Open | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._open is not None:
+            raise StoreError("This store is open already.")
+        await migrate(self._dsn, self._schema)
+        link = Link(self._dsn, self._schema, self._pool)
+        try:
+            await link.open()
+            origin = str((await link.row("SELECT uid FROM meta"))[0])
+        except BaseException:
+            await link.close()
+            raise
+        self._open = _Open(link, origin, Writer(link, self._finish))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            self._live.clear()
+            await opened.close()
+
+    @property
+    def _db(self) -> _Open:
+        if self._open is None:
+            raise StoreError("This store is not open. Use it inside `async with PostgresStore(dsn) as store:`.")
+        self._open.link.check()
+        return self._open
+
+    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
+        if session.version != 0:
+            raise InvalidData(
+                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
+            )
+        origin = self._db.origin
+        placement = Placement(session, origin, written)
+        return await self._keep(Keep(session, placement, now(), origin=origin, is_new=True))
+
+    async def save(
+        self,
+        session: AgentSession,
+        *,
+        claim: Claim | None = None,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> AgentSession:
+        origin = self._db.origin
+        change = Keep(
+            session,
+            Placement(session, origin, written),
+            now(),
+            origin=origin,
+            live=self._known(session),
+            claim=claim,
+            batch=prepare_batch(entries),
+            taken=taken,
+            key=key,
+        )
+        return await self._keep(change)
+
+    def _known(self, session: AgentSession) -> Live | None:
+        """What is cached of a session, if it is of the version to be replaced: only then has nothing changed since."""
+        live = self._live.get(session.id)
+        return live if live is not None and live.session.version == session.version else None
+
+    async def _keep(self, change: Keep) -> AgentSession:
+        live: Live = await self._db.writer.make(change)
+        if not live.at_hand:
+            with suppress(CorruptRecord):  # it is saved all the same
+                return await self.load(live.session.id, live.session.version) or live.session
+        return live.session
+
+    def _finish(self, change: Change, result: Any) -> Any:
+        """Called by the writer with what came of a change, whether or not its caller still waits."""
+        if not isinstance(change, Keep):
+            return result
+        session = consolidate(result.session)
+        kept = Live(session, result.erasures, result.hashes, result.refs, is_at_hand(session))
+        if self._open is not None:
+            self._live.keep(session.id, kept)
+        return kept
+
+    async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
+        key = SessionId(session_id)
+        self._db.link.check()
+        if version is not None and not 0 < version <= LAST:
+            return None
+        try:
+            return await self._load(key, version, self._live.recall(key))
+        except CorruptRecord:  # an erasure between two statements looks like damage; damage is there the next time too
+            self._live.pop(key, None)
+            return await self._load(key, version, None)
+
+    async def _load(self, key: SessionId, version: int | None, live: Live | None) -> AgentSession | None:
+        link = self._db.link
+        known = reads.Known()
+        if live is not None and version in (None, live.session.version):
+            known = reads.Known(live.session.version, live.erasures, live.at_hand)
+        shelf = Shelf(self._db.origin, live.session if live is not None else None)
+        loaded = await reads.load(link, key, version, known, shelf, cold=live is None)
+        if loaded is None:
+            self._live.pop(key, None)
+            return None
+        if loaded.head is None:
+            assert live is not None
+            return live.session
+        if live is not None and live.erasures != loaded.erasures:
+            return await self._load(key, version, None)  # what was at hand may be of what has been erased
+        session = loaded.head.session(loaded.values, shelf.span, self._definitions.recall(loaded.head.head.definition))
+        self._definitions.keep(loaded.head.head.definition, session.definition)
+        if version is None:
+            self._db.writer.note(key, loaded.place)
+            self._live.keep(key, Live(session, loaded.erasures, frozenset(loaded.values)))
+        return session
+
+    async def exists(self, session_id: str) -> bool:
+        return await self._db.link.row("SELECT 1 FROM session WHERE id = %s", (str(SessionId(session_id)),)) is not None
+
+    async def delete(self, session_id: str) -> None:
+        key = SessionId(session_id)
+        self._db.writer.forget(key)
+        self._live.pop(key, None)
+        self._definitions.clear()
+        await erasure.delete(self._db.link, key)
+
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        request = Request.of(session_id, message_ids, replacement)
+        self._forget_all()
+        job = partial(redaction.redact, request=request, at=now(), time=given_time())
+        try:
+            return await self._db.link.whole(job)
+        finally:
+            self._forget_all()
+
+    async def gc(self) -> int:
+        self._forget_all()
+        return await self._db.link.whole(redaction.gc)
+
+    def _forget_all(self) -> None:
+        """What is at hand may be of what is about to be erased."""
+        self._live.clear()
+        self._definitions.clear()
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        query = SessionQuery.of(filters)
+        page_start(query.after)
+        return await reads.list_sessions(self._db.link, query)
+
+    async def search(
+        self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
+    ) -> Sequence[SearchHit]:
+        return await search.search(self._db.link, Query.of(text, owner, session_id, limit))
+
+    async def claim(
+        self,
+        session_id: str,
+        *,
+        version: int,
+        owner: str,
+        lease: float = 30.0,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+    ) -> tuple[Claim, Appended]:
+        asked = Claim(SessionId(session_id), 0, version, owner, lease)
+        change = Take(asked, self._db.origin, _encoded(messages), prepare_batch(entries))
+        taken: tuple[Claim, Appended] = await self._db.writer.make(change)
+        return taken
+
+    async def heartbeat(self, claim: Claim) -> None:
+        await journal.heartbeat(self._db.link, claim)
+
+    async def release(self, claim: Claim) -> None:
+        await journal.release(self._db.link, claim)
+
+    async def append(
+        self,
+        claim: Claim,
+        *,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        log: str = "",
+        taken: int = 0,
+    ) -> Appended:
+        batch = prepare_batch(entries)
+        change = Append(claim, self._db.origin, _encoded(messages), batch, taken=taken, branch=log)
+        appended: Appended = await self._db.writer.make(change)
+        return appended
+
+    async def read(
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        last: int | None = None,
+        run: str | None = None,
+        inbox: bool = False,
+    ) -> Sequence[JournalEntry]:
+        key = SessionId(session_id)
+        if inbox:
+            return await journal.read_inbox(self._db.link, key, after, limit)
+        return await journal.read_record(self._db.link, key, after, limit, last, run)
+
+    async def changed(self, session_id: str, after: int, most: float) -> None:
+        await self._db.listener.changed(SessionId(session_id), after, most)
+
+    async def runs(
+        self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
+    ) -> Sequence[RunOnRecord]:
+        return await journal.runs(self._db.link, SessionId(session_id), self._db.origin, limit, before, run)
+
+    async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        return await journal.log_of(self._db.link, SessionId(session_id), name, self._db.origin)
+
+    async def lapsed(self) -> Sequence[SessionId]:
+        return await journal.lapsed(self._db.link)
+
+    async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
+        if log.origin != self._db.origin:
+            raise SessionNotFound(f"log {log.key}")
+        return await reads.read_log(self._db.link, int(log.key), start, stop)
+
+    async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        return await journal.find_key(self._db.link, SessionId(session_id), name)
+
+    async def is_claimed(self, session_id: str) -> bool:
+        return await journal.is_claimed(self._db.link, SessionId(session_id))
+
+    async def post(self, session_id: str, entry: Entry) -> int:
+        ((given, body),) = prepare_entries([entry])
+        return await journal.post(self._db.link, SessionId(session_id), given, body)
+
+    async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        key, origin, at = SessionId(session_id), self._db.origin, given_time()
+        job = partial(archive.dump, session_id=key, origin=origin, at=at, alone=alone)
+        return await self._db.link.whole(job, snapshot=True)
+
+    async def restore(self, archived: ArchivedSession) -> bool:
+        job = partial(archive.restore, archived=archived, origin=self._db.origin, at=given_time())
+        return await self._db.link.whole(job)
+
+
+class _Open:
+    """An open store: its connections, and the tasks that write and listen."""
+
+    def __init__(self, link: Link, origin: str, writer: Writer) -> None:
+        self.link = link
+        self.origin = origin
+        self.writer = writer
+        self.listener = Listener(link)
+
+    async def close(self) -> None:
+        await self.writer.close()
+        self.link.closed = True
+        await self.listener.close()
+        await self.link.close()
+
+
+def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:
+    return [(message.id, codec.encode_message(message)) for message in messages]

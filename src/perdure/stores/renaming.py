@@ -1,0 +1,133 @@
+"""A head with other names for its logs, made without reading a message: what moves between stores is not rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData
+from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionState
+from perdure.model.session import AgentSessionInfo
+from perdure.model.state import AgentState
+from perdure.stores.rows import INLINE, PREFIX, StoredHead, Values, hash_of
+
+Rename = Callable[[int | str, int, int], int | str]
+"""Given a stretch of a log, the log's other name."""
+_IN_ORDER = ("prefix", "transcript", "metadata", "system_prompt", "response_format", "execution")
+_BY_HASH = ("op", "parts", "hashed")
+
+
+class OpenHead:
+    """A stored head and the values that it names by hash."""
+
+    def __init__(self, raw: bytes, session_id: str, version: int, value_of: Callable[[str], bytes]) -> None:
+        self._where = (session_id, f"head {version}")
+        stored = StoredHead(raw, session_id, version)
+        self.info: AgentSessionInfo = stored.head.info
+        self._plain: dict[str, Any] = codec.decode_plain(raw)
+        self._definition = value_of(stored.head.definition)
+        self._parts = {name: bytes(part) for name, part in stored.head.parts.items()}
+        self._parts |= {name: value_of(key) for name, key in stored.head.hashed.items()}
+
+    def renamed(self, rename: Rename) -> tuple[bytes, Values]:
+        """The same head over logs of other names, and the values that it names then."""
+        with _damage(*self._where):
+            return self._renamed(rename)
+
+    def _renamed(self, rename: Rename) -> tuple[bytes, Values]:
+        values = {hash_of(self._definition): self._definition}
+        parts: dict[str, msgspec.Raw] = {}
+        hashed: dict[str, str] = {}
+        renamed = {**self._parts, **self._renamed_parts(rename)}
+        for name in (*_IN_ORDER, *(each for each in self._parts if each not in _IN_ORDER)):
+            raw = renamed.get(name)
+            if raw is None:
+                continue
+            if len(raw) > INLINE and name != "transcript":
+                hashed[name] = hash_of(raw)
+                values[hashed[name]] = raw
+            else:
+                parts[name] = msgspec.Raw(raw)
+        head = {name: item for name, item in self._plain.items() if name not in _BY_HASH}
+        head |= {"op": "", **({"parts": parts} if parts else {}), **({"hashed": hashed} if hashed else {})}
+        return codec.join(head), values
+
+    def _renamed_parts(self, rename: Rename) -> dict[str, bytes | None]:
+        pieces = _view(self._pieces(), rename)
+        kept = len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0
+        made: dict[str, bytes | None] = {
+            "prefix": msgspec.json.encode(pieces[:kept]) if kept else None,
+            "transcript": msgspec.json.encode(pieces[kept:]) if pieces[kept:] else None,
+        }
+        if "execution" in self._parts:
+            execution = codec.decode_plain(self._parts["execution"])
+            for step in _steps(execution):
+                for name in ("input_messages", "output_messages"):
+                    if name in step:
+                        step[name] = _view(step[name], rename)
+            made["execution"] = msgspec.json.encode(execution)
+        return made
+
+    def _pieces(self) -> list[Any]:
+        return [
+            piece for name in ("prefix", "transcript") for piece in codec.decode_plain(self._parts.get(name, b"[]"))
+        ]
+
+    def check(self, span_of: codec.SpanOf, definitions: dict[str, AgentDefinition]) -> None:
+        """Raise CorruptRecord unless all of it can be read. Definitions that are known are not read again."""
+        with _damage(*self._where):
+            key = self._plain["definition"]
+            if key not in definitions:
+                definitions[key] = codec.decode(AgentDefinition, self._definition)
+            codec.decode(AgentState, msgspec.json.encode(self._plain["state"]), span_of)
+            codec.load_pieces(self._pieces(), span_of)
+            if "execution" in self._parts:
+                codec.decode(ExecutionState, self._parts["execution"], span_of)
+            for name in ("metadata", "system_prompt", "response_format"):
+                codec.decode_plain(self._parts.get(name, b"null"))
+
+
+@contextmanager
+def _damage(session_id: str, where: str) -> Iterator[None]:
+    """What goes wrong with the data of a head means that the head is damaged."""
+    try:
+        yield
+    except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+
+
+def _steps(execution: Any) -> Iterator[Any]:
+    for done in execution.get("step_executions", ()):
+        yield done["step"]
+    if execution.get("current_step"):
+        yield execution["current_step"]
+
+
+def _view(pieces: Iterable[Any], rename: Rename) -> list[Any]:
+    """The pieces of a transcript. Neighbours in one log are one, so that a head has one form wherever it has been."""
+    joined: list[Any] = []
+    for piece in _renamed_pieces(pieces, rename):
+        last = joined[-1] if joined else None
+        if isinstance(piece, list) and isinstance(last, list) and last[0] == piece[0] and last[2] == piece[1]:
+            last[2] = piece[2]
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _renamed_pieces(pieces: Iterable[Any], rename: Rename) -> list[Any]:
+    return [_renamed_piece(piece, rename) for piece in pieces]
+
+
+def _renamed_piece(piece: Any, rename: Rename) -> Any:
+    """Blocks within a block stand flat among what it covers, so that this goes no deeper than two levels."""
+    if not isinstance(piece, dict):
+        log, start, stop = piece
+        return [rename(log, start, stop), start, stop]
+    inside = {name: _renamed_pieces(piece[name], rename) for name in ("covered", "shown") if name in piece}
+    return {**piece, **inside}

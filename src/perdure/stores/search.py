@@ -1,0 +1,257 @@
+"""Searching messages: what a query asks for, which words a message has, how hits are ranked and shown.
+
+Every store reads queries and words in the same way, so that all find the same. Words are folded: no case, no accents.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from heapq import nlargest
+from math import log
+from typing import Any, NamedTuple
+
+from perdure.errors import InvalidData
+from perdure.model.ids import SessionId
+from perdure.model.message import Media, Message, Text, ToolCall, ToolResult
+from perdure.model.session import AgentSessionInfo, SessionStatus
+from perdure.model.value import brief
+from perdure.protocols import SearchHit
+
+MOST_RANKED = 10_000
+_MOST_HITS = 1_000
+# Nobody means more than this, and a query as long as a book would hold everybody up.
+_MOST_TERMS = 32
+_MOST_WORDS = 32
+_LONGEST_QUERY = 4_000
+# Scripts written without spaces: each letter is a word, so that any piece of a text can be found.
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])[^\W_][\u0300-\u036f]*)+")
+_TERM = re.compile(r'"(?P<quoted>[^"]*)"(?P<stem>\*?)|(?P<plain>[^\s"]+|")')
+_BEFORE, _AROUND = 50, 200
+
+
+class Term(NamedTuple):
+    """Words that have to stand together; of the last only the beginning, if it is a `prefix`."""
+
+    words: tuple[str, ...]
+    prefix: bool = False
+
+
+class Query(NamedTuple):
+    """A search, checked. Without terms it asks for nothing that can be found."""
+
+    terms: tuple[Term, ...]
+    owner: str | None
+    session_id: str | None
+    limit: int
+
+    @classmethod
+    def of(cls, text: str, owner: str | None, session_id: str | None, limit: int) -> Query:
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidData("$.text", f"give some words to search for; got {brief(text)}")
+        if owner is not None and not isinstance(owner, str):
+            raise InvalidData("$.owner", f"expected a text, got {type(owner).__name__}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_HITS:
+            raise InvalidData("$.limit", f"a search gives 1 to {_MOST_HITS} messages, not {brief(limit)}")
+        return cls(_terms(text), owner, None if session_id is None else SessionId(session_id), limit)
+
+
+def _terms(text: str) -> tuple[Term, ...]:
+    found: dict[Term, None] = {}
+    for match in _TERM.finditer(text[:_LONGEST_QUERY]):
+        said = match["plain"] if match["quoted"] is None else match["quoted"]
+        words = tuple(words_of(said))[:_MOST_WORDS]
+        if words:
+            is_stem = bool(match["stem"]) if match["quoted"] is not None else said.endswith("*")
+            found[Term(words, is_stem)] = None
+    return tuple(found)[:_MOST_TERMS]
+
+
+def text_of(message: Message) -> str:
+    """What of a message can be searched: its text, what tools were asked and what they answered."""
+    return "\n".join(filter(None, map(_text_of_part, message.parts)))
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, Text | ToolResult):
+        return part.text
+    if isinstance(part, ToolCall):
+        return " ".join((part.name, *_leaves(part.arguments)))
+    return (part.name or "") if isinstance(part, Media) else ""
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield str(key)
+            yield from _leaves(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+    elif value is not None:
+        yield str(value)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, folded, in order."""
+    if text.isascii():
+        return _ASCII_WORD.findall(text.lower())
+    return [_folded(match[0]) for match in _WORD.finditer(text)]
+
+
+_ASCII_WORD = re.compile(r"[a-z0-9]+")
+
+
+def _folded(word: str) -> str:
+    if word.isascii():
+        return word.lower()
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", word).casefold())
+    return "".join(letter for letter in plain if not unicodedata.combining(letter)) or word
+
+
+class Place(NamedTuple):
+    """A message where it stands, and the session that it is said to be of."""
+
+    session_id: str
+    message: Message
+    position: int
+
+
+class Lent(NamedTuple):
+    """A stretch of a log that a session other than its owner shows."""
+
+    start: int
+    stop: int
+    info: AgentSessionInfo
+
+
+def attributed(
+    owner: AgentSessionInfo | None, messages: Iterable[tuple[int, Message]], lent: Sequence[Lent], query: Query
+) -> Iterator[Place]:
+    """Messages of one log as those of its owner; if that one is gone or hidden, of the first who still shows them."""
+    if owner is not None and owner.status is not SessionStatus.DELETED:
+        if _is_asked_for(owner, query):
+            yield from (Place(owner.id, message, position) for position, message in messages)
+        return
+    asked = [each for each in lent if each.info.status is not SessionStatus.DELETED and _is_asked_for(each.info, query)]
+    for position, message in messages if asked else ():
+        for each in asked:
+            if each.start <= position < each.stop:
+                yield Place(each.info.id, message, position)
+                break
+
+
+def _is_asked_for(info: AgentSessionInfo, query: Query) -> bool:
+    return query.owner in (None, info.owner) and query.session_id in (None, info.id)
+
+
+def rank(places: Iterable[Place], query: Query) -> list[SearchHit]:
+    """The best of all messages, by looking at each of them: for stores without an index."""
+    if not query.terms:
+        return []
+    counted: list[tuple[Place, list[int], int]] = []
+    total = length = 0
+    for place in places:
+        words = words_of(text_of(place.message))
+        total, length = total + 1, length + len(words)
+        counts = [_count(words, term) for term in query.terms]
+        if all(counts):
+            counted.append((place, counts, len(words)))
+    newest = nlargest(MOST_RANKED, counted, key=lambda each: _age(each[0]))
+    weights = [weight(total, sum(1 for _, counts, _ in newest if counts[at])) for at in range(len(query.terms))]
+    mean = length / total if total else 1.0
+    scored = [(score(weights, counts, size, mean), place) for place, counts, size in newest]
+    best = nlargest(query.limit, scored, key=lambda each: (each[0], _age(each[1])))
+    return [hit for value, place in best if (hit := show(place, query.terms, value))]
+
+
+def _age(place: Place) -> tuple[str, int]:
+    """Greater for newer messages: perdure's own ids are in the order of time."""
+    return place.message.id if created_at(place.message.id) else "", place.position
+
+
+def _count(words: Sequence[str], term: Term) -> int:
+    return sum(1 for _ in _places_of(words, term))
+
+
+def _places_of(words: Sequence[str], term: Term) -> Iterator[int]:
+    size = len(term.words)
+    for at in range(len(words) - size + 1):
+        if _matches(words, at, term):
+            yield at
+
+
+def _matches(words: Sequence[str], at: int, term: Term) -> bool:
+    last = at + len(term.words) - 1
+    ends = words[last].startswith(term.words[-1]) if term.prefix else words[last] == term.words[-1]
+    return ends and all(words[at + place] == word for place, word in enumerate(term.words[:-1]))
+
+
+def weight(total: int, having: int) -> float:
+    """What a term says of a message that has it: the rarer, the more."""
+    return log(1.0 + (max(total - having, 0) + 0.5) / (having + 0.5))
+
+
+def score(weights: Sequence[float], counts: Sequence[int], length: int, mean: float) -> float:
+    """BM25: what its terms say of a message, each the more often it has them and the shorter it is."""
+    damping = 1.2 * (0.25 + 0.75 * length / mean)
+    return sum(each * count * 2.2 / (count + damping) for each, count in zip(weights, counts, strict=True))
+
+
+def show(place: Place, terms: Sequence[Term], value: float) -> SearchHit | None:
+    """The hit that a message is; None if it has not all the terms after all."""
+    text = text_of(place.message)
+    spans = _spans(text, terms)
+    if not spans:
+        return None
+    start, stop = _window(text, spans[0][0])
+    snippet = ("…" if start else "") + text[start:stop] + ("…" if stop < len(text) else "")
+    shift = start - (1 if start else 0)
+    inside = tuple((low - shift, high - shift) for low, high in spans if low >= start and high <= stop)
+    message = place.message
+    made = created_at(message.id)
+    return SearchHit(
+        SessionId(place.session_id), message.id, message.role, snippet, inside, round(value, 6), place.position, made
+    )
+
+
+def _spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
+    """Where in a text the words stand that terms ask for; nothing unless all terms are there."""
+    found = [(match.span(), _folded(match[0])) for match in _WORD.finditer(text)]
+    words = [word for _, word in found]
+    hit: set[int] = set()
+    for term in terms:
+        places = list(_places_of(words, term))
+        if not places:
+            return []
+        hit.update(at + step for at in places for step in range(len(term.words)))
+    return [found[at][0] for at in sorted(hit)]
+
+
+def _window(text: str, first: int) -> tuple[int, int]:
+    """The piece of a text around a place, cut between words where that is near."""
+    start = max(0, first - _BEFORE)
+    if start:
+        space = text.find(" ", start, first)
+        start = start if space < 0 else space + 1
+    stop = min(len(text), start + _AROUND)
+    if stop < len(text):
+        space = text.rfind(" ", first + 1, stop)
+        stop = stop if space < first + _BEFORE else space
+    return start, stop
+
+
+def created_at(message_id: str) -> datetime | None:
+    """The time in an id of version 7."""
+    try:
+        found = uuid.UUID(message_id)
+    except ValueError:
+        return None
+    try:
+        return datetime.fromtimestamp((found.int >> 80) / 1000, UTC) if found.version == 7 else None
+    except (ValueError, OverflowError):  # a year that no calendar of Python's has
+        return None

@@ -1,0 +1,482 @@
+"""The search index of a SQLite store: a file of its own beside the store, which lags behind and catches up when asked.
+
+A save knows nothing of it. A search first reads the messages that were committed since the last one: rowids are in
+the order of commits. The index holds words and no texts, and can be made anew at any time. What is erased from the
+store is erased here too; the store's count of erasures, noted here, tells when somebody was killed in between.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import blake2b
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+
+from perdure import codec
+from perdure.errors import InvalidData, StoreError
+from perdure.protocols import SearchHit
+from perdure.stores.rows import checksum
+from perdure.stores.search import MOST_RANKED, Place, Query, Term, show, text_of, weight, words_of
+from perdure.stores.sqlite_schema import connect, exclusively
+from perdure.stores.sqlite_scrub import scrub
+from perdure.stores.sqlite_tables import first_row, meta, rows_of
+from perdure.stores.worker import Worker, as_store_error
+
+T = TypeVar("T")
+
+_APPLICATION_ID = 0x70657273  # "pers"
+_FORMAT = 1
+"""Raised whenever words are read from messages in another way: what was indexed before is then indexed anew."""
+_CHUNK = 2_000
+_PATIENCE = 2.0
+_MOST_LOGS = 200
+_SCHEMA = """
+    CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE place (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, owner TEXT) STRICT;
+    CREATE VIRTUAL TABLE message USING fts5(text, place, content='', tokenize='unicode61');
+    INSERT INTO message(message, rank) VALUES ('secure-delete', 1);
+"""
+
+
+class Changed(NamedTuple):
+    """A message that was erased, or that has another text now."""
+
+    rowid: int
+    log: int
+    old: bytes
+    new: bytes | None = None
+
+
+UNKNOWN = -1
+"""Stands for a count of erasures where it is not known what has been erased: the index is then made anew."""
+
+
+class Erased(NamedTuple):
+    """What one erasure has changed: the count of erasures before and after it, and the last rowid that it has left."""
+
+    before: int
+    after: int
+    newest: int
+    changed: Sequence[Changed]
+
+    def counted_up_to(self, count: int) -> Erased:
+        """The same after its traces have been removed, which counts as one; unknown, if others came between."""
+        return self._replace(before=self.before if count == self.after + 1 else UNKNOWN, after=count)
+
+
+class SearchThread:
+    """A thread that searches, started when it is first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._index = SearchIndex(path)
+        self._starting = threading.Lock()
+        self._worker: Worker | None = None
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        return await self._run(partial(self._index.search, query=query))
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether there is an index from which something may have to be erased."""
+        return self._index.path.exists()
+
+    async def erase(self, erased: Erased) -> None:
+        """Erase from the index what has been erased from the store, which counts its erasures up to `after` now."""
+        if self.is_indexed:
+            await self._run(partial(self._index.erase, erased=erased))
+
+    async def _run(self, job: Callable[[apsw.Connection], T]) -> T:
+        with self._starting:
+            if self._worker is None:
+                self._worker = Worker(f"perdure search {self._path.name}", partial(connect, self._path, reader=True))
+        result: T = await self._worker.run(job, alone=True)
+        return result
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            await self._worker.run(lambda _: self._index.close(), alone=True)
+            await self._worker.close()
+
+
+class SearchIndex:
+    """The index, for the use of one thread. Every method is given a reading connection to the store."""
+
+    def __init__(self, main: Path) -> None:
+        self.path = main.with_name(main.name + "-search")
+        self._open: _IndexFile | None = None
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def search(self, db: apsw.Connection, query: Query) -> list[SearchHit]:
+        if not query.terms:
+            return []
+        return self._surely(lambda index: _search(index, db, query))
+
+    def erase(self, db: apsw.Connection, erased: Erased) -> None:
+        self._surely(lambda index: _erase(index, db, erased))
+        self.close()
+        _leave_no_trace(self.path)
+
+    def _surely(self, job: Callable[[_IndexFile], T]) -> T:
+        """Do something with the index; with a new one, if the one there is damaged or has been removed."""
+        try:
+            return job(self._opened())
+        except (apsw.CorruptError, apsw.NotADBError, _Gone):
+            self.close()
+            self.path.unlink(missing_ok=True)
+            self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+        try:
+            return job(self._opened())
+        except apsw.Error as error:
+            raise as_store_error(error) from None
+
+    def _opened(self) -> _IndexFile:
+        if self._open is not None and not self._open.is_in_place():
+            self.close()
+        if self._open is None:
+            self._open = _IndexFile(self.path)
+        return self._open
+
+
+class _Gone(Exception):
+    """What was noted in the index is not there any more."""
+
+
+class _IndexFile:
+    """The open file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = _connected(path)
+        try:
+            found = os.stat(path, follow_symlinks=False)
+            self._identity = (found.st_dev, found.st_ino)
+            _prepare(self.db, path)
+            self.scorer = _Scorer(self.db)
+        except BaseException:
+            self.db.close()
+            raise
+
+    def is_in_place(self) -> bool:
+        """Whether it is still this file that has the name; another process may have made the index anew."""
+        try:
+            found = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return self._identity == (found.st_dev, found.st_ino)
+
+    def close(self) -> None:
+        self.db.close()
+
+    def note(self, key: str) -> Any:
+        found = first_row(self.db, "SELECT value FROM note WHERE key = ?", (key,))
+        return None if found is None else found[0]
+
+    def take_note(self, **values: Any) -> None:
+        self.db.executemany("INSERT OR REPLACE INTO note VALUES (?, ?)", list(values.items()))
+
+    def clear(self, uid: str, erasures: int) -> None:
+        """Forget everything. `secure_delete` overwrites it."""
+        self.db.execute("INSERT INTO message(message) VALUES ('delete-all')")
+        self.db.execute("DELETE FROM place")
+        self.take_note(uid=uid, erasures=erasures, cursor=0)
+
+
+def _connected(path: Path) -> apsw.Connection:
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW)
+    db.set_busy_timeout(10_000)
+    # Without a write-ahead log: what has been erased must not stand there until the last reader goes.
+    db.execute("PRAGMA journal_mode = delete").fetchall()
+    db.execute("PRAGMA secure_delete = 1").fetchall()
+    db.execute("PRAGMA synchronous = 1").fetchall()
+    db.execute("PRAGMA cache_size = -65536").fetchall()
+    return db
+
+
+def _prepare(db: apsw.Connection, path: Path) -> None:
+    """Create the tables, unless they are there."""
+    if (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT):
+        return
+    with exclusively(db):
+        if (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT):
+            return
+        if db.pragma("application_id") == _APPLICATION_ID:
+            raise _Gone  # another release's: it is removed and made anew
+        if db.pragma("application_id") or db.execute("SELECT 1 FROM sqlite_schema").fetchall():
+            raise StoreError(f"{path} is not a search index of perdure's. Move it away; the index goes there.")
+        db.execute(_SCHEMA).fetchall()
+        db.pragma("user_version", _FORMAT)
+        db.pragma("application_id", _APPLICATION_ID)
+
+
+@contextmanager
+def _snapshot(db: apsw.Connection) -> Iterator[None]:
+    """One state of the store for all that is read."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _catch_up(index: _IndexFile, db: apsw.Connection) -> None:
+    """Index what has been committed since; begin anew if an erasure has not been carried out here."""
+    deadline = time.monotonic() + _PATIENCE
+    while not _is_current(index, db):
+        with exclusively(index.db), _snapshot(db):
+            uid, erasures = meta(db, "uid"), meta(db, "erasures")
+            is_ours = index.note("uid") == uid
+            if is_ours and index.note("erasures") == erasures:
+                _index_some(index, db)
+                continue
+            if not is_ours or time.monotonic() > deadline:
+                index.clear(uid, erasures)
+                continue
+        time.sleep(0.02)  # whoever has erased something from the store is about to erase it here
+
+
+def _is_current(index: _IndexFile, db: apsw.Connection) -> bool:
+    noted = tuple(map(index.note, ("uid", "erasures", "cursor")))
+    found: Any = first_row(
+        db,
+        "SELECT (SELECT value FROM meta WHERE key = 'uid'), (SELECT value FROM meta WHERE key = 'erasures'),"
+        " (SELECT coalesce(max(rowid), 0) FROM msg)",
+    )
+    return bool(noted[:2] == found[:2] and noted[2] >= found[2])
+
+
+_OWNER = """
+    SELECT coalesce(
+        (SELECT owner FROM log JOIN session USING (sid) WHERE log.log = ?1),
+        (SELECT owner FROM ref JOIN session ON session.sid = ref.child WHERE ref.log = ?1 AND owner IS NOT NULL
+            ORDER BY child LIMIT 1))
+"""
+
+
+def _index_some(index: _IndexFile, db: apsw.Connection) -> None:
+    rows = rows_of(
+        db,
+        "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?",
+        (index.note("cursor"), _CHUNK),
+    )
+    if not rows:
+        return
+    for log, group in groupby(rows, key=itemgetter(1)):
+        (owner,) = first_row(db, _OWNER, (log,))
+        places = _tokens(log, owner)
+        held = [(rowid, _words(body, log, pos, crc)) for rowid, _, pos, crc, body in group]
+        index.db.executemany("INSERT INTO place VALUES (?, ?, ?)", [(rowid, log, owner) for rowid, _ in held])
+        index.db.executemany(
+            "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)",
+            [(rowid, words, places) for rowid, words in held],
+        )
+    index.take_note(cursor=rows[-1][0])
+
+
+def _words(body: bytes, *row: int) -> str:
+    """The words of a message, folded; none if its row is damaged, which a load reports."""
+    if row and (type(body) is not bytes or checksum(body, *row[:2]) != row[2]):
+        return ""
+    try:
+        return " ".join(words_of(text_of(codec.decode_message(body))))
+    except InvalidData:
+        return ""
+
+
+def _tokens(log: int, owner: str | None) -> str:
+    """Words that stand for a message's log and its owner, so that a search can be narrowed to them."""
+    return f"l{log}" if owner is None else f"l{log} {_owner_token(owner)}"
+
+
+def _owner_token(owner: str) -> str:
+    return "o" + blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+class _Scorer:
+    """BM25, row by row. FTS5's own first counts all that has each word, which for a common one takes far too long.
+
+    It runs ten thousand times for a query: hence no more steps than it takes, and the formula of `search.score` again.
+    """
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._others = 0
+        self._flat = self._slope = 0.0
+        self._weights: list[tuple[int, float]] = []
+        db.register_fts5_function("begin_scoring", self._begin)
+        db.register_fts5_function("score_one", self._one)
+        db.register_fts5_function("score_many", self._many)
+
+    def function_for(self, having: Sequence[int], others: int) -> str:
+        """The SQL function for a query whose terms so many messages have, and which has other phrases besides."""
+        self._others = others
+        self._weights = [(at, float(number)) for at, number in enumerate(having)]
+        return "score_one" if len(having) == 1 else "score_many"
+
+    def _begin(self, api: Any, *_: Any) -> int:
+        """Look at the whole index; to be called once for each query, before any row is scored."""
+        total = max(api.row_count, 1)
+        mean = max(api.column_total_size(0) / total, 1.0)
+        self._flat, self._slope = 1.2 * 0.25, 1.2 * 0.75 / mean
+        self._weights = [(at, 2.2 * weight(total, int(number))) for at, number in self._weights]
+        return 0
+
+    def _one(self, api: Any, *_: Any) -> float:
+        count: int = api.inst_count - self._others
+        length: int = api.column_size(0)
+        return self._weights[0][1] * count / (count + self._flat + self._slope * length)
+
+    def _many(self, api: Any, *_: Any) -> float:
+        damping = self._flat + self._slope * api.column_size(0)
+        total = 0.0
+        for at, each in self._weights:
+            count = len(api.phrase_locations(at)[0])
+            total += each * count / (count + damping)
+        return total
+
+
+def _search(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
+    _catch_up(index, db)
+    with _snapshot(db):
+        filters = _filters(db, query)
+        if filters is None:
+            return []
+        terms = [_phrase(term) for term in query.terms]
+        function = index.scorer.function_for([_how_many(index, each) for each in terms], len(filters))
+        match = " AND ".join((f"text : ({' AND '.join(terms)})", *filters))
+        rows_of(index.db, "SELECT begin_scoring(message) FROM message WHERE message MATCH ? LIMIT 1", (match,))
+        found = rows_of(
+            index.db,
+            f"SELECT {function}(message), rowid FROM message WHERE message MATCH ? ORDER BY rowid DESC LIMIT ?",
+            (match, MOST_RANKED),
+        )
+        found.sort(key=itemgetter(0), reverse=True)  # which leaves equals as they came, the newest first
+        return _best(db, found, query)
+
+
+def _phrase(term: Term) -> str:
+    # Words are letters and digits only, but a quotation mark too many would make syntax of somebody's text.
+    words = " ".join(term.words).replace('"', "")
+    return f'"{words}" *' if term.prefix else f'"{words}"'
+
+
+def _how_many(index: _IndexFile, phrase: str) -> int:
+    """How many messages have a term, up to as many as are ever ranked."""
+    counted = "SELECT count(*) FROM (SELECT 1 FROM message WHERE message MATCH ? LIMIT ?)"
+    (number,) = first_row(index.db, counted, (f"text : {phrase}", MOST_RANKED))
+    return int(number)
+
+
+_GONE = "NOT EXISTS (SELECT 1 FROM log JOIN session USING (sid) WHERE log.log = ref.log AND status <> 'deleted')"
+
+
+def _filters(db: apsw.Connection, query: Query) -> list[str] | None:
+    """Further conditions on a match; None if nothing can meet them."""
+    filters: list[str] = []
+    if query.owner is not None:
+        filters.append(f"place : {_owner_token(query.owner)}")
+    if query.session_id is not None:
+        logs = rows_of(
+            db,
+            "SELECT log.log FROM log JOIN session USING (sid) WHERE session.id = ?1 UNION SELECT ref.log"
+            f" FROM ref JOIN session ON session.sid = ref.child WHERE session.id = ?1 AND {_GONE}",
+            (str(query.session_id),),
+        )
+        if not logs:
+            return None
+        if len(logs) <= _MOST_LOGS:
+            filters.append(f"place : ({' OR '.join(f'l{log}' for (log,) in logs)})")
+    return filters
+
+
+def _best(db: apsw.Connection, ranked: Sequence[tuple[float, int]], query: Query) -> list[SearchHit]:
+    """The first of the ranked messages that are there and may be shown."""
+    hits: list[SearchHit] = []
+    owners: dict[int, Any] = {}
+    for value, rowid in ranked:
+        row = first_row(db, "SELECT log, pos, crc, body FROM msg WHERE rowid = ?", (rowid,))
+        session_id = None if row is None else _attributed(db, owners, row[0], row[1], query)
+        if session_id is None or checksum(row[3], *row[:2]) != row[2]:
+            continue
+        with suppress(InvalidData):
+            hit = show(Place(session_id, codec.decode_message(row[3]), row[1]), query.terms, value)
+            if hit is not None:
+                hits.append(hit)
+        if len(hits) == query.limit:
+            break
+    return hits
+
+
+_SHOWN_BY = """
+    SELECT id, owner FROM ref JOIN session ON session.sid = ref.child
+    WHERE ref.log = ?1 AND start <= ?2 AND stop > ?2 AND status <> 'deleted'
+        AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR id = ?4) ORDER BY sid LIMIT 1
+"""
+
+
+def _attributed(db: apsw.Connection, owners: dict[int, Any], log: int, pos: int, query: Query) -> str | None:
+    """The session that a message is said to be of, if that is one that was asked for."""
+    if log not in owners:
+        of_log = "SELECT id, owner FROM log JOIN session USING (sid) WHERE log.log = ? AND status <> 'deleted'"
+        owners[log] = first_row(db, of_log, (log,))
+    found = owners[log] or first_row(db, _SHOWN_BY, (log, pos, query.owner, query.session_id))
+    if found is None or query.owner not in (None, found[1]) or query.session_id not in (None, found[0]):
+        return None
+    return str(found[0])
+
+
+def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
+    """Take out the words of what has been erased; all words, if others have erased something too meanwhile."""
+    with exclusively(index.db), _snapshot(db):
+        uid, erasures = meta(db, "uid"), meta(db, "erasures")
+        noted = (index.note("uid"), index.note("erasures"))
+        if noted != (uid, erased.before) or erasures != erased.after:
+            index.clear(uid, erasures)
+            return
+        cursor = index.note("cursor")
+        for each in erased.changed:
+            if each.rowid <= cursor:
+                _exchange(index, each)
+        index.take_note(erasures=erasures, cursor=min(cursor, erased.newest))
+
+
+def _exchange(index: _IndexFile, changed: Changed) -> None:
+    row = first_row(index.db, "SELECT log, owner FROM place WHERE id = ?", (changed.rowid,))
+    if row is None or row[0] != changed.log:
+        raise _Gone
+    tokens = _tokens(*row)
+    index.db.execute(
+        "INSERT INTO message(message, rowid, text, place) VALUES ('delete', ?, ?, ?)",
+        (changed.rowid, _words(changed.old), tokens),
+    )
+    if changed.new is None:
+        index.db.execute("DELETE FROM place WHERE id = ?", (changed.rowid,))
+    else:
+        index.db.execute(
+            "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)", (changed.rowid, _words(changed.new), tokens)
+        )
+
+
+def _leave_no_trace(path: Path) -> None:
+    """Overwrite what SQLite has left in the unused parts of pages."""
+    db = _connected(path)
+    try:
+        with exclusively(db):
+            scrub(db, path)
+            db.execute("UPDATE note SET value = value WHERE key = 'cursor'")
+    finally:
+        db.close()

@@ -1,0 +1,81 @@
+"""Stores by their URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
+
+from perdure.errors import ConfigurationError
+from perdure.protocols import SessionStore
+
+_FORMS = (
+    "memory://, file://directory, sqlite:///file.db (sqlite:////absolute/file.db) or postgresql://user@host/database"
+)
+
+
+def store_of(url: str | SessionStore, *, cache: int = 128) -> SessionStore:
+    """The store that a URL names, not opened yet; a store is given back as it is."""
+    if isinstance(url, SessionStore):
+        return url
+    if not isinstance(url, str):
+        raise ConfigurationError(f"A store is named by a URL: {_FORMS}. This is a {type(url).__name__}.")
+    scheme, found, rest = url.partition("://")
+    if not found or scheme not in _OPENERS:
+        raise ConfigurationError(f"{_without_password(url)!r} names no store. Use {_FORMS}.")
+    return _OPENERS[scheme](url, rest, cache)
+
+
+def _memory(url: str, rest: str, cache: int) -> SessionStore:
+    from perdure.stores.memory import MemoryStore
+
+    if rest:
+        raise ConfigurationError(f"memory:// has nothing behind it; {rest!r} is too much.")
+    return MemoryStore()
+
+
+def _file(url: str, rest: str, cache: int) -> SessionStore:
+    from perdure.stores.file import FileStore
+
+    return FileStore(_path(url, rest))
+
+
+def _sqlite(url: str, rest: str, cache: int) -> SessionStore:
+    from perdure.stores.sqlite import SqliteStore
+
+    # As elsewhere, three slashes come before a path from here, and four before one from the root.
+    if not rest.startswith("/"):
+        raise ConfigurationError(f"{url!r} has no path. Use sqlite:///file.db, or sqlite:////absolute/file.db.")
+    return SqliteStore(_path(url, rest[1:]), cache=cache)
+
+
+def _path(url: str, rest: str) -> str:
+    path = unquote(rest)
+    if not path or "\0" in path:
+        raise ConfigurationError(f"{url!r} has no path. Use {_FORMS}.")
+    return path
+
+
+def _postgres(url: str, rest: str, cache: int) -> SessionStore:
+    try:
+        from perdure.stores.postgres import PostgresStore
+    except ImportError:
+        raise ConfigurationError("PostgreSQL needs psycopg: pip install 'perdure[postgres]'.") from None
+    return PostgresStore(url, cache=cache)
+
+
+_OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {
+    "memory": _memory,
+    "file": _file,
+    "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+}
+
+
+def _without_password(url: str) -> str:
+    """A URL that can be shown: it may hold a password, however it is spelt wrong."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return url.partition("://")[0] + "://…"
+    return url.replace(f":{password}@", ":…@") if password else url

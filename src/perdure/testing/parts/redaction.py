@@ -1,0 +1,309 @@
+"""Redaction and clearing up: content goes for good, and all else stays readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perdure.errors import InvalidData, SessionBusy, SessionConflict, SessionNotFound
+from perdure.model.execution import ExecutionStatus
+from perdure.model.ids import now
+from perdure.model.message import Message, Opaque, Thinking, ToolCall
+from perdure.model.session import AgentSession
+from perdure.model.step import AgentStep, ToolExecution
+from perdure.model.value import ErrorRecord
+from perdure.protocols import Entry, Erasure
+from perdure.testing.samples import fork, new_session, note, say, show, tell, texts
+from perdure.testing.scene import Contract, in_directory, in_store, refused
+
+SECRET = "hunter2-4111-1111"
+
+
+async def everything(store: Any, *session_ids: str) -> str:
+    """All that a store tells of sessions: every version with what it covers, their logs, records and inboxes."""
+    told: list[Any] = []
+    for session_id in session_ids:
+        newest = await store.load(session_id)
+        for version in range(1, newest.version + 1):
+            session = await store.load(session_id, version)
+            told += [repr(session.info), repr(session.state.metadata), session.state.task]
+            told += [repr(session.state.execution), list(session.state.messages)]
+            told += [await store.messages(*stretch) for stretch in _stretches(session)]
+        log, end = await store.log_of(session_id)
+        told.append(await store.messages(log, 0, end))
+        told += [await store.read(session_id), await store.read(session_id, inbox=True)]
+        told += [await store.runs(session_id)]
+    return str(msgspec.json.encode(told, enc_hook=str))
+
+
+def _stretches(session: AgentSession) -> list[Any]:
+    found = []
+    for block in session.state.transcript.blocks():
+        for span in (*block.covered, *block.shown):
+            if hasattr(span, "tape"):
+                found.append((span.tape.ref, span.start, span.stop))
+    return found
+
+
+def run_with_secret(session: AgentSession) -> AgentSession:
+    """The session after a run in which everything that can hold a secret does."""
+    call = ToolCall("pay", {"card": SECRET, "cents": 7}, id="call-1")
+    failed = ToolCall("pay", {"card": SECRET, "again": True}, id="call-2")
+    said = [
+        Message.assistant(Thinking(f"The card is {SECRET}", "signature"), f"I pay with {SECRET}.", tool_calls=[call]),
+        Message.tool("call-1", {"receipt": SECRET, "lines": [SECRET] * 30}),
+    ]
+    done = ToolExecution(call, now(), now(), result={"receipt": SECRET, "lines": [SECRET] * 30})
+    broken = ToolExecution(failed, now(), now(), error=ErrorRecord("ValueError", f"bad card {SECRET}", f"at {SECRET}"))
+    step = AgentStep.of(said, input=session.state.transcript, tool_executions=[done, broken])
+    state = session.state.with_execution_started().with_current_step(step).with_current_step_completed()
+    assert state.execution is not None
+    wrong = state.execution.with_error(ErrorRecord("DriverError", f"refused: …{SECRET[:12]}", None))
+    return session.with_state(state.with_execution(wrong.ended(ExecutionStatus.FAILED)))
+
+
+def entries_with_secret(user: Message, session: AgentSession) -> list[Entry]:
+    """What a run may have put on record of it."""
+    run = session.state.execution
+    assert run is not None
+    loop = run.execution_id
+    call = {"type": "tool_call", "name": "pay", "arguments": {"card": SECRET}, "id": "call-1"}
+    error = {"type": "ValueError", "message": f"bad {SECRET}", "traceback": f"at {SECRET}"}
+    at = "2026-01-01T00:00:00Z"
+    asked, answered = session.state.messages[-2:]
+    return [
+        Entry("agent_start", {"agent_id": "a", "seq": 1, "at": at}, loop),
+        Entry("message_end", {"seq": 2, "at": at, "message": {"role": "user", "id": user.id}}, loop),
+        Entry("input_rejected", {"seq": 3, "at": at, "reason": f"it says {SECRET[:9]}"}, loop),
+        Entry("message_end", {"seq": 4, "at": at, "message": {"role": "user", "id": asked.id}}, loop),
+        Entry("tool_execution_start", {"seq": 5, "at": at, "call": call, "step_id": "s"}, loop),
+        Entry(
+            "tool_execution_end",
+            {
+                "seq": 6,
+                "at": at,
+                "execution": {"call": call, "started_at": at, "result": {"receipt": SECRET}, "error": error},
+                "step_id": "s",
+            },
+            loop,
+        ),
+        Entry("message_end", {"seq": 7, "at": at, "message": {"role": "user", "id": answered.id}}, loop),
+        Entry(
+            "agent_end",
+            {"seq": 8, "at": at, "status": "failed", "errors": [error], "rejection": f"it says {SECRET[:9]}"},
+            loop,
+        ),
+    ]
+
+
+class Redaction(Contract):
+    """The contract of `perdure.protocols.Erasure`."""
+
+    @in_store
+    async def test_content_is_replaced_in_every_version_and_fork(self, store: Any) -> None:
+        """The message keeps its id, role and place; all who show it show the replacement."""
+        assert issubclass(type(store), Erasure)
+        session = await store.create(new_session("hello", f"the code is {SECRET}", "thanks"))
+        child = await store.create(say(fork(session), "more"))
+        later = await store.save(say(session, "bye"))
+        secret = session.state.messages[1]
+        assert await store.redact(session.id, [secret.id]) == 1
+        assert texts(await store.load(later.id)) == ["hello", "[redacted]", "thanks", "bye"]
+        assert texts(await store.load(session.id, 1)) == ["hello", "[redacted]", "thanks"]
+        assert texts(await store.load(child.id)) == ["hello", "[redacted]", "thanks", "more"]
+        replaced = (await store.load(session.id, 1)).state.messages[1]
+        assert (replaced.id, replaced.role, replaced.metadata["redacted"]) == (secret.id, secret.role, True)
+        assert SECRET not in await everything(store, session.id, child.id)
+        assert await store.redact(session.id, [secret.id]) == 0
+
+    @in_store
+    async def test_a_fork_redacts_what_its_parent_said(self, store: Any) -> None:
+        """A message belongs to all who show it; the parent has it replaced too."""
+        parent = await store.create(new_session(f"code {SECRET}", "ok"))
+        child = await store.create(say(fork(parent), f"again {SECRET}"))
+        sibling = await store.create(fork(parent))
+        ids = [message.id for message in child.state.messages if SECRET in message.text]
+        assert await store.redact(child.id, ids, replacement="(gone)") == 2
+        assert texts(await store.load(parent.id)) == ["(gone)", "ok"]
+        assert texts(await store.load(sibling.id)) == ["(gone)", "ok"]
+        assert texts(await store.load(child.id)) == ["(gone)", "ok", "(gone)"]
+        await store.delete(parent.id)
+        assert texts(await store.load(child.id)) == ["(gone)", "ok", "(gone)"]
+        assert SECRET not in await everything(store, child.id, sibling.id)
+
+    @in_store
+    async def test_what_an_erased_parent_has_left_can_be_redacted(self, store: Any) -> None:
+        """The remainder of a log is one like any other."""
+        parent = await store.create(new_session(f"code {SECRET}", "ok"))
+        child = await store.create(fork(parent))
+        await store.delete(parent.id)
+        assert await store.redact(child.id, [parent.state.messages[0].id]) == 1
+        assert texts(await store.load(child.id)) == ["[redacted]", "ok"]
+
+    @in_store
+    async def test_summaries_that_cover_it_go_too(self, store: Any) -> None:
+        """Nested ones as well, and those of forks; what they cover can still be shown again."""
+        session = await store.create(new_session("one", SECRET, "three", "four"))
+        secret = session.state.messages[1]
+        view = session.state.transcript.cover(0, 2, [Message.assistant(f"sum of {SECRET[:10]}")], by="test")
+        session = await store.save(show(session, view))
+        view = session.state.transcript.cover(0, 2, [Message.assistant(f"summed again: {SECRET[:10]}")], by="test")
+        child = await store.create(show(fork(session), view))
+        other = session.state.transcript.cover(1, 3, [Message.assistant("harmless")], by="test")
+        session = await store.save(show(session, other))
+        assert await store.redact(session.id, [secret.id]) == 1
+        assert texts(await store.load(session.id)) == ["[redacted]", "harmless"]
+        loaded = await store.load(child.id)
+        assert texts(loaded) == ["[redacted]", "four"]
+        assert loaded.state.messages[0].metadata["redacted"] is True
+        assert SECRET[:10] not in await everything(store, session.id, child.id)
+        child = await store.save(show(loaded, loaded.state.transcript.uncover()))
+        child = await store.save(show(child, child.state.transcript.uncover()))
+        assert texts(await store.load(child.id)) == ["one", "[redacted]", "three", "four"]
+
+    @in_store
+    async def test_runs_tell_nothing_of_it(self, store: Any) -> None:
+        """Arguments, results, thoughts, errors and rejections go from steps, record and inbox; names and ids stay."""
+        session = await store.create(new_session())
+        user = Message.user(f"Pay with {SECRET}", metadata={"channel": "web", "raw": f"Pay with {SECRET}"})
+        ran = run_with_secret(tell(session, user))
+        ran = note(ran, "last", f"Pay with {SECRET}")
+        claim, appended = await store.claim(session.id, version=1, owner="me", messages=[user])
+        await store.post(session.id, Entry("steer", {"messages": [user.to_dict()], "key": None}))
+        entries = entries_with_secret(user, ran)
+        saved = await store.save(ran, claim=claim, written=appended.written, entries=entries, taken=1)
+        child = await store.create(fork(saved))
+        assert await store.redact(saved.id, [message.id for message in saved.state.messages]) == 3
+        told = await everything(store, saved.id, child.id)
+        assert SECRET not in told
+        assert SECRET[:9] not in told
+        loaded = await store.load(saved.id)
+        asked, paid, receipt = loaded.state.messages
+        assert (asked.text, asked.metadata["channel"]) == ("[redacted]", "web")
+        (call,) = paid.tool_calls
+        assert (call.id, call.name) == ("call-1", "pay")
+        assert receipt.tool_results[0].call_id == "call-1"
+        execution = loaded.state.execution
+        assert [error.type for error in execution.all_errors] == ["DriverError", "ValueError"]
+        assert [each.call.name for each in execution.steps[0].tool_executions] == ["pay", "pay"]
+
+    @in_store
+    async def test_parts_of_every_kind_are_replaced(self, store: Any) -> None:
+        """What is left is one text, and the calls."""
+        message = Message.assistant("", Thinking(SECRET), Opaque("acme", {"x": SECRET}), f"so {SECRET}")
+        session = await store.create(tell(new_session(), message))
+        assert await store.redact(session.id, [message.id], replacement="…") == 1
+        loaded = await store.load(session.id)
+        assert [part.text for part in loaded.state.messages[0].parts] == ["…"]
+
+    @in_store
+    async def test_it_is_told_on_record_without_the_content(self, store: Any) -> None:
+        """Every session concerned has an entry with the ids, and its version moves: stale ones cannot be saved."""
+        session = await store.create(new_session(SECRET, "two"))
+        child = await store.create(fork(session))
+        message_id = session.state.messages[0].id
+        await store.redact(session.id, [message_id])
+        for each in (session, child):
+            (entry,) = await store.read(each.id)
+            assert (entry.kind, entry.run, entry.body["message_ids"]) == ("redacted", None, [message_id])
+            with refused(SessionConflict):
+                await store.save(say(each, "from before"))
+            loaded = await store.load(each.id)
+            assert loaded.version == each.version + 1
+            await store.save(say(loaded, "goes on"))
+        assert SECRET not in await everything(store, session.id, child.id)
+
+    @in_store
+    async def test_an_unknown_message_is_refused_and_nothing_changed(self, store: Any) -> None:
+        """The error names it. Nor is another session's message this one's."""
+        session = await store.create(new_session(SECRET))
+        other = await store.create(new_session("other"))
+        known, foreign = session.state.messages[0].id, other.state.messages[0].id
+        for unknown in ("nobody", foreign):
+            with refused(InvalidData) as refusal:
+                await store.redact(session.id, [known, unknown])
+            assert unknown in str(refusal.error)
+        for wrong in (known, None, [7]):
+            with refused(InvalidData):
+                await store.redact(session.id, wrong)
+        with refused(InvalidData):
+            await store.redact(session.id, [known], replacement="")
+        with refused(SessionNotFound):
+            await store.redact("unknown", [known])
+        assert await store.load(session.id) == session
+        assert await store.read(session.id) == []
+        assert await store.redact(session.id, []) == 0
+
+    @in_store
+    async def test_a_session_that_is_run_is_left_alone(self, store: Any) -> None:
+        """Nor is anything replaced that a fork shows while that one is run."""
+        session = await store.create(new_session(SECRET))
+        child = await store.create(fork(session))
+        claim, _ = await store.claim(child.id, version=1, owner="me")
+        for each in (child, session):
+            with refused(SessionBusy):
+                await store.redact(each.id, [session.state.messages[0].id])
+        assert await store.load(session.id) == session
+        await store.release(claim)
+        assert await store.redact(child.id, [session.state.messages[0].id]) == 1
+
+    @in_store
+    async def test_an_interrupted_run_can_still_go_on(self, store: Any) -> None:
+        """A session that waits to be recovered is redacted too, and its version stays: the run set out from it."""
+        session = await store.create(new_session(SECRET))
+        await store.claim(session.id, version=1, owner="me", lease=0.0, messages=[Message.user(f"again {SECRET}")])
+        log, end = await store.log_of(session.id)
+        ids = [message.id for message in await store.messages(log, 0, end)]
+        assert await store.redact(session.id, ids) == 2
+        assert (await store.load(session.id)).version == 1
+        assert await store.lapsed() == [session.id]
+        assert SECRET not in await everything(store, session.id)
+
+    @in_store
+    async def test_a_copy_that_a_fork_has_of_its_own_goes_too(self, store: Any) -> None:
+        """A fork that shows a message again, in its own log, has that one replaced as well."""
+        parent = await store.create(new_session(SECRET, "two"))
+        child = await store.create(fork(parent))
+        child = await store.save(tell(child, *parent.state.messages[:1]))
+        await store.redact(parent.id, [parent.state.messages[0].id])
+        assert SECRET not in await everything(store, parent.id, child.id)
+
+    @in_store
+    async def test_what_is_redacted_is_found_no_more(self, store: Any) -> None:
+        """Its words leave the index; what was put in their place can be found."""
+        session = await store.create(new_session("one raspberry", "two"))
+        assert len(await store.search("raspberry")) == 1
+        await store.redact(session.id, [session.state.messages[0].id], replacement="[withheld]")
+        assert await store.search("raspberry") == []
+        assert [hit.session_id for hit in await store.search("withheld")] == [session.id]
+
+    @in_store
+    async def test_there_is_nothing_to_clear_up(self, store: Any) -> None:
+        """Deleting leaves nothing behind that nobody shows."""
+        assert await store.gc() == 0
+        parent = await store.create(new_session("one", "two"))
+        child = await store.create(fork(parent))
+        await store.delete(parent.id)
+        assert await store.gc() == 0
+        assert texts(await store.load(child.id)) == ["one", "two"]
+        await store.delete(child.id)
+        assert await store.gc() == 0
+
+    @in_directory
+    async def test_other_instances_show_the_replacement_at_once(self, where: Path) -> None:
+        """An instance that had the session at hand does not show the content any more."""
+        if not self.shared:
+            return
+        async with self.open_store(where) as first, self.open_store(where) as second:
+            session = await first.create(new_session(f"code {SECRET}", "two"))
+            child = await second.create(fork(session))
+            assert await second.load(session.id) == session
+            await first.redact(child.id, [session.state.messages[0].id])
+            for store in (second, first):
+                assert texts(await store.load(session.id)) == ["[redacted]", "two"]
+                assert texts(await store.load(session.id, 1)) == ["[redacted]", "two"]
+                assert texts(await store.load(child.id)) == ["[redacted]", "two"]
+            saved = await second.save(say(await second.load(session.id), "three"))
+            assert texts(await first.load(saved.id)) == ["[redacted]", "two", "three"]

@@ -1,0 +1,246 @@
+"""Stages that pass their results on, each in a session; a workflow that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from inspect import isawaitable
+from itertools import count
+
+import msgspec
+
+from perdure.actions.definition import ChangeDefinition
+from perdure.errors import ConfigurationError, InvalidData, SessionConflict, SessionNotActive
+from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionStatus
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSession
+from perdure.model.stop import StopReason
+from perdure.model.value import brief
+from perdure.sessions.face import Sessions
+from perdure.sessions.reply import Reply
+
+Results = Mapping[str, str]
+"""What stages have come to, by their names; and under `input`, what the workflow was given."""
+Prompt = str | Callable[[Results], str | Awaitable[str]]
+
+
+class Stage:
+    """One agent's part in a workflow.
+
+    `prompt` is what the agent is told: a text in which `{input}` and `{name}` stand for the input and for another
+    stage's result, or a function of the results; by default it is told what the stages before have come to.
+    `after` names these; by default it is the stage before. Stages that name the same `session` share a transcript;
+    without one, a stage has a session of its own, under an id that is the same in every process. `fork_from` is a
+    session, or a stage, from whose session the stage's own branches off first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        agent: AgentDefinition | None = None,
+        prompt: Prompt | None = None,
+        session: str | None = None,
+        after: Iterable[str] | None = None,
+        fork_from: str | None = None,
+    ) -> None:
+        self.name = SessionId(name)
+        if agent is not None and not isinstance(agent, AgentDefinition):
+            raise InvalidData("$.agent", f"expected an AgentDefinition, got {type(agent).__name__}")
+        if prompt is not None and not isinstance(prompt, str) and not callable(prompt):
+            raise InvalidData("$.prompt", f"expected a text or a function of the results, got {type(prompt).__name__}")
+        if isinstance(after, str):
+            raise InvalidData("$.after", f"expected a list of stages' names; write after=[{after!r}]")
+        self.agent = agent
+        self.prompt = prompt
+        self.session = None if session is None else SessionId(session)
+        self.after = None if after is None else tuple(after)
+        self.fork_from = fork_from
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.name}>"
+
+
+class WorkflowResult(msgspec.Struct, frozen=True):
+    """What a workflow came to: the last stage's answer, and every stage's reply by its name."""
+
+    replies: Mapping[str, Reply]
+
+    @property
+    def text(self) -> str:
+        return list(self.replies.values())[-1].text
+
+    def __getitem__(self, stage: str) -> Reply:
+        return self.replies[stage]
+
+
+class Workflow:
+    """Stages in order, or as a graph. The id names one run of it: running it again goes on where that one stopped.
+
+    A stage that has been answered is not run again, in any process: its message carries a key that the store keeps.
+    """
+
+    def __init__(self, id: str, stages: Sequence[Stage]) -> None:
+        self.id = SessionId(id)
+        self.stages = tuple(stages)
+        _check_names(self.stages)
+        self._after = {stage.name: self._dependencies(place) for place, stage in enumerate(self.stages)}
+        _check_order(self._after)
+
+    def _dependencies(self, place: int) -> tuple[str, ...]:
+        """The stages that have to be done before one: those it names, and the one before it in its session."""
+        stage, earlier = self.stages[place], self.stages[:place]
+        named = stage.after if stage.after is not None else tuple(each.name for each in earlier[-1:])
+        known = [each.name for each in self.stages]
+        for name in named:
+            if name not in known:
+                raise InvalidData("$.after", f"stage {stage.name!r} comes after {name!r}, and there is no such stage")
+        if stage.fork_from in known and stage.fork_from not in named:
+            named = (*named, stage.fork_from)
+        sharing = [each.name for each in earlier if self.session_of(each) == self.session_of(stage)]
+        return tuple(dict.fromkeys((*named, *sharing[-1:])))
+
+    def session_of(self, stage: Stage) -> SessionId:
+        """The id of a stage's session: the one it names, or one made of the workflow's id and its name."""
+        return stage.session or SessionId(f"{self.id}.{stage.name}")
+
+    async def run(self, sessions: Sessions, input: str) -> WorkflowResult:
+        """Run every stage that has not been answered yet; those that do not wait for each other run at once."""
+        if not isinstance(input, str):
+            raise InvalidData("$.input", f"expected a text, got {type(input).__name__}")
+        replies: dict[str, Reply] = {}
+        tasks: dict[str, asyncio.Task[None]] = {}
+
+        async def complete(stage: Stage) -> None:
+            for name in self._after[stage.name]:
+                await asyncio.shield(tasks[name])
+            results = {"input": input, **{name: reply.text for name, reply in replies.items()}}
+            replies[stage.name] = await self._answer(sessions, stage, results)
+
+        for stage in self.stages:
+            tasks[stage.name] = asyncio.ensure_future(complete(stage))
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        return WorkflowResult({stage.name: replies[stage.name] for stage in self.stages})
+
+    async def _answer(self, sessions: Sessions, stage: Stage, results: Results) -> Reply:
+        """A stage's reply: the one it has given before, or the one it comes to now."""
+        session_id = self.session_of(stage)
+        attempt = 1
+        if await sessions.exists(session_id):
+            await sessions.recover(session_id)
+            attempt, given = await self._given(sessions, stage, session_id)
+            if given is not None and callable(stage.prompt):
+                return given  # what it is told may be another text each time it is asked for
+            if given is None:
+                await self._hand_over(sessions, stage, session_id)
+        else:
+            await self._create(sessions, stage, session_id)
+        return await self._send(sessions, stage, session_id, attempt, results)
+
+    async def _send(
+        self, sessions: Sessions, stage: Stage, session_id: SessionId, attempt: int, results: Results
+    ) -> Reply:
+        try:
+            reply = await sessions.send(session_id, await self._told(stage, results), key=self._key(stage, attempt))
+        except InvalidData as error:
+            if error.path != "$.key":
+                raise
+            problem = f"workflow {self.id!r} has been run with another input; a new run needs a new id"
+            raise InvalidData("$.input", problem) from None
+        current = await sessions.session(session_id) if reply.pending_calls else reply.session
+        if _loop_of(current) == _loop_of(reply.session) and Reply(current).pending_calls:
+            raise SessionNotActive(session_id, current.status.value)
+        return reply if _loop_of(current) != _loop_of(reply.session) else Reply(current)
+
+    def _key(self, stage: Stage, attempt: int) -> str:
+        return f"workflow {self.id} stage {stage.name} attempt {attempt}"
+
+    async def _given(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> tuple[int, Reply | None]:
+        """The attempt that is next, or the last one and its reply. One that failed or was cancelled is taken back."""
+        journal = sessions.runtime.journal
+        if journal is None:
+            raise ConfigurationError("A workflow needs a store with a journal, to know which of its stages are done.")
+        for attempt in count(1):
+            found = await journal.find_key(session_id, self._key(stage, attempt))
+            if found is None:
+                return attempt, None
+            session = await sessions.session(session_id, found[1])
+            if not _is_given_up(session):
+                return attempt, Reply(session)
+            if await journal.find_key(session_id, self._key(stage, attempt + 1)) is None:
+                await sessions.rewind(session_id, found[1] - 1)
+        raise AssertionError("there is always a next attempt")
+
+    async def _create(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> None:
+        if stage.fork_from is None:
+            await sessions.open(session_id, stage.agent)
+            return
+        origin = next((self.session_of(each) for each in self.stages if each.name == stage.fork_from), None)
+        with suppress(SessionConflict):  # another process was quicker
+            await sessions.fork(origin or stage.fork_from, session_id)
+        await self._hand_over(sessions, stage, session_id)
+
+    async def _hand_over(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> None:
+        """Make the stage's agent the one who answers in its session."""
+        session = await sessions.session(session_id)
+        if stage.agent is not None and session.definition != stage.agent:
+            await sessions.execute(session_id, ChangeDefinition(stage.agent))
+
+    async def _told(self, stage: Stage, results: Results) -> str:
+        if callable(stage.prompt):
+            made = stage.prompt(results)
+            return await made if isawaitable(made) else made
+        if isinstance(stage.prompt, str):
+            return _filled(stage.prompt, results)
+        before = [results[name] for name in self._after[stage.name]]
+        return "\n\n".join(before) if before else results["input"]
+
+
+def _loop_of(session: AgentSession) -> str | None:
+    execution = session.state.execution
+    return execution.execution_id if execution else None
+
+
+def _is_given_up(session: AgentSession) -> bool:
+    """Whether a run ended without having done its work: it failed, or somebody has cancelled it."""
+    state = session.state
+    return state.status is ExecutionStatus.FAILED or state.stop_reason is StopReason.USER_REQUESTED
+
+
+def _filled(prompt: str, results: Results) -> str:
+    """A prompt with results in the place of their names. Braces in a result mean nothing."""
+    for name in sorted(results, key=len, reverse=True):
+        prompt = prompt.replace("{" + name + "}", f"\0{name}\0")
+    for name, text in results.items():
+        prompt = prompt.replace(f"\0{name}\0", text)
+    return prompt
+
+
+def _check_names(stages: Sequence[Stage]) -> None:
+    if not stages:
+        raise InvalidData("$.stages", "a workflow has at least one stage")
+    seen: set[str] = set()
+    for stage in stages:
+        if not isinstance(stage, Stage):
+            raise InvalidData("$.stages", f"expected a Stage, got {brief(stage)}")
+        if stage.name in seen or stage.name == "input":
+            raise InvalidData("$.stages", f"the name {stage.name!r} is taken; every stage has a name of its own")
+        seen.add(stage.name)
+
+
+def _check_order(after: Mapping[SessionId, Sequence[str]]) -> None:
+    """Raise InvalidData if stages wait for each other in a circle."""
+    done: set[str] = set()
+    while len(done) < len(after):
+        ready = {name for name, before in after.items() if name not in done and done.issuperset(before)}
+        if not ready:
+            stuck = ", ".join(sorted(after.keys() - done))
+            raise InvalidData("$.after", f"these stages wait for each other in a circle: {stuck}")
+        done |= ready

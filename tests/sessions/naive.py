@@ -1,0 +1,162 @@
+"""What a session is, told in plain lists: the model that the state machine holds every store against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from typing import Any
+
+
+class Cover:
+    """A compaction: some messages are shown in the place of what it covers."""
+
+    def __init__(self, covered: View, shown: Iterable[str], born: int) -> None:
+        self.covered = covered
+        self.shown = tuple(shown)
+        self.born = born
+
+
+View = tuple["str | Cover", ...]
+"""What a model is shown: ids of messages, and covers."""
+
+
+def shown(view: View) -> list[str]:
+    return [each for item in view for each in (item.shown if isinstance(item, Cover) else (item,))]
+
+
+def held(view: View) -> Iterator[str]:
+    """Every message that a view names, covered ones before what stands for them."""
+    for item in view:
+        if isinstance(item, Cover):
+            yield from held(item.covered)
+            yield from item.shown
+        else:
+            yield item
+
+
+def cut(view: View, start: int, stop: int) -> View:
+    """Messages `start` to `stop` of a view; a cover that the cut goes through is no cover any more."""
+    kept: list[str | Cover] = []
+    place = 0
+    for item in view:
+        ids = item.shown if isinstance(item, Cover) else (item,)
+        inside = [each for at, each in enumerate(ids, place) if start <= at < stop]
+        kept += [item] if len(inside) == len(ids) else inside
+        place += len(ids)
+    return tuple(kept)
+
+
+def covered(view: View, new: list[str], born: int) -> View:
+    """A view once a compaction has made it show other messages: the end that is the same stays outside."""
+    before = shown(view)
+    same = 0
+    while same < min(len(before) - 1, len(new)) and new[-1 - same] == before[-1 - same]:
+        same += 1
+    stop = _edge(view, len(before) - same)
+    outside = len(before) - stop
+    inner, outer = cut(view, 0, stop), cut(view, stop, len(before))
+    return (Cover(inner, new[: len(new) - outside], born), *outer)
+
+
+def _edge(view: View, place: int) -> int:
+    passed = 0
+    for item in view:
+        if passed >= place:
+            break
+        passed += len(item.shown) if isinstance(item, Cover) else 1
+    return passed
+
+
+def uncovered(view: View) -> View | None:
+    """A view without its newest cover; None if it has none."""
+    covers = [item for item in view if isinstance(item, Cover)]
+    if not covers:
+        return None
+    newest = max(covers, key=lambda cover: cover.born)
+    return tuple(each for item in view for each in (newest.covered if item is newest else (item,)))
+
+
+class NaiveSession:
+    """Its views by version, the views that undo goes back to, and all that was said."""
+
+    def __init__(self, session_id: str, view: View = (), said: Iterable[str] = (), parent: str | None = None) -> None:
+        self.id = session_id
+        self.parent = parent
+        self.versions: list[View] = [view]
+        self.steps: list[View] = [view]
+        self.said: list[str] = list(dict.fromkeys(said))
+        self.has_adopted = False
+
+    @property
+    def view(self) -> View:
+        return self.versions[-1]
+
+    def becomes(self, view: View, *new: str) -> None:
+        """The next version; what is new is said at the end."""
+        self.versions.append(view)
+        self.said += new
+        if view != self.steps[-1]:
+            self.steps.append(view)
+
+    def undo(self) -> bool:
+        if len(self.steps) == 1:
+            return False
+        self.steps.pop()
+        self.versions.append(self.steps[-1])
+        return True
+
+    def holds(self, message_id: str) -> bool:
+        """Whether a message is in its log, or in what any of its versions shows or covers."""
+        return message_id in self.said or any(message_id in held(view) for view in self.versions)
+
+    def twin(self) -> NaiveSession:
+        made = copy(self)
+        made.versions, made.steps, made.said = [*self.versions], [*self.steps], [*self.said]
+        return made
+
+
+class NaiveStore:
+    """Sessions by id, and what every message says, as plain data."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, NaiveSession] = {}
+        self.messages: dict[str, dict[str, Any]] = {}
+        self.words: dict[str, str] = {}
+        """A word that only this message has, by the message's id."""
+        self.redacted: set[str] = set()
+        self.changed: set[str] = set()
+        """What a redaction may have changed, and nobody has looked at since."""
+
+    def mark(self, message_id: str) -> str | None:
+        """The strategy that a message was made by; None if somebody said it."""
+        found: str | None = self.messages[message_id].get("metadata", {}).get("compaction")
+        return found
+
+    def unmarked(self, ids: Iterable[str]) -> list[str]:
+        return [each for each in ids if self.mark(each) is None]
+
+    def safe_cut(self, ids: list[str], at: int) -> int:
+        """The nearest place at or before `at` that parts no tool's result from its call."""
+        calls = {call: place for place, each in enumerate(ids) for call in self._parts(each, "tool_call", "id")}
+        results = [(call, place) for place, each in enumerate(ids) for call in self._parts(each, "tool_result", "call_id")]
+        pairs = [(calls[call], place) for call, place in results if calls.get(call, place) < place]
+        at = max(at, 0)
+        while any(call < at <= result for call, result in pairs):
+            at -= 1
+        return at
+
+    def _parts(self, message_id: str, kind: str, field: str) -> list[str]:
+        return [part[field] for part in self.messages[message_id]["parts"] if part["type"] == kind]
+
+    def forks(self, session_id: str) -> list[str]:
+        return [each.id for each in self.sessions.values() if each.parent == session_id]
+
+    def is_fork(self, branch: NaiveSession, session_id: str) -> bool:
+        parent = branch.parent
+        while parent is not None and parent != session_id:
+            parent = self.sessions[parent].parent if parent in self.sessions else None
+        return parent == session_id
+
+    def any_session(self, which: int, wanted: Callable[[NaiveSession], bool] = lambda _: True) -> NaiveSession | None:
+        found = [each for each in self.sessions.values() if wanted(each)]
+        return found[which % len(found)] if found else None

@@ -1,0 +1,226 @@
+"""Redaction and clearing up, looked at from beneath: no byte of a store tells what was replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from perdure import (
+    AgentDefinition,
+    CompactTranscript,
+    FileStore,
+    LoopFactory,
+    MemoryStore,
+    Message,
+    Redacted,
+    SendMessage,
+    SessionRuntime,
+    SqliteStore,
+    ToolCall,
+    tool,
+)
+from perdure.errors import InvalidData
+from perdure.stores import file_erasure
+from perdure.stores.file_document import encode_document
+from perdure.stores.file_folder import Folder
+from perdure.stores.packing import unpack
+from perdure.testing import ScriptedDriver
+from perdure.testing.samples import fork, new_session, say, texts
+
+SECRET = "hunter2-4111-1111"
+STORES: dict[str, Any] = {
+    "memory": lambda where: MemoryStore(),
+    "sqlite": lambda where: SqliteStore(where / "sessions.db"),
+    "file": lambda where: FileStore(where / "sessions"),
+}
+
+
+@tool
+def pay(card: str) -> str:
+    """Pay by card."""
+    if card.endswith("0"):
+        raise ValueError(f"the card {card} was refused")
+    return f"paid with {card}"
+
+
+def bytes_of(where: Path) -> bytes:
+    """Every byte of a store, and what its packed rows unpack to."""
+    found = [path.read_bytes() for path in where.rglob("*") if path.is_file()]
+    for path in where.rglob("sessions.db"):
+        db = apsw.Connection(str(path))
+        for (table,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+            for row in db.execute(f'SELECT * FROM "{table}"').fetchall():
+                found += [_unpacked(cell) if isinstance(cell, bytes) else str(cell).encode() for cell in row]
+        db.close()
+    return b"\n".join(found)
+
+
+def _unpacked(body: bytes) -> bytes:
+    try:
+        return unpack(body)
+    except InvalidData:
+        return body
+
+
+def remainders(where: Path) -> list[Path]:
+    """What is left of logs whose sessions are gone."""
+    return list(where.glob("*@*.jsonl"))
+
+
+@pytest.mark.parametrize("kind", STORES)
+async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
+    """A run with tools that failed and succeeded, a compaction and a fork: all is replaced, and all still reads."""
+    script: list[Any] = [
+        Message.assistant(f"I try {SECRET}.", tool_calls=[ToolCall("pay", {"card": SECRET + "0"}, id="c1")]),
+        Message.assistant("Once more.", tool_calls=[ToolCall("pay", {"card": SECRET}, id="c2")]),
+        f"It is paid with {SECRET}.",
+    ]
+    async with STORES[kind](tmp_path) as store:
+        runtime = SessionRuntime(store)
+        loops = LoopFactory(tools=[pay], driver=ScriptedDriver(script))
+        session = await runtime.create(AgentDefinition("payer"))
+        session = await runtime.execute(session.id, SendMessage(f"Pay with {SECRET}, please", loops))
+        assert [message.role for message in session.state.messages] == ["user", *["assistant", "tool"] * 2, "assistant"]
+        await store.search("pay")
+        ids = [message.id for message in session.state.messages]
+        compact = CompactTranscript(compact_strategy="truncate", keep_last=1)
+        session = await runtime.execute(session.id, compact)
+        child = await store.create(fork(session))
+        if kind != "memory":
+            assert SECRET.encode() in bytes_of(tmp_path)
+        assert await store.redact(session.id, ids) == 6
+        assert SECRET.encode() not in bytes_of(tmp_path)
+        for each in (session, child):
+            events = [event async for event in runtime.events(each.id)]
+            assert isinstance(events[-1], Redacted)
+            assert events[-1].message_ids == tuple(ids)
+            record = await runtime.record(each.id)
+            assert SECRET not in str([events, record, await store.load(each.id)])
+        loop = next(each for each in (await runtime.record(session.id)).loops)
+        assert SECRET not in str(await runtime.loop(session.id, loop.loop_id))
+        again = LoopFactory(driver=ScriptedDriver(["Fine."]))
+        session = await runtime.execute(session.id, SendMessage("And now?", again))
+        assert session.state.messages[-1].text == "Fine."
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+async def test_no_byte_of_a_redacted_message_is_left(tmp_path: Path, kind: str) -> None:
+    """Many messages of all sizes, one redacted after another."""
+    async with STORES[kind](tmp_path) as store:
+        secrets = [f"secret{number}" + f"-{number:x}payload" * (7**number) for number in range(5)]
+        session = await store.create(new_session(*(f"text {each}" for each in secrets)))
+        for number in range(20):
+            session = await store.save(say(session, f"filler {number} " * 20))
+        await store.search("filler")
+        for number, secret in enumerate(secrets):
+            await store.redact(session.id, [session.state.messages[number].id])
+            left = bytes_of(tmp_path)
+            assert secret.encode() not in left
+            assert f"secret{number}".encode() not in left
+
+
+async def test_a_torn_tail_that_was_set_aside_goes_too(tmp_path: Path) -> None:
+    """What killed writers have left may tell of anything."""
+    async with FileStore(tmp_path) as store:
+        session = await store.create(new_session(SECRET))
+        (tmp_path / f"{session.id}.torn-1").write_text(f"half a line with {SECRET}")
+        (tmp_path / f"{session.id}.json.tmp").write_text(f"half a document with {SECRET}")
+        await store.redact(session.id, [session.state.messages[0].id])
+        assert SECRET.encode() not in bytes_of(tmp_path)
+
+
+@pytest.mark.parametrize("survived", range(8))
+async def test_a_killed_redaction_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+) -> None:
+    """A file store may be killed between two files: every session still loads, and a repetition ends the work."""
+    async with FileStore(tmp_path) as store:
+        parent = await store.create(new_session(f"code {SECRET}", "ok"))
+        child = await store.create(say(fork(parent), f"echo: code {SECRET}"))
+        task = child.with_state(child.state.with_task(f"remember: code {SECRET}"))
+        child = await store.save(task)
+        left = survived
+
+        def dying(original: Any) -> Any:
+            def step(*given: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+                return original(*given)
+
+            return step
+
+        with monkeypatch.context() as killing:
+            killing.setattr(Folder, "replace", dying(Folder.replace))
+            killing.setattr(Folder, "remove", dying(Folder.remove))
+            killing.setattr("perdure.stores.file_redaction.encode_document", dying(encode_document))
+            killed = True
+            try:
+                await store.redact(child.id, [parent.state.messages[0].id])
+                killed = False
+            except KeyboardInterrupt:
+                pass
+    async with FileStore(tmp_path) as store:
+        for session_id in (parent.id, child.id):
+            assert await store.load(session_id) is not None
+        assert len(await store.list()) == 2
+        assert (await store.list()).damaged == ()
+        if killed:
+            await store.redact(child.id, [parent.state.messages[0].id])
+        await store.redact(child.id, [child.state.messages[2].id])
+        assert texts(await store.load(parent.id)) == ["[redacted]", "ok"]
+        assert SECRET.encode() not in bytes_of(tmp_path)
+
+
+async def test_gc_erases_what_nobody_shows_in_sqlite(tmp_path: Path) -> None:
+    """Rows of a log without a session go, but for those that somebody shows; values that nobody uses go as well."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        parent = await store.create(new_session("one", SECRET, "three"))
+        child = await store.create(fork(parent))
+        await store.search("one")
+        await store.delete(parent.id)
+        db = apsw.Connection(str(path))
+        db.execute("UPDATE ref SET stop = 1")
+        db.execute("INSERT INTO value (hash, body) VALUES ('x', ?)", (json.dumps(SECRET).encode(),))
+        db.close()
+        assert await store.gc() == 2
+        assert await store.gc() == 0
+        assert SECRET.encode() not in bytes_of(tmp_path)
+        assert [hit.session_id for hit in await store.search("one")] == [child.id]
+        assert await store.search("three") == []
+
+
+async def test_gc_erases_what_a_killed_deletion_has_left_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remainder that was not trimmed."""
+    async with FileStore(tmp_path) as store:
+        parent = await store.create(new_session("one", "two"))
+        child = await store.create(fork(parent))
+        await store.delete(parent.id)
+        with monkeypatch.context() as killing:
+            killing.setattr(file_erasure, "_trim_remainders", lambda *_: 0)
+            await store.delete(child.id)
+        assert len(remainders(tmp_path)) == 1
+        assert await store.gc() == 2
+        assert remainders(tmp_path) == []
+        assert await store.gc() == 0
+
+
+@pytest.mark.parametrize("kind", STORES)
+async def test_hidden_sessions_can_be_listed_for_a_purge(tmp_path: Path, kind: str) -> None:
+    """By status, and by how long they have not been touched."""
+    async with STORES[kind](tmp_path) as store:
+        hidden = await store.create(new_session("one"))
+        hidden = await store.save(hidden.deleted())
+        shown = await store.create(new_session("two"))
+        assert (await store.list(status="deleted")).all() == (hidden.info,)
+        before = shown.info.updated_at
+        assert (await store.list(status="deleted", updated_before=before)).all() == (hidden.info,)
+        assert (await store.list(updated_before=before)).all() == ()

@@ -1,0 +1,392 @@
+"""What the PostgreSQL store promises beyond the contracts: statements, schemas, plans, damage and live events."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests import postgres_server
+from tests.loop.scenes import loops_of
+
+from perdure import AgentDefinition, PostgresStore, SendMessage, SessionRuntime
+from perdure.errors import CorruptRecord, InvalidData, SessionBusy, SessionConflict, SessionNotFound, StoreError
+from perdure.model import ids
+from perdure.protocols import Entry, SessionQuery
+from perdure.stores import postgres_reads, postgres_writer
+from perdure.testing import ScriptedDriver
+from perdure.testing.samples import fork, new_session, note, say, texts
+
+OPENING = """
+import asyncio, sys
+from perdure import PostgresStore
+
+async def main() -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    async with PostgresStore(sys.argv[1], schema=sys.argv[2]) as store:
+        print(len(await store.list()), flush=True)
+
+asyncio.run(main())
+"""
+
+
+TABLES = (
+    "session",
+    "claimed",
+    "tag",
+    "log",
+    "msg",
+    "head",
+    "run",
+    "batch",
+    "inbox",
+    "key",
+    "value",
+    "uses",
+    "ref",
+    "word",
+)
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> str:
+    return postgres_server.schema_of(tmp_path)
+
+
+def store_in(schema: str, **options: Any) -> PostgresStore:
+    return PostgresStore(postgres_server.dsn(), schema=schema, **options)
+
+
+@asynccontextmanager
+async def sql(schema: str) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
+    """Statements beside the store's own, as an administrator would send them."""
+    async with await psycopg.AsyncConnection.connect(
+        postgres_server.dsn(), autocommit=True, options=f"-c search_path={schema}"
+    ) as connection:
+
+        async def execute(statement: str, *values: Any) -> list[Any]:
+            cursor = await connection.execute(statement.encode(), values or None)
+            return await cursor.fetchall() if cursor.description else []
+
+        yield execute
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The statements that go to the server within the block."""
+    sent: list[str] = []
+    execute = psycopg.AsyncConnection.execute
+
+    def counting(self: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(str(query))
+        return execute(self, query, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.AsyncConnection, "execute", counting)
+        yield sent
+
+
+async def test_a_save_and_a_load_are_one_statement_each(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save, an append, and the load of a short view, warm or cold, make one round trip."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        session = await store.save(say(await store.create(new_session("a", "b")), "c"))
+        with counted(monkeypatch) as sent:
+            session = await store.save(note(say(session, "d"), "long", "x" * 1000))
+        assert len(sent) == 1
+        with counted(monkeypatch) as sent:
+            assert await store.load(session.id) == session
+        assert len(sent) == 1
+        with counted(monkeypatch) as sent:
+            assert await other.load(session.id) == session
+        assert len(sent) == 1
+        with counted(monkeypatch) as sent:
+            claim, _ = await store.claim(session.id, version=session.version, owner="ann", entries=[Entry("start")])
+            await store.append(claim, entries=[Entry("on")])
+            await store.save(session, claim=claim, entries=[Entry("end")])
+        assert len(sent) == 3
+
+
+async def test_waiting_saves_go_out_together(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saves of many tasks are one statement, and one that is refused does not disturb the others."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        sessions = [await store.create(new_session(id=f"s{n}")) for n in range(20)]
+        await other.save(say(sessions[7], "another's"))
+        with counted(monkeypatch) as sent:
+            saves = [store.save(say(session, session.id)) for session in sessions]
+            outcomes = await asyncio.gather(*saves, return_exceptions=True)
+        assert len(sent) == 1
+        for n, outcome in enumerate(outcomes):
+            if n == 7:
+                assert isinstance(outcome, SessionConflict)
+            else:
+                assert (texts(outcome), outcome.version) == ([f"s{n}"], 2)
+                assert await other.load(f"s{n}") == outcome
+        assert texts(await store.load("s7")) == ["another's"]
+
+
+async def test_what_the_database_refuses_of_one_save_does_not_hit_the_others(schema: str) -> None:
+    """A batch in which one statement's row cannot be written is sent again one by one."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        sessions = [await store.create(new_session(id=f"s{n}")) for n in range(4)]
+        await execute("ALTER TABLE head ADD CONSTRAINT odd CHECK (version <> 2 OR sid <> (2))")
+        ((marked,),) = await execute("SELECT id FROM session WHERE sid = 2")
+        outcomes = await asyncio.gather(*(store.save(say(each, "x")) for each in sessions), return_exceptions=True)
+        refused = {str(each.id): outcome for each, outcome in zip(sessions, outcomes, strict=True)}
+        assert isinstance(refused.pop(marked), StoreError)
+        assert all(texts(outcome) == ["x"] for outcome in refused.values())
+        assert (await store.load(marked)).version == 1
+
+
+def test_eight_processes_start_at_once_on_an_empty_database(schema: str) -> None:
+    """The migrations are applied once, and everybody works."""
+    command = [sys.executable, "-c", OPENING, postgres_server.dsn(), schema]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(command, **pipes) for _ in range(8)]
+    for process in started:
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.communicate()[0] for process in started] == ["0\n"] * 8
+
+
+async def test_a_schema_of_a_newer_release_is_refused(schema: str) -> None:
+    """Nothing is touched, and the error says what to do."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        await store.create(new_session("a"))
+        await execute("UPDATE perdure_schema SET number = 99")
+        with pytest.raises(StoreError, match="Upgrade perdure"):
+            async with store_in(schema):
+                pass
+
+
+async def test_tenants_are_kept_apart_by_schema(schema: str) -> None:
+    """The same ids in two schemas of one database are different sessions."""
+    async with store_in(schema) as one, store_in(f"{schema}_b") as two:
+        await one.create(new_session("one's", id="same"))
+        assert await two.load("same") is None
+        await two.create(new_session("two's", id="same"))
+        assert texts(await one.load("same")) == ["one's"]
+        await two.delete("same")
+        assert await one.exists("same")
+    for odd in ("", "a-b", 'a"b', "x" * 60, "1a"):
+        with pytest.raises(InvalidData):
+            PostgresStore("postgresql://", schema=odd)
+
+
+async def test_a_server_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening fails with a StoreError, not with psycopg's."""
+    with pytest.raises(StoreError, match="Check the DSN"):
+        async with PostgresStore("postgresql:///nothing?host=/nowhere&connect_timeout=2"):
+            pass
+    with pytest.raises(InvalidData):
+        PostgresStore("")
+
+
+async def test_leases_go_by_the_clock_of_the_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose clock is an hour ahead takes nobody's claim away."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        claim, _ = await store.claim(session.id, version=1, owner="ann", lease=30)
+        ahead = ids._utc_now().replace(year=2099)
+        monkeypatch.setattr(time, "time", lambda: ahead.timestamp())
+        with pytest.raises(SessionBusy):
+            await store.claim(session.id, version=1, owner="ben")
+        assert await store.is_claimed(session.id)
+        await store.release(claim)
+        await store.claim(session.id, version=1, owner="ben", lease=0.05)
+        await asyncio.sleep(0.2)
+        assert not await store.is_claimed(session.id)
+
+
+DAMAGE = {
+    "msg": "UPDATE msg SET body = body || '\\x20'::bytea",
+    "moved": "UPDATE msg SET pos = pos + 9 WHERE pos = 1",
+    "lost": "DELETE FROM msg WHERE pos = 0",
+    "head": "UPDATE head SET body = body || '\\x20'::bytea WHERE version = 2",
+    "no head": "DELETE FROM head WHERE version = 2",
+    "value": "UPDATE value SET body = body || '\\x20'::bytea",
+    "no value": "DELETE FROM value",
+    "wanted": "UPDATE head SET wanted = '{999,0,1}', body = body || '\\x20'::bytea",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+async def test_damage_is_told(schema: str, kind: str) -> None:
+    """A row that has changed, moved or gone is a CorruptRecord, never another conversation."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.save(say(await store.create(new_session("a", "b")), "c"))
+        await execute(DAMAGE[kind])
+    async with store_in(schema) as store:
+        with pytest.raises(CorruptRecord):
+            await store.load(session.id)
+
+
+async def test_columns_that_only_help_are_not_trusted(schema: str) -> None:
+    """What a head's columns say again of its body may be missing or wrong; the body decides."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.create(new_session("a", "b"))
+        for help in ("wanted = NULL", "wanted = '{1,0,1}'", "wanted = '{}', hashes = '{}'"):
+            await execute(f"UPDATE head SET {help}")
+            async with store_in(schema) as other:
+                assert await other.load(session.id) == session
+
+
+async def test_a_damaged_record_is_told(schema: str) -> None:
+    """So is a batch of entries that has changed, or is missing."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.create(new_session("a"))
+        claim, _ = await store.claim(session.id, version=1, owner="ann", entries=[Entry("one"), Entry("two")])
+        await store.append(claim, entries=[Entry("three")])
+        await execute("UPDATE batch SET crc = crc + 1 WHERE last = 2")
+        with pytest.raises(CorruptRecord):
+            await store.read(session.id)
+        assert [entry.kind for entry in await store.read(session.id, last=1)] == ["three"]
+        await execute("DELETE FROM batch WHERE last = 3")
+        with pytest.raises(CorruptRecord):
+            await store.read(session.id)
+
+
+async def test_forks_race_with_the_erasure_of_their_parent(schema: str) -> None:
+    """Whoever comes first: a fork is whole, or refused because its parent is gone."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        kept = refused = 0
+        for round in range(25):
+            parent = await store.create(note(new_session("one", "two"), "long", f"{round}" * 500))
+            child = fork(parent)
+
+            async def erase_late(parent: str = parent.id, delay: float = round * 0.0002) -> None:
+                await asyncio.sleep(delay)
+                await other.delete(parent)
+
+            outcome, _ = await asyncio.gather(store.create(child), erase_late(), return_exceptions=True)
+            if isinstance(outcome, SessionNotFound):
+                refused += 1
+                assert not await other.exists(child.id)
+            else:
+                kept += 1
+                async with store_in(schema) as third:
+                    loaded = await third.load(child.id)
+                assert loaded == outcome
+                assert texts(loaded) == ["one", "two"]
+        assert kept + refused == 25
+
+
+async def test_erasure_leaves_no_row(schema: str) -> None:
+    """When the last session is gone, so is every row of it, in every table."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        parent = await store.create(note(new_session("a", tags=("t",)), "long", "x" * 1000))
+        await store.post(parent.id, Entry("steer"))
+        claim, _ = await store.claim(parent.id, version=1, owner="ann", entries=[Entry("start", run="r")])
+        await store.append(claim, entries=[Entry("on", run="r")], log="branch")
+        await store.release(claim)
+        child = await store.create(fork(parent))
+        for session in (parent, child):
+            await store.delete(session.id)
+        for table in TABLES:
+            assert await execute(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+def lists() -> dict[str, SessionQuery]:
+    return {
+        "session_pkey": SessionQuery(),
+        "session_by_owner": SessionQuery(owner="owner 7"),
+        "session_by_owner_and_status": SessionQuery.of({"owner": "owner 7", "status": "failed"}),
+        "session_by_status": SessionQuery.of({"status": "suspended", "after": "90000"}),
+        "session_by_agent": SessionQuery(agent="agent 3", after="50000"),
+        "session_by_parent": SessionQuery(parent="s5"),
+        "tag_pkey": SessionQuery(tag="rare"),
+        "session_id_key": SessionQuery(id="s77"),
+    }
+
+
+async def test_lists_use_their_indexes_at_100_000_sessions(schema: str) -> None:
+    """Every filter is served by an index that gives the order too: nothing is scanned whole, nothing is sorted."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        await execute(
+            "INSERT INTO session (id, log, version, status, agent, owner, parent, created, updated, op)"
+            " SELECT 's' || n, n, 1, CASE WHEN n % 997 = 0 THEN 'suspended' WHEN n % 7 = 0 THEN 'failed' ELSE 'active'"
+            " END, 'agent ' || n % 500,"
+            " 'owner ' || n % 100, CASE WHEN n % 1000 = 0 THEN 's5' END, n, n, ''"
+            " FROM generate_series(1, 100000) AS n"
+        )
+        await execute("INSERT INTO tag SELECT 'common', n FROM generate_series(1, 100000) AS n")
+        await execute("INSERT INTO tag SELECT 'rare', n FROM generate_series(1, 100000, 1000) AS n")
+        await execute("ANALYZE session; ANALYZE tag")
+        for index, query in lists().items():
+            statement, values = postgres_reads.list_query(query)
+            rows = await store._db.link.rows(f"EXPLAIN (ANALYZE, TIMING OFF) {statement}", tuple(values))
+            plan = "\n".join(row[0] for row in rows)
+            assert index in plan, plan
+            assert "Seq Scan" not in plan, plan
+            assert "Sort" not in plan or index in ("session_id_key", "session_by_parent"), plan
+        # What the planner does left to itself, without the settings of the store's connections.
+        for index in ("session_by_owner", "session_by_owner_and_status"):
+            statement, values = postgres_reads.list_query(lists()[index])
+            plan = "\n".join(row[0] for row in await execute(f"EXPLAIN {statement}", *values))
+            assert index in plan, plan
+
+
+async def test_followers_hear_at_once(schema: str) -> None:
+    """`changed` returns when another store has written, long before its time is over."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        session = await store.create(new_session())
+        claim, appended = await store.claim(session.id, version=1, owner="ann", entries=[Entry("start")])
+        began = time.perf_counter()
+        await other.changed(session.id, 0, 30)
+        assert time.perf_counter() - began < 10, "what was written before is no reason to wait"
+        for _ in range(3):
+            waiting = asyncio.create_task(other.changed(session.id, appended.seq, 30))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            appended = await store.append(claim, entries=[Entry("on")])
+            async with asyncio.timeout(10):
+                await waiting
+        began = time.perf_counter()
+        await other.changed(session.id, appended.seq, 0.1)
+        assert 0.09 < time.perf_counter() - began < 5
+
+
+async def test_a_follower_that_was_cut_off_misses_nothing(schema: str) -> None:
+    """Every connection is cut while it follows; it gets every event once, in order."""
+    async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AgentDefinition("agent"))
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async for event in SessionRuntime(other).events(session.id, follow=True):
+                seen.append(event.cursor)
+
+        following = asyncio.create_task(follow())
+        for turn in range(4):
+            await runtime.execute(session.id, SendMessage(f"{turn}", loops_of(ScriptedDriver(["Hello."]))))
+            if turn < 3:
+                await cut_off(execute)
+        last = (await store.read(session.id, last=1))[0].seq
+        async with asyncio.timeout(30):
+            while not seen or seen[-1] < last:  # noqa: ASYNC110 (nobody tells how far a follower is)
+                await asyncio.sleep(0.02)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        assert seen == [*range(1, last + 1)]
+
+
+async def cut_off(execute: Callable[..., Awaitable[list[Any]]]) -> None:
+    """End every connection of the stores on the same schema."""
+    await execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'perdure ' || current_schema()"
+    )
+
+
+def test_writers_notify_nobody_in_vain() -> None:
+    """The statement looks whether somebody follows: a notification is a lock that all commits queue for."""
+    assert "store.followed > answer.time" in postgres_writer._WRITE

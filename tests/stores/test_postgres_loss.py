@@ -1,0 +1,249 @@
+"""Connections that break, and a server that restarts: nothing is lost, written twice or reported wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests import postgres_server
+from tests.loop.scenes import loops_of
+from tests.stores.test_postgres import cut_off, schema, sql, store_in
+
+from perdure import AgentDefinition, PostgresStore, SendMessage, SessionRuntime, ToolCall, tool
+from perdure.errors import SessionConflict, StoreError
+from perdure.model.message import Message
+from perdure.protocols import Entry, Key
+from perdure.stores import postgres_link, postgres_writer
+from perdure.stores.postgres_writer import Writer
+from perdure.testing import ScriptedDriver
+from perdure.testing.parts.journal import entries, kinds, messages, spoken
+from perdure.testing.samples import fork, new_session, note, say, tell, texts
+
+__all__ = ["schema"]
+
+
+class Breaking:
+    """Breaks the connection at the next writes: before the server has heard of them, or before its answer is heard."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._execute = Writer._execute
+        self.plan: list[str] = []
+        patch.setattr(Writer, "_execute", lambda writer, *args: self._break(writer, *args))
+
+    async def _break(self, writer: Writer, connection: Any, batch: Any) -> Any:
+        when = self.plan.pop(0) if self.plan else "never"
+        if when == "before":
+            await connection.close()
+        answers = await self._execute(writer, connection, batch)
+        if when == "after":
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                await connection.execute("COMMIT")
+            await connection.close()
+            for change, _ in batch:
+                change.may_have_been_made = True
+            raise psycopg.OperationalError("the connection is lost")
+        return answers
+
+
+@pytest.fixture
+def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
+    return Breaking(monkeypatch)
+
+
+PLANS = (["before"], ["after"], ["before", "after"], ["after", "before"], ["after", "after", "before"])
+
+
+@pytest.mark.parametrize("plan", PLANS, ids="-".join)
+async def test_a_write_whose_answer_was_lost_is_looked_up(schema: str, breaking: Breaking, plan: list[str]) -> None:
+    """Create, save, claim, append and the save that ends a run: each is there once, and its caller is told so."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        breaking.plan = [*plan]
+        session = await store.create(new_session("a"))
+        breaking.plan = [*plan]
+        child = await store.create(say(fork(session), "forked"))
+        breaking.plan = [*plan]
+        session = await store.save(say(session, "b"))
+        assert (session.version, texts(await other.load(session.id))) == (2, ["a", "b"])
+        said = messages("one", "two", "aside")
+        breaking.plan = [*plan]
+        claim, first = await store.claim(
+            session.id, version=2, owner="ann", messages=said[:1], entries=entries("start")
+        )
+        breaking.plan = [*plan]
+        second = await store.append(claim, messages=said[1:2], entries=entries("on"))
+        breaking.plan = [*plan]
+        aside = await store.append(claim, messages=said[2:], entries=entries("aside"), log="branch")
+        written = {**first.written, **second.written, **aside.written}
+        for message in said:
+            assert await spoken(other, written[message.id]) == [message.text]
+        breaking.plan = [*plan]
+        session = await store.save(
+            tell(session, *said, Message.assistant("end")),
+            claim=claim,
+            written=written,
+            entries=entries("end"),
+            key=Key("k", "d"),
+        )
+        assert breaking.plan == []
+        assert session.version == 3
+        loaded = await other.load(session.id)
+        assert loaded == session
+        assert texts(loaded) == ["a", "b", "one", "two", "aside", "end"]
+        assert await kinds(other, session.id) == ["start", "on", "aside", "end"]
+        assert texts(await other.load(child.id)) == ["a", "forked"]
+        assert (await store.save(say(session, "more"))).version == 4
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_lost_answer_never_hides_a_conflict(schema: str, breaking: Breaking, when: str) -> None:
+    """Of two who save one version one is told of a conflict, though the answer of either may be lost."""
+    async with store_in(schema) as one, store_in(schema) as two:
+        session = await one.create(new_session())
+        for round in range(1, 13):
+            breaking.plan = [when, "never"] if round % 2 else ["never", when]
+            attempts = [
+                one.save(note(say(session, "one"), "by", "one")),
+                two.save(note(say(session, "two"), "by", "two")),
+            ]
+            outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+            kept = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+            assert [type(each) for each in outcomes if isinstance(each, BaseException)] == [SessionConflict]
+            session = kept[0]
+            assert session.version == round + 1
+            assert await one.load(session.id) == await two.load(session.id) == session
+
+
+async def test_a_batch_whose_answer_was_lost(schema: str, breaking: Breaking) -> None:
+    """All that were in it are there once; the one among them that was refused is told so."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        sessions = [await store.create(new_session(id=f"s{n}")) for n in range(12)]
+        await other.save(say(sessions[5], "another's"))
+        breaking.plan = ["after"]
+        saves = [store.save(say(session, session.id)) for session in sessions]
+        outcomes = await asyncio.gather(*saves, return_exceptions=True)
+        assert isinstance(outcomes.pop(5), SessionConflict)
+        for outcome in outcomes:
+            assert (outcome.version, texts(outcome)) == (2, [str(outcome.id)])
+            assert await other.load(outcome.id) == outcome
+
+
+async def test_a_post_and_an_erasure_survive_a_cut(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item whose answer was lost is in the inbox once; an erasure whose answer was lost is done."""
+    commit = psycopg.AsyncTransaction.__aexit__
+    plan: list[str] = []
+
+    async def lossy(self: Any, *error: Any) -> Any:
+        result = await commit(self, *error)
+        if plan and error[0] is None:
+            plan.pop()
+            await self.connection.close()
+            raise psycopg.OperationalError("the connection is lost")
+        return result
+
+    monkeypatch.setattr(psycopg.AsyncTransaction, "__aexit__", lossy)
+    async with store_in(schema) as store:
+        session = await store.create(new_session())
+        plan += ["lost", "lost"]
+        assert await store.post(session.id, Entry("steer")) == 1
+        assert await store.post(session.id, Entry("steer")) == 2
+        assert await kinds(store, session.id, inbox=True) == ["steer", "steer"]
+        plan += ["lost"]
+        await store.delete(session.id)
+        assert not await store.exists(session.id)
+
+
+async def test_connections_that_are_cut_again_and_again(schema: str) -> None:
+    """While every connection is cut over and over, 16 sessions get every one of their messages, once."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        done = asyncio.Event()
+
+        async def cut() -> None:
+            for _ in range(5):
+                await asyncio.sleep(0.2)
+                await cut_off(execute)
+            done.set()
+
+        async def converse(name: str) -> int:
+            session = await store.create(new_session(id=name))
+            while not done.is_set():
+                session = await store.save(say(session, f"{session.version}"))
+                assert await store.load(name) == session
+            return session.version
+
+        *versions, _ = await asyncio.gather(*(converse(f"s{n}") for n in range(16)), cut())
+    async with store_in(schema) as store:
+        for n, version in enumerate(versions):
+            loaded = await store.load(f"s{n}")
+            assert (texts(loaded), loaded.version) == ([f"{turn}" for turn in range(1, version)], version)
+
+
+async def test_a_server_that_stays_away_is_said_to_be_unknown(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it does not come back in time, the caller is told that it is not known whether it was written."""
+    for module in (postgres_link, postgres_writer):
+        monkeypatch.setattr(module, "PATIENCE", 0.3)
+
+    async def lost(*_: Any, **__: Any) -> Any:
+        raise psycopg.OperationalError("gone")
+
+    async with store_in(schema) as store:
+        session = await store.create(new_session())
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.AsyncConnection, "execute", lost)
+            with pytest.raises(StoreError, match="not known"):
+                await store.save(say(session, "a"))
+            with pytest.raises(StoreError):
+                await store.list()
+        assert (await store.save(say(session, "b"))).version == 2
+
+
+@pytest.fixture
+def own_server() -> Iterator[Any]:
+    """A server that this test may restart."""
+    home = Path(tempfile.mkdtemp(prefix="perdure-restarted-")) / "data"
+    server = postgres_server.start(home, settings="fsync = off\n")
+    yield server
+    server.cleanup()
+    shutil.rmtree(home.parent, ignore_errors=True)
+
+
+async def test_a_restart_of_the_server_loses_nothing(own_server: Any) -> None:
+    """In the middle of 64 running sessions: every run ends, every tool was called once, every message is there."""
+    called: list[str] = []
+
+    @tool
+    async def work(text: str) -> str:
+        called.append(text)
+        await asyncio.sleep(0.02)
+        return f"did {text}"
+
+    def script(name: str) -> list[Any]:
+        return [*(ToolCall("work", {"text": f"{name}/{n}"}) for n in range(3)), f"done {name}"]
+
+    async def restart() -> None:
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(own_server.stop)
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(own_server.start)
+
+    async with PostgresStore(own_server.get_uri()) as store:
+        runtime = SessionRuntime(store)
+        agent = AgentDefinition("agent", tools=("work",))
+        sessions = [await runtime.create(agent) for _ in range(64)]
+        runs = [
+            runtime.execute(session.id, SendMessage("Go.", loops_of(ScriptedDriver(script(session.id)), work)))
+            for session in sessions
+        ]
+        *ended, _ = await asyncio.gather(*runs, restart())
+        assert sorted(called) == sorted(f"{session.id}/{n}" for session in sessions for n in range(3))
+    async with PostgresStore(own_server.get_uri()) as store:
+        for session in ended:
+            loaded = await store.load(session.id)
+            assert loaded == session
+            assert loaded.state.messages[-1].text == f"done {session.id}"
+        assert await store.lapsed() == []

@@ -1,0 +1,227 @@
+"""The search index of the SQLite store: a file of its own that lags, catches up, and forgets what is erased."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import stat
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from perdure.errors import StoreError
+from perdure.stores import sqlite_search
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.samples import fork, new_session, say
+
+
+def index_of(path: Path) -> Path:
+    return path.with_name(path.name + "-search")
+
+
+def words_in(path: Path) -> set[str]:
+    """Every word that the index has."""
+    db = apsw.Connection(str(index_of(path)))
+    try:
+        db.execute("CREATE VIRTUAL TABLE temp.words USING fts5vocab('main', 'message', 'row')")
+        return {term for (term,) in db.execute("SELECT term FROM temp.words")}
+    finally:
+        db.close()
+
+
+def check_index(path: Path) -> None:
+    """Raise if the index is not in itself sound."""
+    db = apsw.Connection(str(index_of(path)))
+    try:
+        db.execute("INSERT INTO message(message) VALUES ('integrity-check')")
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    finally:
+        db.close()
+
+
+def bytes_in(path: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in path.parent.iterdir() if each.name.startswith(path.name))
+
+
+async def ids(store: SqliteStore, text: str, **options: Any) -> list[str]:
+    return [hit.session_id for hit in await store.search(text, **options)]
+
+
+async def test_there_is_no_index_until_somebody_searches(tmp_path: Path) -> None:
+    """And then it is its owner's alone."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("hello"))
+        await store.delete(session.id)
+        assert not index_of(path).exists()
+        await store.search("hello")
+        assert stat.S_IMODE(os.stat(index_of(path)).st_mode) == 0o600
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "cut", "flipped"])
+async def test_a_lost_or_damaged_index_is_made_anew(tmp_path: Path, damage: str) -> None:
+    """Nobody is told: it holds nothing that the store does not."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        sessions = [await store.create(new_session(*(f"word{n} common" for n in range(200)))) for _ in range(5)]
+        assert len(await ids(store, "common", limit=1000)) == 1000
+    found = index_of(path)
+    body = found.read_bytes()
+    found.unlink()
+    if damage == "empty":
+        found.write_bytes(b"")
+    elif damage == "garbage":
+        found.write_bytes(b"nonsense " * 1000)
+    elif damage == "cut":
+        found.write_bytes(body[: len(body) // 2])
+    elif damage == "flipped":
+        found.write_bytes(body[:100] + bytes(byte ^ 0xFF for byte in body[100:8000]) + body[8000:])
+    async with SqliteStore(path) as store:
+        assert sorted(await ids(store, "word7")) == sorted(session.id for session in sessions)
+    check_index(path)
+
+
+async def test_an_index_that_goes_while_it_is_open_is_made_anew(tmp_path: Path) -> None:
+    """Another process may have removed it."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("hello there"))
+        assert await ids(store, "hello") == [session.id]
+        index_of(path).unlink()
+        session = await store.save(say(session, "hello again"))
+        assert await ids(store, "hello") == [session.id, session.id]
+
+
+async def test_anothers_file_is_left_alone(tmp_path: Path) -> None:
+    """A SQLite file of somebody else's in the index's place is not overwritten."""
+    path = tmp_path / "sessions.db"
+    other = apsw.Connection(str(index_of(path)))
+    other.execute("CREATE TABLE precious (x)")
+    other.close()
+    async with SqliteStore(path) as store:
+        await store.create(new_session("hello"))
+        with pytest.raises(StoreError, match="Move it away"):
+            await store.search("hello")
+
+
+async def test_an_index_of_another_store_is_not_believed(tmp_path: Path) -> None:
+    """A store that was put where another was finds its own words only."""
+    for name in ("a", "b"):
+        async with SqliteStore(tmp_path / name) as store:
+            session = await store.create(new_session(f"only in {name}"))
+            await store.search("only")
+    index_of(tmp_path / "a").rename(index_of(tmp_path / "b"))
+    async with SqliteStore(tmp_path / "b") as store:
+        assert await ids(store, "only") == [session.id]
+        assert "a" not in words_in(tmp_path / "b")
+
+
+async def test_an_erasure_that_was_not_finished_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the store and the index, an erasure leaves words behind: the next search makes the index anew."""
+    path = tmp_path / "sessions.db"
+    monkeypatch.setattr(sqlite_search, "_PATIENCE", 0.05)
+    async with SqliteStore(path) as store:
+        kept = await store.create(new_session("kept words"))
+        gone = await store.create(new_session("quixotic words"))
+        assert len(await ids(store, "words")) == 2
+
+        async def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as killing:
+            killing.setattr(store._db.searching, "erase", killed)
+            with pytest.raises(KeyboardInterrupt):
+                await store.delete(gone.id)
+        assert "quixotic" in words_in(path)
+        assert await ids(store, "words") == [kept.id]
+        assert words_in(path) == {"kept", "words"} | {word for word in words_in(path) if word.startswith("l")}
+
+
+async def test_erased_words_are_nowhere_in_the_index(tmp_path: Path) -> None:
+    """Not among its words, nor in any byte of its file; and what is left is sound and found."""
+    path = tmp_path / "sessions.db"
+    draw = random.Random(7)
+    vocabulary = [f"{draw.getrandbits(40):010x}" for _ in range(3000)]
+    async with SqliteStore(path) as store:
+        sessions = []
+        for _ in range(30):
+            texts = [" ".join(draw.choices(vocabulary, k=20)) for _ in range(20)]
+            secret = f"secret{draw.getrandbits(60):x}"
+            sessions.append((await store.create(new_session(*texts, f"the {secret} here")), secret))
+            await store.search(secret)
+        draw.shuffle(sessions)
+        for session, secret in sessions[:15]:
+            await store.delete(session.id)
+            assert secret not in words_in(path)
+            assert secret[6:].encode() not in bytes_in(path)
+        check_index(path)
+        for session, secret in sessions[15:]:
+            assert await ids(store, secret) == [session.id]
+
+
+async def test_rowids_that_are_used_again_are_indexed_again(tmp_path: Path) -> None:
+    """SQLite gives the rowids of erased messages to new ones."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store, SqliteStore(path) as other:
+        for round in range(6):
+            first = await store.create(new_session("alpha", "beta"))
+            second = await other.create(new_session(f"gamma{round}"))
+            assert await ids(other, f"gamma{round}") == [second.id]
+            await store.delete(second.id)
+            third = await other.create(new_session(f"delta{round}", "epsilon"))
+            assert await ids(store, f"delta{round}") == [third.id]
+            await other.delete(first.id)
+            assert await ids(store, f"gamma{round}") == []
+        assert len(await ids(store, "epsilon")) == 6
+    check_index(path)
+
+
+async def test_the_newest_are_ranked_where_many_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the most that are ranked, old messages are left out however well they match."""
+    monkeypatch.setattr(sqlite_search, "MOST_RANKED", 10)
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        await store.create(new_session("tea tea tea"))
+        newer = await store.create(new_session(*(f"tea number {n}" for n in range(10))))
+        assert set(await ids(store, "tea", limit=50)) == {newer.id}
+
+
+async def test_a_fork_of_an_erased_parent_is_found_after_the_index_is_made_anew(tmp_path: Path) -> None:
+    """Its parent's words are attributed to it, within its owner's scope too."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        parent = await store.create(new_session("shared", owner="ann"))
+        child = await store.create(fork(parent))
+        await store.delete(parent.id)
+        assert await ids(store, "shared") == [child.id]
+        assert await ids(store, "shared", owner="bob") == []
+
+
+async def test_many_may_catch_up_and_erase_at_once(tmp_path: Path) -> None:
+    """Whoever comes first: nothing is indexed twice, nothing left out, and nothing erased stays."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as first, SqliteStore(path) as second:
+        stores = (first, second)
+
+        async def live(store: SqliteStore, name: str) -> list[tuple[str, str]]:
+            kept: list[tuple[str, str]] = []
+            for number in range(12):
+                word = f"{name}word{number}"
+                session = await store.create(new_session(*(f"{word} {place} shared" for place in range(10))))
+                assert len(await store.search(word)) == 10
+                if number % 3:
+                    await store.delete(session.id)
+                else:
+                    kept.append((word, session.id))
+            return kept
+
+        kept = await asyncio.gather(*(live(store, name) for name, store in zip("abcd", stores * 2, strict=True)))
+        for store in stores:
+            assert len(await ids(store, "shared", limit=1000)) == 160
+            for word, session_id in kept[0] + kept[3]:
+                assert set(await ids(store, word)) == {session_id}
+        known = {word for each in kept for word, _ in each}
+        assert {word for word in words_in(path) if "word" in word} == known
+    check_index(path)
