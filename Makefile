@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## create a session, act on it, fork it, load it again
-	@$(PYTHON) examples/demo.py
+demo: $(STAMP) ## a tour without a key: talk, be killed, recover, fork, compact
+	@$(VENV)/bin/perdure tour
 
 test: $(STAMP) ## run the tests (ARGS="-k name" narrows them)
 	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)

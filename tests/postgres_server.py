@@ -10,6 +10,7 @@ import atexit
 import functools
 import hashlib
 import os
+import shutil
 import tempfile
 import warnings
 from pathlib import Path
@@ -37,9 +38,13 @@ def server() -> Any:
 def stop() -> None:
     """Let go of the server; the last to do so stops it and deletes its data."""
     if server.cache_info().currsize:
-        atexit.unregister(server()._cleanup)
-        server().cleanup()
+        held = server()
         server.cache_clear()
+        atexit.unregister(held._cleanup)
+        try:
+            held.cleanup()
+        except OSError:  # a file that the server was still writing came in the way of the deletion
+            shutil.rmtree(held.pgdata, ignore_errors=True)
 
 
 def schema_of(where: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,37 +34,53 @@ from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, 
 T = TypeVar("T")
 
 
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
 def entry_of(event: LoopEvent, said: Said | None = None) -> Entry:
     """An event as it is stored: messages by id, and without what they or the record's columns say already."""
-    kind = str(event.__struct_config__.tag)
-    raw = msgspec.json.encode(_by_reference(event, said or _NOTHING_SAID), enc_hook=str)
+    form = _form(type(event))
+    raw = _encoder.encode(form.refer(event, said or _NOTHING_SAID))
     # The tag comes first, and stands in a column of its own.
-    body = msgspec.Raw(b"{" + raw[len(f'{{"type":"{kind}",') :])
-    is_of_group = isinstance(event, ParallelLoopStart | ParallelLoopEnd)
-    return Entry(kind, body, None if is_of_group else event.loop_id)
+    return Entry(form.kind, msgspec.Raw(b"{" + raw[form.tag_length :]), None if form.is_of_group else event.loop_id)
 
 
 _NOTHING_SAID = Said()
 
 
-def _by_reference(event: LoopEvent, said: Said) -> LoopEvent:
-    """The event with messages that are nothing but ids, and no ids that the record's columns imply."""
-    if isinstance(event, MessageEnd):
-        return replace(event, loop_id="", session_id=None, agent_id="", message=_stub(event.message))
-    if isinstance(event, AgentEnd):
-        messages = tuple(map(_stub, event.messages))
-        return replace(event, loop_id="", session_id=None, agent_id="", messages=messages)
-    if isinstance(event, Compaction):
-        return replace(event, loop_id="", session_id=None, agent_id="", shown=_shown_as(event, _stub))
-    if isinstance(event, AgentStart):
-        return replace(event, loop_id="", session_id=None)
-    if isinstance(event, ParallelLoopStart | ParallelLoopEnd):
-        return replace(event, session_id=None)
-    if isinstance(event, ToolExecutionStart):
-        return replace(event, loop_id="", session_id=None, agent_id="", call=said.pointing_call(event.call))
-    if isinstance(event, ToolExecutionEnd):
-        return replace(event, loop_id="", session_id=None, agent_id="", execution=said.pointing(event.execution))
+class _Form(NamedTuple):
+    """How events of one type are stored; looked up, since a run tells of many."""
+
+    kind: str
+    tag_length: int
+    refer: Callable[[Any, Said], LoopEvent]
+    is_of_group: bool
+
+
+@cache
+def _form(event_type: type[LoopEvent]) -> _Form:
+    kind = str(event_type.__struct_config__.tag)
+    is_of_group = event_type in (ParallelLoopStart, ParallelLoopEnd)
+    return _Form(kind, len(f'{{"type":"{kind}",'), _BY_REFERENCE.get(event_type, _without_ids), is_of_group)
+
+
+def _without_ids(event: LoopEvent, said: Said) -> LoopEvent:
+    """The event without ids that the record's columns imply."""
     return replace(event, loop_id="", session_id=None, agent_id="")
+
+
+_IMPLIED: dict[str, Any] = {"loop_id": "", "session_id": None, "agent_id": ""}
+_BY_REFERENCE: dict[type[LoopEvent], Callable[[Any, Said], LoopEvent]] = {
+    MessageEnd: lambda event, said: replace(event, **_IMPLIED, message=_stub(event.message)),
+    AgentEnd: lambda event, said: replace(event, **_IMPLIED, messages=tuple(map(_stub, event.messages))),
+    Compaction: lambda event, said: replace(event, **_IMPLIED, shown=_shown_as(event, _stub)),
+    AgentStart: lambda event, said: replace(event, loop_id="", session_id=None),
+    ParallelLoopStart: lambda event, said: replace(event, session_id=None),
+    ParallelLoopEnd: lambda event, said: replace(event, session_id=None),
+    ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.pointing_call(event.call)),
+    ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.pointing(event.execution)),
+}
+"""Events of which only a part is stored: messages that are nothing but ids, outcomes that messages hold."""
 
 
 def _stub(message: Message) -> Message:
@@ -110,7 +127,8 @@ class _Unwritten:
         return bool(self._events)
 
     def put(self, event: LoopEvent) -> None:
-        if isinstance(event, MessageUpdate | ToolExecutionUpdate):
+        kind = type(event)
+        if kind is MessageUpdate or kind is ToolExecutionUpdate:
             return
         if isinstance(event, MessageEnd):
             self.say((event.message,))
@@ -161,9 +179,13 @@ class JournalRecord:
         self._unwritten.say(messages)
 
     async def barrier(self) -> None:
+        if self._is_immediate:
+            if self._unwritten or self.claim is None:
+                await self._write()
+            return
         async with self._writing:  # so that nobody passes while what they put is still on its way
             if self._unwritten or self.claim is None:
-                await (self._write() if self._is_immediate else see_through(self._write()))
+                await see_through(self._write())
 
     async def _write(self) -> None:
         messages, entries = self._unwritten.take()

@@ -138,7 +138,9 @@ class NaiveStore:
     def safe_cut(self, ids: list[str], at: int) -> int:
         """The nearest place at or before `at` that parts no tool's result from its call."""
         calls = {call: place for place, each in enumerate(ids) for call in self._parts(each, "tool_call", "id")}
-        results = [(call, place) for place, each in enumerate(ids) for call in self._parts(each, "tool_result", "call_id")]
+        results = [
+            (call, place) for place, each in enumerate(ids) for call in self._parts(each, "tool_result", "call_id")
+        ]
         pairs = [(calls[call], place) for call, place in results if calls.get(call, place) < place]
         at = max(at, 0)
         while any(call < at <= result for call, result in pairs):

@@ -213,7 +213,7 @@ DAMAGE = {
     "lost": "DELETE FROM msg WHERE pos = 0",
     "head": "UPDATE head SET body = body || '\\x20'::bytea WHERE version = 2",
     "no head": "DELETE FROM head WHERE version = 2",
-    "value": "UPDATE value SET body = body || '\\x20'::bytea",
+    "value": "UPDATE value SET body = '\\x7b7d'::bytea",
     "no value": "DELETE FROM value",
     "wanted": "UPDATE head SET wanted = '{999,0,1}', body = body || '\\x20'::bytea",
 }
@@ -293,6 +293,33 @@ async def test_erasure_leaves_no_row(schema: str) -> None:
             await store.delete(session.id)
         for table in TABLES:
             assert await execute(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+FOUND_BY_CHECK = {
+    "UPDATE session SET owner = 'another'": "column owner",
+    "UPDATE session SET msg_end = msg_end + 1": "the end of its log",
+    "UPDATE session SET version = version + 1": "its newest version",
+    "DELETE FROM claimed": "its claim",
+    "DELETE FROM ref": "of log",
+    "DELETE FROM tag": "tags",
+    "DELETE FROM value": "value",
+    "DELETE FROM uses": "value",
+    "DELETE FROM session WHERE id = 'child'": "head",
+}
+
+
+@pytest.mark.parametrize("damage", FOUND_BY_CHECK)
+async def test_a_check_finds_what_is_wrong_beneath_the_sessions(schema: str, damage: str) -> None:
+    """A sound store has no problems; of one that is not, each says where, and what to do."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        parent = await store.create(note(new_session("a", "b", tags=("t",)), "long", "x" * 1000))
+        await store.create(say(fork(parent, id="child"), "c"))
+        await store.claim(parent.id, version=1, owner="ann", entries=[Entry("start", run="r")])
+        assert await store.check() == []
+        await execute(damage)
+        found = await store.check()
+        assert any(FOUND_BY_CHECK[damage] in problem.where for problem in found), found
+        assert all(len(problem.repair) > 30 for problem in found)
 
 
 def lists() -> dict[str, SessionQuery]:

@@ -35,7 +35,7 @@ def _counted(ctx: click.Context, session: str, verb: Verb, as_json: bool) -> Non
     if as_json:
         print_json({"session": session_id, "messages": count})
     else:
-        say(f"{count} messages are shown")
+        say(f"messages shown: {count}")
 
 
 @click.command()
@@ -46,9 +46,7 @@ def _counted(ctx: click.Context, session: str, verb: Verb, as_json: bool) -> Non
 @json_option
 @store_options
 @click.pass_context
-def fork(
-    ctx: click.Context, session: str, new: str | None, at: str | None, version: int | None, as_json: bool
-) -> None:
+def fork(ctx: click.Context, session: str, new: str | None, at: str | None, version: int | None, as_json: bool) -> None:
     """Begin a new session, with the id NEW or one of its own, where SESSION stands. Prints its id."""
 
     async def verb(sessions: Sessions, session_id: str) -> str:
@@ -92,7 +90,7 @@ def trim(ctx: click.Context, session: str, keep_last: int, as_json: bool) -> Non
 @agent_options
 @store_options
 @click.pass_context
-def compact(ctx: click.Context, session: str, as_json: bool, **options: Any) -> None:
+def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) -> None:
     """Show the model a summary, or less, of what is older in SESSION. Nothing is lost: see uncompact."""
     given = {name: value for name, value in options.items() if value is not None}
     _counted(ctx, session, lambda sessions, session_id: sessions.compact(session_id, **given), as_json)

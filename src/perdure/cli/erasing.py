@@ -10,7 +10,7 @@ import click
 from perdure.cli.naming import named
 from perdure.cli.options import session_argument, store_options
 from perdure.cli.setup import opened, run
-from perdure.cli.spans import MOMENT
+from perdure.cli.spans import moment
 from perdure.cli.terminal import say
 
 _yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -26,7 +26,9 @@ def _confirm(yes: bool, what: str) -> None:
 
 @click.command()
 @session_argument("sessions", nargs=-1, metavar="[SESSION]...")
-@click.option("--older-than", type=MOMENT, help="Not changed for so long: 30d, 12h, or since a date.")
+@click.option(
+    "--older-than", callback=moment, metavar="TIME", help="Not changed for so long: 30d, 12h, or since a date."
+)
 @click.option("--status", type=click.Choice(["active", "suspended", "completed", "failed", "deleted"]))
 @_yes
 @store_options
@@ -47,7 +49,7 @@ def purge(
             return len(sessions)
 
     _confirm(yes, f"erase {', '.join(sessions)}" if sessions else "erase these sessions")
-    say(f"{run(work())} sessions are erased")
+    say(f"sessions erased: {run(work())}")
 
 
 @click.command()
@@ -65,7 +67,7 @@ def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacem
         async with opened(ctx, must_exist=True) as store:
             return await store.redact(await named(store, session), messages, replacement=replacement)
 
-    say(f"{run(work())} messages are replaced")
+    say(f"messages replaced: {run(work())}")
 
 
 @click.command()
@@ -78,4 +80,4 @@ def gc(ctx: click.Context) -> None:
         async with opened(ctx, must_exist=True) as store:
             return await store.gc()
 
-    say(f"{run(work())} messages are erased")
+    say(f"messages erased: {run(work())}")

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
 
 import click
 
@@ -45,17 +44,17 @@ EXIT_CODES: dict[str, int] = {
 """The exit code of each error of `perdure.errors`; one that is not named here has that of the kind it belongs to."""
 
 
-class Failure(click.ClickException):
-    """An error that ends a command."""
+class Failure(Exception):
+    """What ends a command: the lines to show, and the exit code."""
 
     def __init__(self, message: str, exit_code: int = FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
-    def show(self, file: IO[Any] | None = None) -> None:
+    def show(self) -> None:
         from perdure.cli.terminal import safe
 
-        click.echo(f"perdure: {safe(self.message)}", file=file or sys.stderr)
+        click.echo(f"perdure: {safe(str(self))}", err=True)
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -82,7 +81,9 @@ def reported(ctx: click.Context) -> Iterator[None]:
     except Exception as error:
         if settings_of(ctx).debug:
             _show_traceback()
-        raise _failure(error) from None
+        failure = error if isinstance(error, Failure) else _failure(error)
+        failure.show()
+        ctx.exit(failure.exit_code)
 
 
 def _failure(error: Exception) -> Failure:
@@ -99,13 +100,16 @@ def _failure(error: Exception) -> Failure:
 
 def _advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
-    from perdure.errors import SessionBusy, SessionNotActive, SessionNotFound
+    from perdure.errors import RunFailed, SessionBusy, SessionNotActive, SessionNotFound
 
     match error:
         case SessionNotActive():
             return f"Session {error.session_id!r} is {error.status}. Type: perdure resume {error.session_id}"
         case SessionNotFound():
             return str(error).partition(". ")[0] + ". Type: perdure ls"
+        case RunFailed():
+            failed = f"The run in session {error.session_id!r} failed: {error.reason.rstrip('. ')}."
+            return f"{failed}\nWhat was said is kept. Send again to go on, or type: perdure undo {error.session_id}"
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
             return f"{str(error).partition('. ')[0]}. Wait for it, or type: perdure cancel {error.session_id}"
     return str(error)

@@ -11,7 +11,7 @@ from perdure.cli.naming import named
 from perdure.cli.options import json_option, session_argument, store_options
 from perdure.cli.setup import opened, run
 from perdure.cli.shapes import of_hit, of_info, of_session
-from perdure.cli.spans import MOMENT
+from perdure.cli.spans import moment
 from perdure.cli.terminal import age, console, is_terminal, line, note, print_json, print_table, safe, say
 from perdure.cli.transcripts import print_messages
 
@@ -29,14 +29,16 @@ STATUSES = ("active", "suspended", "completed", "failed", "deleted")
 @click.option("--status", type=click.Choice(STATUSES), help="Only sessions of this status.")
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
 @click.option("--parent", metavar="SESSION", help="Only forks and sub-agents of this session.")
-@click.option("--since", "updated_after", type=MOMENT, help="Changed since: 2h, 3d, or a date.")
-@click.option("--until", "updated_before", type=MOMENT, help="Not changed since: 2h, 3d, or a date.")
+@click.option("--since", "updated_after", callback=moment, metavar="TIME", help="Changed since: 2h, 3d, or a date.")
+@click.option(
+    "--until", "updated_before", callback=moment, metavar="TIME", help="Not changed since: 2h, 3d, or a date."
+)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
 @click.option("--all", "everything", is_flag=True, help="However many there are.")
 @json_option
 @store_options
 @click.pass_context
-def ls(ctx: click.Context, limit: int, everything: bool, as_json: bool, parent: str | None, **filters: Any) -> None:
+def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, parent: str | None, **filters: Any) -> None:
     """List sessions, newest first."""
     wanted = {name: value for name, value in filters.items() if value is not None}
 
@@ -66,7 +68,15 @@ def _print_page(page: SessionInfoList, as_json: bool) -> None:
             print_json(of_info(info))
     elif page:
         rows = [
-            (info.id, info.agent_name, info.status.value, info.version, age(info.updated_at), info.name or "", _tags(info))
+            (
+                info.id,
+                info.agent_name,
+                info.status.value,
+                info.version,
+                age(info.updated_at),
+                info.name or "",
+                _tags(info),
+            )
             for info in page
         ]
         print_table(("SESSION", "AGENT", "STATUS", "VERSION", "CHANGED", "NAME", "TAGS"), rows, right=("VERSION",))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.errors import InvalidData, PerdureError, SessionNotFound
+from perdure.cli.errors import USAGE, Failure
+from perdure.errors import PerdureError, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import SessionStatus
 
@@ -32,7 +33,7 @@ async def named(sessions: Sessions, text: str) -> SessionId:
         raise SessionNotFound(wanted)
     if len(found) > 1:
         some = ", ".join(found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
-        raise InvalidData("session", f"{len(found)} sessions begin with {text!r}: {some}. Type more of the id.")
+        raise Failure(f"{len(found)} sessions begin with {text!r}: {some}\nType more of the id.", USAGE)
     return found[0]
 
 

@@ -72,7 +72,9 @@ def _completed(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[
 
 def session_argument(name: str = "session", **attributes: Any) -> Callable[[F], F]:
     """The id of a session, or its beginning."""
-    return click.argument(name, metavar=attributes.pop("metavar", name.upper()), shell_complete=_completed, **attributes)
+    return click.argument(
+        name, metavar=attributes.pop("metavar", name.upper()), shell_complete=_completed, **attributes
+    )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -51,8 +51,13 @@ def opened(ctx: click.Context, *, events: EventBus | None = None, must_exist: bo
     if must_exist:
         require_store(ctx)
     chosen = model_name(ctx)
-    model = chosen and chosen.value
-    return connect(url, owner=owner_of(ctx), events=events, model=model, tools=load_tools(settings.tools))
+    return connect(
+        url,
+        owner=owner_of(ctx),
+        events=events,
+        model=chosen.value if chosen else None,
+        tools=load_tools(settings.tools),
+    )
 
 
 def store_url(ctx: click.Context) -> Chosen:
@@ -63,7 +68,7 @@ def store_url(ctx: click.Context) -> Chosen:
 
 def owner_of(ctx: click.Context) -> str | None:
     chosen = _chosen(ctx, "owner", "PERDURE_OWNER")
-    return chosen and chosen.value
+    return chosen.value if chosen else None
 
 
 def model_name(ctx: click.Context) -> Chosen | None:

@@ -16,6 +16,7 @@ from perdure.cli.shapes import of_reply
 from perdure.cli.terminal import is_terminal, line, note, print_json, safe, say
 
 if TYPE_CHECKING:
+    from perdure.actions.resume import RecoveryReport
     from perdure.sessions.chat import Chat
     from perdure.sessions.face import Sessions
     from perdure.sessions.reply import Reply
@@ -188,7 +189,24 @@ def inject(ctx: click.Context, session: str, text: str, role: str) -> None:
             await sessions.inject(session_id, {"role": role, "content": content})
             return await sessions.length(session_id)
 
-    say(f"{run(work())} messages are shown")
+    say(f"messages shown: {run(work())}")
+
+
+async def _recovered(sessions: Sessions) -> RecoveryReport:
+    """Go on with every run that was killed, one after the other, so that a person sees how far it is."""
+    from perdure.actions.resume import RecoveryReport
+
+    journal = sessions.runtime.journal
+    if journal is None:
+        return await sessions.recover()
+    # Newest first: a child is younger than its parent, which then finds it at its end.
+    wanted = [each for each in reversed(await journal.lapsed()) if await sessions.exists(each)]
+    reports: list[RecoveryReport] = []
+    with progress("recovering") as tell:
+        for done, session_id in enumerate(wanted):
+            tell(done, len(wanted))
+            reports.append(await sessions.recover(session_id))
+    return RecoveryReport.joined(reports)
 
 
 @click.command()
@@ -203,12 +221,11 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     Completed tools are not run again. Give the --tools that the agents use.
     """
 
-    async def work() -> Any:
+    async def work() -> RecoveryReport:
         async with opened(ctx, must_exist=True) as sessions:
-            session_id = None if session is None else await named(sessions, session)
-            with progress("recovering") as tell:
-                tell(0, 0)
-                return await sessions.recover(session_id)
+            if session is not None:
+                return await sessions.recover(await named(sessions, session))
+            return await _recovered(sessions)
 
     report = run(work())
     columns = {"resumed": report.resumed, "suspended": report.suspended, "busy": report.busy}

@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 
 import perdure
 from perdure.actions.parallel import SendParallel
-from perdure.cli.chat_tree import whole_record
+from perdure.cli.family_tree import tree_of
 from perdure.cli.tour_agent import CASHIER, ORDERS, TAKE_THE_MONEY, tools_of
 from perdure.cli.tour_stage import Stage
 from perdure.loop.strategies import FewestTokens
@@ -26,6 +27,9 @@ from perdure.sessions.face import Sessions
 
 BY_HEAD = AgentDefinition(CASHIER.name, system_prompt="Work it out in your head.", tools=())
 WITH_TOOLS = AgentDefinition(CASHIER.name, system_prompt="Use your tools.")
+
+PATIENCE = 30.0
+"""How long the process that is to be killed may take to come that far, in seconds."""
 
 
 @click.command()
@@ -47,7 +51,7 @@ class Tour:
     """One walk through. Every line it prints comes out of a call that was really made."""
 
     def __init__(self, place: Path) -> None:
-        self._url = f"sqlite:///{place / 'sessions.db'}"
+        self._url = f"sqlite:///{quote(str(place / 'sessions.db'))}"
         self._ledger = place / "ledger.txt"
         self._stage = Stage()
 
@@ -77,7 +81,8 @@ class Tour:
         version = (await chat.session()).version
         self._stage.user(TAKE_THE_MONEY)
         async with _process("perdure.cli.tour_agent", self._url, self._ledger, chat.id, TAKE_THE_MONEY) as process:
-            await self._second_charge(chat)
+            async with asyncio.timeout(PATIENCE):
+                await self._second_charge(chat)
             process.send_signal(signal.SIGKILL)
             code = await process.wait()
         self._stage.fact(f"process {process.pid} ended with {signal.Signals(-code).name}")
@@ -95,11 +100,13 @@ class Tour:
                     customers.append(event.call.arguments["customer"])
                 if len(customers) == 2:
                     break
-        while f"{customers[1]} {ORDERS[1][1]} begun" not in self._ledger.read_text():
+        while f"{customers[1]} {ORDERS[1][1]} begun" not in self._ledger.read_text():  # noqa: ASYNC110  # a file
             await asyncio.sleep(0.01)
 
     async def recover(self, chat: Chat) -> None:
-        self._stage.scene("It recovers", "from the record: no completed tool runs again, an unknown one is not repeated")
+        self._stage.scene(
+            "It recovers", "from the record: no completed tool runs again, an unknown one is not repeated"
+        )
         with self._stage.watching(chat):
             await chat.recover()
         self._stage.fact(f"the session is at version {(await chat.session()).version}")
@@ -120,7 +127,9 @@ class Tour:
         configs = [WITH_TOOLS, BY_HEAD]
         question = SendParallel("What is 19 * 21?", sessions.loops, configs=configs, strategy=FewestTokens())
         await sessions.execute(chat.id, question)
-        self._stage.branches((await whole_record(sessions, chat.id)).loops, [config.system_prompt for config in configs])
+        group = (await chat.record()).loops[-1].parallel_group
+        loops = [await sessions.loop(chat.id, loop_id) for loop_id in group.all_loop_ids] if group else []
+        self._stage.branches([config.system_prompt for config in configs], loops)
 
     async def compact(self, chat: Chat) -> None:
         self._stage.scene("It is compacted, and uncompacted", "an overlay: what was said stays")
@@ -135,8 +144,8 @@ class Tour:
     async def draw(self, sessions: Sessions, chat: Chat, left: Chat, right: Chat) -> None:
         self._stage.scene("All of it is on record", "the runs, where the branches part, and what it cost")
         named = (("the session", chat), ("left branch", left), ("right branch", right))
-        records = [(title, await whole_record(sessions, each.id)) for title, each in named]
-        self._stage.tree(records)
+        records = [(title, await each.record()) for title, each in named]
+        self._stage.tree(await tree_of(sessions, chat.id, limit=50))
         self._stage.diff(await left.diff(right), left.id, right.id)
         self._stage.costs(records)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from perdure.cli.chat_tree import run_tree
 from perdure.cli.chat_view import PlainView, TerminalView, View, described
+from perdure.cli.family_tree import Node
 from perdure.cli.terminal import console, line
-from perdure.model.loop_events import ToolExecutionStart
+from perdure.cli.tree import print_tree
+from perdure.model.loop_events import MessageUpdate, ToolExecutionStart
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.usage import Usage
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDTH = 100
+READING = 0.03
+"""How long each word stands alone, in seconds: the offline model is quicker than the eye."""
 
 
 class Stage:
@@ -56,7 +60,13 @@ class Stage:
     def watching(self, chat: Chat) -> Iterator[None]:
         """Show a session's runs as they go on."""
         view: View = TerminalView(self._console) if self._is_terminal else PlainView(sys.stdout, sys.stdout)
-        subscription = chat.subscribe(view.hear)
+
+        async def hear(event: object) -> None:
+            view.hear(event)
+            if self._is_terminal and isinstance(event, MessageUpdate):
+                await asyncio.sleep(READING)
+
+        subscription = chat.subscribe(hear)
         try:
             yield
         finally:
@@ -71,25 +81,21 @@ class Stage:
         """What tools have really done."""
         self.fact(f"the ledger, {path.name}: " + " | ".join(path.read_text().splitlines()))
 
-    def branches(self, loops: Sequence[LoopRecord], names: Sequence[str]) -> None:
-        """What the branches of the last group came to, and which was selected."""
-        group = loops[-1].parallel_group
-        found = {loop.loop_id: loop for loop in loops}
-        for name, loop_id in zip(names, group.all_loop_ids if group else (), strict=True):
-            loop = found[loop_id]
+    def branches(self, names: Sequence[str], loops: Sequence[LoopRecord]) -> None:
+        """What the branches of a group came to, and which was selected."""
+        for name, loop in zip(names, loops, strict=True):
             answer = loop.messages[-1].text if loop.messages else ""
             mark = "selected" if loop.parallel_group and loop.parallel_group.is_selected else "kept on record"
-            self.fact(f"“{name}” {answer} {loop.usage.total_tokens} tokens, {len(loop.turns)} steps: {mark}")
+            self.fact(f"“{name}” {answer} {loop.usage.total_tokens} tokens: {mark}")
 
     def shown(self, when: str, shown: int, said: int) -> None:
         self.fact(f"{when}: the model is shown {shown} messages of {said} that were said")
 
     def summary(self, text: str) -> None:
-        self._print(Text(f"    {line(text, WIDTH - 6)}", style="dim"))
+        self._print(Text(f"    {line(text, 3 * WIDTH)}", style="dim"))
 
-    def tree(self, trees: Sequence[tuple[str, SessionRecord]]) -> None:
-        for title, record in trees:
-            self._print(run_tree(title, record))
+    def tree(self, root: Node) -> None:
+        print_tree(root)
 
     def diff(self, diff: Diff, left: str, right: str) -> None:
         table = Table(title="Where the two branches part", title_justify="left", title_style="bold", width=self._width)
@@ -125,7 +131,9 @@ class Stage:
             (f"{command} diff {left} {right}", "the two branches"),
             (f"{command} show {chat} --all", "all that was said"),
         ):
-            self._console.print(Text.assemble("  ", (typed, "cyan"), (f"   # {about}" if about else "", "dim")), soft_wrap=True)
+            self._console.print(
+                Text.assemble("  ", (typed, "cyan"), (f"   # {about}" if about else "", "dim")), soft_wrap=True
+            )
 
     @property
     def _width(self) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from functools import wraps
 from typing import Any, Self
 
 from perdure.errors import ConfigurationError
 from perdure.sessions.chat import Chat
 from perdure.sessions.face import Sessions
+
+NOT_OPEN = "These sessions are not open. Use them inside `with perdure.connect_blocking(…)`."
 
 
 class _Loop:
@@ -22,24 +24,34 @@ class _Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="perdure blocking", daemon=True)
         self._thread.start()
 
-    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def wait(self, work: Awaitable[Any]) -> Any:
         """What a coroutine comes to. Ctrl-C cancels it, and waits until it has put its things in order."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise ConfigurationError("A blocking verb was called from inside a run. Tools and subscribers use await.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._require_usable(work)
+        tasks: list[asyncio.Task[Any]] = []
+        future = asyncio.run_coroutine_threadsafe(_noted(work, tasks), self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
-            asyncio.run_coroutine_threadsafe(_settled(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(_ended(tasks), self._loop).result()
             raise
+
+    def _require_usable(self, work: Awaitable[Any]) -> None:
+        problem = None
+        if self._loop.is_closed():
+            problem = NOT_OPEN
+        elif threading.current_thread() is self._thread:
+            problem = "A blocking verb was called from inside a run. Tools and subscribers use await."
+        if problem is not None:
+            if inspect.iscoroutine(work):
+                work.close()
+            raise ConfigurationError(problem)
 
     def iterate(self, source: AsyncIterator[Any]) -> Iterator[Any]:
         try:
             while True:
                 try:
-                    item = self.wait(anext(source))  # type: ignore[arg-type]
+                    item = self.wait(anext(source))
                 except StopAsyncIteration:
                     return
                 yield item
@@ -49,15 +61,24 @@ class _Loop:
                 self.wait(close())
 
     def close(self) -> None:
+        self.wait(self._loop.shutdown_asyncgens())
+        self.wait(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _settled() -> None:
-    """Wait for whatever else is under way."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.wait(others, timeout=10) if others else None
+async def _noted(work: Awaitable[Any], tasks: list[asyncio.Task[Any]]) -> Any:
+    """Wait for something, having written down which task does."""
+    task = asyncio.current_task()
+    assert task is not None
+    tasks.append(task)
+    return await work
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 class _Blocking:
@@ -83,7 +104,7 @@ class _Blocking:
         if self._loop is None:
             if inspect.iscoroutine(outcome):
                 outcome.close()
-            raise ConfigurationError("These sessions are not open. Use them inside `with perdure.connect_blocking(…)`.")
+            raise ConfigurationError(NOT_OPEN)
         if inspect.iscoroutine(outcome):
             outcome = self._loop.wait(outcome)
         if isinstance(outcome, Chat):

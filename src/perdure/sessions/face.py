@@ -312,7 +312,7 @@ class Sessions:
         store = self.store
         if not isinstance(store, Search):
             raise _cannot(store, "search messages")
-        key = None if session_id is None else await self._reach(session_id)
+        key = None if session_id is None else (await self.info(session_id)).id
         return await store.search(text, owner=self.owner, session_id=key, limit=limit)
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:

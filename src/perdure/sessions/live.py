@@ -67,23 +67,24 @@ class LiveSet:
         """While the block is under way, the session is pinned."""
         live = self.touch(session_id)
         live.running += 1
-        self._settle(session_id, live)
+        self._settle(session_id)
         try:
             yield
         finally:
             live.running -= 1
-            self._settle(session_id, live)
+            self._settle(session_id)
 
     def subscribe(self, session_id: SessionId, subscriber: Subscriber) -> LiveSubscription:
         if not callable(subscriber):
             raise InvalidData("$.subscriber", f"expected a function, got {type(subscriber).__name__}")
         live = self.touch(session_id)
-        subscription = LiveSubscription(live.bus.wiretap(subscriber), lambda: self._settle(session_id, live))
-        self._settle(session_id, live)
+        subscription = LiveSubscription(live.bus.wiretap(subscriber), lambda: self._settle(session_id))
+        self._settle(session_id)
         return subscription
 
-    def _settle(self, session_id: str, live: _LiveSession) -> None:
-        settle = self._pin if live.is_pinned else self._unpin
+    def _settle(self, session_id: str) -> None:
+        live = self._open.get(session_id)  # not the one a subscriber came to: that may have been closed since
+        settle = self._pin if live is not None and live.is_pinned else self._unpin
         if settle is not None:
             settle(session_id)
 
@@ -98,8 +99,8 @@ class LiveSet:
         live = self._open.get(session_id)
         if live is not None:
             live.bus.clear()
-            self._settle(session_id, live)
             self._drop(session_id)
+            self._settle(session_id)
 
 
 class LiveSubscription:

@@ -189,5 +189,6 @@ def _messages_of(entry: Entry) -> list[str]:
     """The ids of the messages that an entry of a run names."""
     if not isinstance(entry.body, Mapping):
         return []
-    named = [entry.body.get("message"), *(entry.body.get("messages") or ())]
+    made = [part.get("message") for part in entry.body.get("shown") or () if isinstance(part, Mapping)]
+    named = [entry.body.get("message"), *(entry.body.get("messages") or ()), *made]
     return [message["id"] for message in named if isinstance(message, Mapping) and isinstance(message.get("id"), str)]

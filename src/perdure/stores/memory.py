@@ -415,7 +415,8 @@ def _page_start(after: str | None) -> int | None:
 
 def _check_entries(entries: Sequence[Entry], messages: Sequence[Message] = ()) -> None:
     for entry in entries:
-        codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
+        if not (entry.kind.isascii() and (entry.run is None or entry.run.isascii())):
+            codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
         if type(entry.body) is not msgspec.Raw:
             codec.encode_json(entry.body, f"$.{entry.kind}")
     for message in messages:
@@ -423,8 +424,7 @@ def _check_entries(entries: Sequence[Entry], messages: Sequence[Message] = ()) -
 
 
 def _enter(record: list[JournalEntry], entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        record.append(JournalEntry(len(record) + 1, entry.kind, entry.body, entry.run))
+    record += [JournalEntry(seq, each.kind, each.body, each.run) for seq, each in enumerate(entries, len(record) + 1)]
 
 
 def _readable(entry: JournalEntry) -> JournalEntry:

@@ -23,6 +23,7 @@ from perdure.protocols import (
     Filters,
     JournalEntry,
     Key,
+    Problem,
     RunOnRecord,
     SearchHit,
     SessionQuery,
@@ -44,6 +45,7 @@ from perdure.stores import postgres_redaction as redaction
 from perdure.stores import postgres_search as search
 from perdure.stores.live import LRU, Live
 from perdure.stores.postgres_changes import Append, Change, Keep, Take
+from perdure.stores.postgres_check import check
 from perdure.stores.postgres_events import Listener
 from perdure.stores.postgres_link import Link
 from perdure.stores.postgres_rows import given_time
@@ -170,9 +172,9 @@ class PostgresStore:
 
     async def _load(self, key: SessionId, version: int | None, live: Live | None) -> AgentSession | None:
         link = self._db.link
-        known = reads.Known()
-        if live is not None and version in (None, live.session.version):
-            known = reads.Known(live.session.version, live.erasures, live.at_hand)
+        known = None
+        if live is not None and live.at_hand and version in (None, live.session.version):
+            known = (live.session.version, live.erasures)
         shelf = Shelf(self._db.origin, live.session if live is not None else None)
         loaded = await reads.load(link, key, version, known, shelf, cold=live is None)
         if loaded is None:
@@ -315,6 +317,9 @@ class PostgresStore:
     async def restore(self, archived: ArchivedSession) -> bool:
         job = partial(archive.restore, archived=archived, origin=self._db.origin, at=given_time())
         return await self._db.link.whole(job)
+
+    async def check(self) -> Sequence[Problem]:
+        return await self._db.link.whole(check, snapshot=True)
 
 
 class _Open:

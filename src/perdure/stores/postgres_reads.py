@@ -18,7 +18,11 @@ from perdure.stores.postgres_rows import Place, decode_rows, plain
 from perdure.stores.rows import Shelf, StoredHead, decode_info, hash_of
 from perdure.stores.sqlite_jobs import page_start, unpacked_head
 
-# Of a session that is known as it is, nothing but that; of one that is not, its messages too, if they are few.
+_PEEK = """
+    SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures
+    FROM session CROSS JOIN meta WHERE session.id = %s
+"""
+# With its messages, if nothing is known of it and they are few.
 _LOAD = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures,
         head.version, head.crc, head.body, value.hashes, value.bodies,
@@ -26,7 +30,6 @@ _LOAD = """
         (SELECT max(newest.version) FROM head AS newest WHERE newest.sid = session.sid)
     FROM session CROSS JOIN meta
     LEFT JOIN head ON head.sid = session.sid AND head.version = coalesce(%(version)s, session.version)
-        AND NOT (session.version = %(known)s AND meta.erasures = %(erasures)s AND %(at_hand)s)
     LEFT JOIN LATERAL (
         SELECT array_agg(hash) AS hashes, array_agg(body) AS bodies
         FROM value WHERE hash = ANY (head.hashes)
@@ -45,12 +48,8 @@ _VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"
 _MESSAGES = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s ORDER BY pos"
 
 
-class Known(msgspec.Struct, frozen=True):
-    """What is at hand of a session: its version and the count of erasures then, if that is all that a load needs."""
-
-    version: int = -1
-    erasures: int = -1
-    at_hand: bool = False
+Known = tuple[int, int]
+"""The version of a session that is at hand, and the count of erasures then."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -63,23 +62,22 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 async def load(
-    link: Link, session_id: str, version: int | None, known: Known, shelf: Shelf, *, cold: bool
+    link: Link, session_id: str, version: int | None, known: Known | None, shelf: Shelf, *, cold: bool
 ) -> Loaded | None:
     """Read a session, and put its messages onto the shelf; None if there is no such version."""
+    if known is not None:
+        seen = await link.row(_PEEK, (session_id,))
+        if seen is None or seen[4:] == known:
+            return None if seen is None else Loaded(Place(*seen[:4]), seen[5])
     asked = {
         "id": session_id,
         "version": version,
-        "known": known.version,
-        "erasures": known.erasures,
-        "at_hand": known.at_hand,
         "cold": cold,
     }
     row = await link.row(_LOAD, asked)
     if row is None:
         return None
     place, (newest, erasures, found, crc, body) = Place(*row[:4]), row[4:9]
-    if (newest, erasures) == (known.version, known.erasures) and known.at_hand:
-        return Loaded(place, erasures)
     last = row[15]
     if version is None and not newest == last == found:
         raise CorruptRecord(session_id, f"head {newest}", f"it should be the last one, and head {last} is")

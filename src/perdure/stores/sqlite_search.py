@@ -38,6 +38,7 @@ _FORMAT = 1
 """Raised whenever words are read from messages in another way: what was indexed before is then indexed anew."""
 _CHUNK = 2_000
 _PATIENCE = 2.0
+_ATTEMPTS = 20
 _MOST_LOGS = 200
 _SCHEMA = """
     CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
@@ -234,10 +235,10 @@ def _snapshot(db: apsw.Connection) -> Iterator[None]:
         db.execute("ROLLBACK")
 
 
-def _catch_up(index: _IndexFile, db: apsw.Connection) -> None:
-    """Index what has been committed since; begin anew if an erasure has not been carried out here."""
+def _catch_up(index: _IndexFile, db: apsw.Connection) -> int:
+    """Index what has been committed since, and say how far; begin anew if an erasure has not been carried out here."""
     deadline = time.monotonic() + _PATIENCE
-    while not _is_current(index, db):
+    while (reached := _reached(index, db)) is None:
         with exclusively(index.db), _snapshot(db):
             uid, erasures = meta(db, "uid"), meta(db, "erasures")
             is_ours = index.note("uid") == uid
@@ -248,16 +249,21 @@ def _catch_up(index: _IndexFile, db: apsw.Connection) -> None:
                 index.clear(uid, erasures)
                 continue
         time.sleep(0.02)  # whoever has erased something from the store is about to erase it here
+    return reached
 
 
-def _is_current(index: _IndexFile, db: apsw.Connection) -> bool:
-    noted = tuple(map(index.note, ("uid", "erasures", "cursor")))
-    found: Any = first_row(
+def _reached(index: _IndexFile, db: apsw.Connection, least: int | None = None) -> int | None:
+    """The last rowid in the index; None if it lacks something: of all that is in the store, or up to that rowid."""
+    noted = dict(rows_of(index.db, "SELECT key, value FROM note", ()))
+    uid, erasures, newest = first_row(
         db,
         "SELECT (SELECT value FROM meta WHERE key = 'uid'), (SELECT value FROM meta WHERE key = 'erasures'),"
         " (SELECT coalesce(max(rowid), 0) FROM msg)",
     )
-    return bool(noted[:2] == found[:2] and noted[2] >= found[2])
+    if (noted.get("uid"), noted.get("erasures")) != (uid, erasures):
+        return None
+    wanted = newest if least is None else min(least, newest)
+    return noted["cursor"] if noted["cursor"] >= wanted else None
 
 
 _OWNER = """
@@ -350,22 +356,30 @@ class _Scorer:
 
 
 def _search(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
-    _catch_up(index, db)
-    with _snapshot(db):
-        filters = _filters(db, query)
-        if filters is None:
-            return []
-        terms = [_phrase(term) for term in query.terms]
-        function = index.scorer.function_for([_how_many(index, each) for each in terms], len(filters))
-        match = " AND ".join((f"text : ({' AND '.join(terms)})", *filters))
-        rows_of(index.db, "SELECT begin_scoring(message) FROM message WHERE message MATCH ? LIMIT 1", (match,))
-        found = rows_of(
-            index.db,
-            f"SELECT {function}(message), rowid FROM message WHERE message MATCH ? ORDER BY rowid DESC LIMIT ?",
-            (match, MOST_RANKED),
-        )
-        found.sort(key=itemgetter(0), reverse=True)  # which leaves equals as they came, the newest first
-        return _best(db, found, query)
+    """Catch up and search; once more, if somebody has made the index anew between the two."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        reached = _catch_up(index, db)
+        with _snapshot(index.db), _snapshot(db):
+            if attempt == _ATTEMPTS or _reached(index, db, reached) is not None:
+                return _find(index, db, query)
+    raise AssertionError("the last attempt returns")
+
+
+def _find(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
+    filters = _filters(db, query)
+    if filters is None:
+        return []
+    terms = [_phrase(term) for term in query.terms]
+    function = index.scorer.function_for([_how_many(index, each) for each in terms], len(filters))
+    match = " AND ".join((f"text : ({' AND '.join(terms)})", *filters))
+    rows_of(index.db, "SELECT begin_scoring(message) FROM message WHERE message MATCH ? LIMIT 1", (match,))
+    found = rows_of(
+        index.db,
+        f"SELECT {function}(message), rowid FROM message WHERE message MATCH ? ORDER BY rowid DESC LIMIT ?",
+        (match, MOST_RANKED),
+    )
+    found.sort(key=itemgetter(0), reverse=True)  # which leaves equals as they came, the newest first
+    return _best(db, found, query)
 
 
 def _phrase(term: Term) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from perdure.errors import ConfigurationError
 from perdure.protocols import SessionStore
@@ -29,7 +29,7 @@ def _memory(url: str, rest: str, cache: int) -> SessionStore:
     from perdure.stores.memory import MemoryStore
 
     if rest:
-        raise ConfigurationError(f"memory:// has nothing behind it; {rest!r} is too much.")
+        raise ConfigurationError(f"memory:// has nothing behind it; {_without_password(rest)!r} is too much.")
     return MemoryStore()
 
 
@@ -44,14 +44,16 @@ def _sqlite(url: str, rest: str, cache: int) -> SessionStore:
 
     # As elsewhere, three slashes come before a path from here, and four before one from the root.
     if not rest.startswith("/"):
-        raise ConfigurationError(f"{url!r} has no path. Use sqlite:///file.db, or sqlite:////absolute/file.db.")
+        raise ConfigurationError(
+            f"{_without_password(url)!r} has no path. Use sqlite:///file.db, or sqlite:////absolute/file.db."
+        )
     return SqliteStore(_path(url, rest[1:]), cache=cache)
 
 
 def _path(url: str, rest: str) -> str:
     path = unquote(rest)
     if not path or "\0" in path:
-        raise ConfigurationError(f"{url!r} has no path. Use {_FORMS}.")
+        raise ConfigurationError(f"{_without_password(url)!r} has no path. Use {_FORMS}.")
     return path
 
 
@@ -73,9 +75,6 @@ _OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {
 
 
 def _without_password(url: str) -> str:
-    """A URL that can be shown: it may hold a password, however it is spelt wrong."""
-    try:
-        password = urlsplit(url).password
-    except ValueError:
-        return url.partition("://")[0] + "://…"
-    return url.replace(f":{password}@", ":…@") if password else url
+    """A URL that can be shown: however it is spelt wrong, a password stands before the last @ or behind a question."""
+    _, found, place = url.rpartition("@")
+    return (f"…@{place}" if found else url).partition("?")[0]

@@ -1,0 +1,273 @@
+"""`perdure chat`: a conversation in a terminal, or line by line through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from perdure.cli.chat_commands import COMMANDS, Desk, carry_out
+from perdure.cli.chat_prompt import Prompt
+from perdure.cli.chat_view import PlainView, TerminalView, View, described
+from perdure.cli.errors import WAITS, Failure
+from perdure.cli.naming import named
+from perdure.cli.options import agent_options, settings_of, store_options
+from perdure.cli.setup import agent_of, data_directory, opened, use_model
+from perdure.cli.terminal import console, line, note
+from perdure.errors import ConfigurationError, PerdureError, SessionNotFound
+from perdure.model.ids import SessionId, now
+from perdure.model.message import ToolCall
+from perdure.model.session import AgentSession
+from perdure.model.stop import StopReason
+from perdure.protocols import Filters
+from perdure.sessions.chat import Chat
+from perdure.sessions.face import Sessions
+from perdure.sessions.reply import Reply
+
+STOPPED = "Stopped. The session is kept, with what was said so far."
+DENIED = "The user does not want this call to be made."
+
+
+@click.command()
+@click.option(
+    "-s", "--session", "wanted", metavar="ID", help="Go on with this session; the beginning of its id will do."
+)
+@click.option("-c", "--continue", "goes_on", is_flag=True, help="Go on with the session that was used last.")
+@agent_options
+@store_options
+@click.pass_context
+def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
+    """Talk to an agent, in a new session unless one is named.
+
+    Ctrl-C stops an answer and keeps the session; Ctrl-D leaves; /help lists what else can be typed. In a pipe, every
+    line is a message, and the answers are printed as plain text.
+    """
+    if wanted and goes_on:
+        raise click.UsageError("Name a session with -s, or take the last one with -c, not both.")
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    with asyncio.Runner() as runner, _entered(runner, opened(ctx)) as sessions:
+        handle = runner.run(_begun(ctx, sessions, wanted, goes_on))
+        desk = Desk(sessions, handle, console())
+        talk = (_TerminalTalk if is_terminal else _PipedTalk)(runner, desk, is_new=not (wanted or goes_on))
+        try:
+            talk.talk()
+        finally:
+            talk.leave(_store_option(ctx))
+
+
+@contextmanager
+def _entered(runner: asyncio.Runner, sessions: Sessions) -> Iterator[Sessions]:
+    runner.run(sessions.__aenter__())
+    try:
+        yield sessions
+    finally:
+        runner.run(sessions.__aexit__())
+
+
+async def _begun(ctx: click.Context, sessions: Sessions, wanted: str | None, goes_on: bool) -> Chat:
+    if not wanted and not goes_on:
+        return await sessions.open(agent=agent_of(ctx))
+    session_id = await _last_used(sessions) if wanted is None else await named(sessions, wanted)
+    agent = agent_of(ctx) if settings_of(ctx).agent else None
+    handle = await sessions.open(session_id, agent)
+    await use_model(ctx, sessions, handle.id)
+    return handle
+
+
+async def _last_used(sessions: Sessions) -> SessionId:
+    """The session that was changed last. Lists are by age, so look in the last hour first, and then further back."""
+    for back in (timedelta(hours=1), timedelta(days=1), timedelta(days=30), None):
+        filters: Filters = {"limit": 500} if back is None else {"limit": 500, "updated_after": now() - back}
+        found = []
+        while True:
+            page = await sessions.list(**filters)
+            found += [info for info in page if info.spawn_ref is None]
+            if page.next is None:
+                break
+            filters["after"] = page.next
+        if found:
+            return max(found, key=lambda info: info.updated_at).id
+    raise ConfigurationError("There is no session to go on with yet. Begin one: perdure chat")
+
+
+def _store_option(ctx: click.Context) -> str:
+    """The option that finds the same store again, if one was given."""
+    from shlex import quote
+
+    from perdure.cli.setup import shown_url
+
+    given = settings_of(ctx).store
+    return f" --store {quote(shown_url(given))}" if given else ""
+
+
+class _Talk:
+    """What both ways to talk share: runs are watched, and a session that waits for a decision is not talked over."""
+
+    view: View
+
+    def __init__(self, runner: asyncio.Runner, desk: Desk, *, is_new: bool) -> None:
+        self._runner = runner
+        self._desk = desk
+        self._is_new = is_new
+
+    def talk(self) -> None:
+        raise NotImplementedError
+
+    def tell(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _session(self) -> AgentSession:
+        return self._runner.run(self._desk.chat.session())
+
+    def _pending(self) -> tuple[ToolCall, ...]:
+        execution = self._session().state.execution
+        return execution.pending_calls if execution is not None else ()
+
+    def _watched(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What a run comes to, shown while it goes on. Ctrl-C stops it, and is passed on once it has ended."""
+        subscription = self._desk.chat.subscribe(self.view.hear)
+        try:
+            return self._runner.run(work)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            subscription.cancel()
+            self.view.finish()
+
+    def _recover(self) -> None:
+        """Go on with a run that was killed, if there is one, and say so."""
+        sessions, session_id = self._desk.sessions, self._desk.chat.id
+        if self._is_new or sessions.runtime.journal is None:
+            return
+        if session_id not in self._runner.run(_lapsed(sessions)):
+            return
+        self.tell("The last run of this session was killed. It is recovered from its record:")
+        report = self._watched(sessions.recover(session_id))
+        for _, problem in report.failed:
+            self.tell(f"It could not be recovered: {problem}")
+        if report.busy:
+            self.tell("Somebody else is recovering it.")
+
+    def _send(self, message: str) -> None:
+        reply: Reply = self._watched(self._desk.chat.send(message))
+        if reply.stop_reason is StopReason.USER_REQUESTED:
+            self.tell(STOPPED)
+
+    def leave(self, store: str) -> None:
+        """Say how to come back. A session in which nothing has happened is not kept."""
+        chat = self._desk.chat
+        try:
+            if self._is_new and self._runner.run(chat.session()).version == 1:
+                self._runner.run(self._desk.sessions.delete(chat.id))
+                self.tell("Nothing was said, and nothing is kept.")
+                return
+        except SessionNotFound:
+            return
+        self.tell(f"To come back: perdure chat -s {chat.id}{store}")
+
+
+async def _lapsed(sessions: Sessions) -> list[SessionId]:
+    assert sessions.runtime.journal is not None
+    return list(await sessions.runtime.journal.lapsed())
+
+
+class _PipedTalk(_Talk):
+    """Lines in, answers out. Nobody can be asked, so a call that needs approval ends the conversation."""
+
+    def __init__(self, runner: asyncio.Runner, desk: Desk, *, is_new: bool) -> None:
+        super().__init__(runner, desk, is_new=is_new)
+        self.view = PlainView(sys.stdout, sys.stderr)
+
+    def talk(self) -> None:
+        self._recover()
+        self._require_decided()
+        for typed in sys.stdin:
+            if not typed.strip():
+                continue
+            if typed.startswith("/"):
+                try:
+                    self._runner.run(carry_out(self._desk, typed.strip()))
+                except EOFError:
+                    return
+            else:
+                self._send(typed.strip())
+                self._require_decided()
+
+    def tell(self, text: str) -> None:
+        note(text)
+
+    def _require_decided(self) -> None:
+        pending = self._pending()
+        if pending:
+            wanted, session_id = ", ".join(map(described, pending)), self._desk.chat.id
+            advice = f"Type: perdure approve {session_id}, or: perdure deny {session_id}"
+            raise Failure(f"The session waits for a person to allow {wanted}. {advice}", WAITS)
+
+
+class _TerminalTalk(_Talk):
+    """A prompt, answers that are drawn as they come, and questions in place."""
+
+    def __init__(self, runner: asyncio.Runner, desk: Desk, *, is_new: bool) -> None:
+        super().__init__(runner, desk, is_new=is_new)
+        self.view = TerminalView(desk.console)
+        colour = desk.console.color_system is not None
+        self._prompt = Prompt(data_directory() / "chat_history", COMMANDS, colour=colour)
+
+    def talk(self) -> None:
+        self._greet()
+        self._guarded(self._recover)
+        self._guarded(self._decide)
+        while (typed := self._prompt.read()) is not None:
+            if not typed.strip():
+                continue
+            try:
+                self._guarded(lambda said=typed: self._take(said))
+            except EOFError:
+                return
+
+    def tell(self, text: str) -> None:
+        self._desk.say(text, "dim")
+
+    def _take(self, typed: str) -> None:
+        if typed.startswith("/"):
+            self._watched(carry_out(self._desk, typed.strip()))
+            self._is_new = self._is_new and not typed.startswith("/fork")
+        elif self._decide():
+            self._send(typed)
+            self._decide()
+
+    def _guarded(self, step: Any) -> None:
+        """Take a step. What goes wrong is said, and the conversation goes on; so it does after Ctrl-C."""
+        try:
+            step()
+        except KeyboardInterrupt:
+            self.tell(STOPPED)
+        except PerdureError as error:
+            self._desk.say(str(error), "red")
+
+    def _greet(self) -> None:
+        session = self._session()
+        self.tell(f"{session.info.agent_name} · {session.id} · /help lists commands, Ctrl-D leaves")
+        said = session.state.messages
+        if said:
+            self.tell(f"{len(said)} messages so far. The last: {line(said[-1].text, 200)}")
+
+    def _decide(self) -> bool:
+        """Ask about each call that waits; False if one was left open."""
+        while pending := self._pending():
+            call = pending[0]
+            answer = self._prompt.ask(f"Allow {described(call)}? [y/n, or why not] ")
+            if not answer:
+                self.tell("It waits. Send anything to be asked again, or come back later.")
+                return False
+            if answer.lower() in ("y", "yes"):
+                self._watched(self._desk.chat.approve([call.id]))
+            else:
+                reason = DENIED if answer.lower() in ("n", "no") else answer
+                self._watched(self._desk.chat.deny(reason, [call.id]))
+        return True

@@ -1,0 +1,147 @@
+"""What can be typed in a chat beside messages: `/fork`, `/undo` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.text import Text
+
+from perdure.actions.definition import ChangeModel, ChangeSystemPrompt
+from perdure.cli.chat_view import described
+from perdure.cli.family_tree import tree_of
+from perdure.cli.terminal import line, safe
+from perdure.cli.tree import print_tree
+from perdure.errors import InvalidData
+from perdure.model.message import Message
+from perdure.sessions.chat import Chat
+from perdure.sessions.face import Sessions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_RUNS, _MESSAGES = 50, 200
+
+
+@dataclass
+class Desk:
+    """What a chat works on. A command may put another session in its place."""
+
+    sessions: Sessions
+    chat: Chat
+    console: Console
+
+    def say(self, text: str, style: str = "") -> None:
+        self.console.print(Text(safe(text), style=style))
+
+
+class Command(NamedTuple):
+    usage: str
+    help: str
+    run: Callable[[Desk, str], Awaitable[None]]
+
+
+async def carry_out(desk: Desk, typed: str) -> None:
+    """Do what a line that begins with a slash says; one that is not known gets the list of those that are."""
+    name, _, argument = typed.partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        desk.say(f"There is no {line(name, 40)}. There are:", "yellow")
+        await _help(desk, "")
+        return
+    await command.run(desk, argument.strip())
+
+
+async def _help(desk: Desk, _: str) -> None:
+    for command in COMMANDS.values():
+        desk.console.print(Text.assemble((f"  {command.usage:<16}", "cyan"), command.help))
+    desk.say("  A line that ends with \\ goes on. Ctrl-C stops a run; Ctrl-D leaves.", "dim")
+
+
+async def _fork(desk: Desk, _: str) -> None:
+    origin = desk.chat.id
+    desk.chat = await desk.chat.fork()
+    desk.say(f"Forked: you are in {desk.chat.id} now; {origin} stays as it is.", "dim")
+
+
+async def _undo(desk: Desk, _: str) -> None:
+    _show_length(desk, "Undone", await desk.chat.undo())
+
+
+async def _compact(desk: Desk, argument: str) -> None:
+    if argument and not argument.isdecimal():
+        raise InvalidData("/compact", f"how many messages to keep is a number, not {argument!r}")
+    options = {"keep_last": int(argument)} if argument else {}
+    _show_length(desk, "Compacted", await desk.chat.compact(**options))
+
+
+async def _uncompact(desk: Desk, _: str) -> None:
+    _show_length(desk, "Uncompacted", await desk.chat.uncompact())
+
+
+def _show_length(desk: Desk, done: str, length: int) -> None:
+    desk.say(f"{done}: the model is shown {length} message{'' if length == 1 else 's'}.", "dim")
+
+
+async def _tree(desk: Desk, _: str) -> None:
+    print_tree(await tree_of(desk.sessions, desk.chat.id, limit=_RUNS))
+
+
+async def _model(desk: Desk, name: str) -> None:
+    if name:
+        await desk.sessions.execute(desk.chat.id, ChangeModel(name))
+    session = await desk.chat.session()
+    model = desk.sessions.loops.build(session.definition, session.state).setup.model
+    desk.say(f"The model is {model.name}.", "dim")
+
+
+async def _system(desk: Desk, text: str) -> None:
+    if text:
+        await desk.sessions.execute(desk.chat.id, ChangeSystemPrompt(text))
+    prompt = (await desk.chat.session()).state.context.system_prompt
+    desk.say(f"The system prompt is: {prompt}" if prompt else "There is no system prompt.", "dim")
+
+
+async def _history(desk: Desk, _: str) -> None:
+    said = await desk.chat.history()
+    if len(said) > _MESSAGES:
+        desk.say(f"… {len(said) - _MESSAGES} older ones: perdure show {desk.chat.id} --all", "dim")
+    for message in said[-_MESSAGES:]:
+        show_message(desk, message)
+
+
+def show_message(desk: Desk, message: Message) -> None:
+    lines = [message.text] if message.text else []
+    lines += [described(call) for call in message.tool_calls]
+    lines += [result.text for result in message.tool_results]
+    desk.console.print(Text.assemble((f"{message.role}: ", "bold"), safe("\n".join(lines))))
+
+
+async def _search(desk: Desk, text: str) -> None:
+    if not text:
+        raise InvalidData("/search", "say what to look for: /search WORDS")
+    hits = await desk.chat.search(text)
+    for hit in hits:
+        desk.console.print(Text.assemble((f"{hit.role}: ", "bold"), line(hit.snippet)))
+    if not hits:
+        desk.say("Nothing was found in this session.", "dim")
+
+
+async def _quit(desk: Desk, _: str) -> None:
+    raise EOFError
+
+
+COMMANDS = {
+    "/fork": Command("/fork", "go on in a new session that begins here", _fork),
+    "/undo": Command("/undo", "take back the last change of what the model is shown", _undo),
+    "/compact": Command("/compact [KEEP]", "show the model less of what is older", _compact),
+    "/uncompact": Command("/uncompact", "show again what the last compaction covers", _uncompact),
+    "/tree": Command("/tree", "the runs of this session", _tree),
+    "/model": Command("/model [NAME]", "which model answers; with a name, another one from now on", _model),
+    "/system": Command("/system [TEXT]", "the system prompt; with a text, another one from now on", _system),
+    "/history": Command("/history", "all that was said, whatever the model is shown of it", _history),
+    "/search": Command("/search WORDS", "find messages of this session", _search),
+    "/help": Command("/help", "this list", _help),
+    "/quit": Command("/quit", "leave; the session stays", _quit),
+}

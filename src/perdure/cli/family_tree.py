@@ -1,0 +1,161 @@
+"""A session's runs, branches, sub-agents and forks as one tree, before anybody draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.shapes import of_usage
+from perdure.model.usage import Usage
+
+if TYPE_CHECKING:
+    from perdure.model.record import LoopRecord
+    from perdure.model.session import AgentSessionInfo
+    from perdure.sessions.face import Sessions
+
+_DEEPEST = 20
+
+
+@dataclass
+class Node:
+    """A session, a run, or a group of parallel branches, and what hangs on it."""
+
+    kind: str
+    """session, fork, subagent, loop, branch or group."""
+    id: str
+    title: str = ""
+    status: str = ""
+    model: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    seconds: float | None = None
+    tools: tuple[str, ...] = ()
+    is_selected: bool = False
+    children: list[Node] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "id": self.id,
+            "title": self.title,
+            "status": self.status,
+            "model": self.model,
+            "usage": of_usage(self.usage),
+            "seconds": self.seconds,
+            "tools": list(self.tools),
+            "selected": self.is_selected,
+            "children": [child.to_json() for child in self.children],
+        }
+
+
+async def tree_of(sessions: Sessions, session_id: str, *, limit: int) -> Node:
+    """The tree below a session, with the last `limit` runs of each."""
+    return await _Grown(sessions, limit).session(await sessions.info(session_id), "session", 0)
+
+
+class _Grown:
+    def __init__(self, sessions: Sessions, limit: int) -> None:
+        self._sessions = sessions
+        self._limit = limit
+
+    async def session(self, info: AgentSessionInfo, kind: str, depth: int) -> Node:
+        node = Node(kind, info.id, _title_of(info), info.status.value)
+        if depth > _DEEPEST:
+            return node
+        record = await self._sessions.record(info.id, limit=self._limit)
+        loops = [await self._sessions.loop(info.id, header.loop_id) for header in record.loops]
+        subagents: dict[str, list[Node]] = {}
+        forks: list[Node] = []
+        for child in await self._children(info.id):
+            if child.spawn_ref is None:
+                forks.append(await self.session(child, "fork", depth + 1))
+            else:
+                grown = await self.session(child, "subagent", depth + 1)
+                subagents.setdefault(child.spawn_ref.parent_loop_id, []).append(grown)
+        node.usage = record.total_usage()
+        node.children = [*_runs(loops, subagents), *forks]
+        # What hangs on a run that is older than those shown hangs on the session.
+        node.children += [each for found in subagents.values() for each in found]
+        return node
+
+    async def _children(self, session_id: str) -> list[AgentSessionInfo]:
+        found: list[AgentSessionInfo] = []
+        after: str | None = None
+        while True:
+            page = await self._sessions.list(parent=session_id, limit=1000, after=after)
+            found += page
+            if page.next is None:
+                return found[::-1]
+            after = page.next
+
+
+def _runs(loops: Sequence[LoopRecord], subagents: dict[str, list[Node]]) -> list[Node]:
+    """Runs in the order they began, the branches of a group below one node."""
+    nodes: list[Node] = []
+    seen: set[str] = set()
+    known = {loop.loop_id: loop for loop in loops}
+    for loop in loops:
+        if loop.loop_id in seen:
+            continue
+        group = loop.parallel_group
+        if group is None or len(group.all_loop_ids) < 2:
+            nodes.append(_run(loop, "loop", subagents))
+            continue
+        seen.update(group.all_loop_ids)
+        branches = [known[each] for each in group.all_loop_ids if each in known]
+        nodes.append(_group(branches, subagents))
+    return nodes
+
+
+def _group(branches: Sequence[LoopRecord], subagents: dict[str, list[Node]]) -> Node:
+    group = branches[0].parallel_group
+    judged = group.evaluation_usage if group else Usage()
+    settled = any(branch.parallel_group and branch.parallel_group.is_selected for branch in branches)
+    over = all(branch.status.is_over for branch in branches)
+    return Node(
+        "group",
+        branches[0].loop_id,
+        f"{len(branches)} branches: {_asked(branches[0])}",
+        "completed" if settled else "aborted" if over else "running",
+        usage=sum((branch.usage for branch in branches), start=judged),
+        seconds=_seconds(branches),
+        children=[_run(branch, "branch", subagents) for branch in branches],
+    )
+
+
+def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
+    group = loop.parallel_group
+    config = loop.config
+    name = config.name if config and config.name and config.name != config.model and kind == "branch" else None
+    return Node(
+        kind,
+        loop.loop_id,
+        name or (_asked(loop) if kind == "loop" else _answered(loop)),
+        loop.status.value,
+        config.model if config else None,
+        loop.usage,
+        _seconds([loop]),
+        tuple(done.call.name for turn in loop.turns for done in turn.tool_executions),
+        bool(group and group.is_selected),
+        subagents.pop(loop.loop_id, []),
+    )
+
+
+def _asked(loop: LoopRecord) -> str:
+    said = [message.text for message in loop.messages if message.role == "user"]
+    return said[0] if said else loop.continuation_kind.kind
+
+
+def _answered(loop: LoopRecord) -> str:
+    said = [message.text for message in loop.messages if message.role == "assistant" and message.text]
+    return said[-1] if said else ""
+
+
+def _seconds(loops: Iterable[LoopRecord]) -> float | None:
+    begun = [loop.started_at for loop in loops if loop.started_at]
+    ended = [loop.ended_at for loop in loops if loop.ended_at]
+    return (max(ended) - min(begun)).total_seconds() if begun and ended else None
+
+
+def _title_of(info: AgentSessionInfo) -> str:
+    return f"{info.agent_name} “{info.name}”" if info.name else info.agent_name

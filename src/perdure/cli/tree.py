@@ -1,0 +1,119 @@
+"""The command that draws a session's tree: in a terminal, as plain lines in a pipe, or as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from perdure.cli.family_tree import Node, tree_of
+from perdure.cli.naming import named
+from perdure.cli.options import json_option, session_argument, store_options
+from perdure.cli.setup import opened, run
+from perdure.cli.terminal import console, is_terminal, line, note, print_json, say, status_style, width
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+_TITLE = 60
+_SIGNS = {"completed": "✓", "failed": "✗", "running": "…", "pending": "·", "aborted": "■", "rejected": "⊘"}
+_WORDS = {"fork": "fork ", "subagent": "sub-agent "}
+
+
+@click.command()
+@session_argument()
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The last runs of each session.")
+@click.option("--svg", metavar="FILE", help="Write a picture.")
+@json_option
+@store_options
+@click.pass_context
+def tree(ctx: click.Context, session: str, limit: int, svg: str | None, as_json: bool) -> None:
+    """Draw the runs of SESSION, its branches, groups, sub-agents and forks, with status, cost and time."""
+
+    async def work() -> Node:
+        async with opened(ctx, must_exist=True) as sessions:
+            return await tree_of(sessions, await named(sessions, session), limit=limit)
+
+    root = run(work())
+    if svg:
+        write_svg(root, svg)
+        note(f"wrote {svg}")
+    elif as_json:
+        print_json(root.to_json())
+    else:
+        print_tree(root)
+
+
+def print_tree(root: Node) -> None:
+    """Draw a tree on stdout."""
+    if is_terminal():
+        console().print(_drawn(root, max(20, (width() or 80) - 50)), overflow="ellipsis", no_wrap=True)
+        return
+    say(_label(root, None))
+    for text in _branches(root, ""):
+        say(text)
+
+
+def _branches(node: Node, indent: str) -> Iterator[str]:
+    for place, child in enumerate(node.children):
+        last = place == len(node.children) - 1
+        yield f"{indent}{'└── ' if last else '├── '}{_label(child, None)}"
+        yield from _branches(child, indent + ("    " if last else "│   "))
+
+
+def _label(node: Node, title: int | None) -> str:
+    return "  ".join(text for text, _ in _pieces(node, title) if text)
+
+
+def _pieces(node: Node, title: int | None) -> list[tuple[str, str]]:
+    """What is said of a node, each with its style."""
+    is_run = node.kind in ("loop", "branch", "group")
+    sign = _SIGNS.get(node.status, "") if is_run else ""
+    name = "" if is_run else _WORDS.get(node.kind, "") + line(node.id)
+    spent = [f"{node.usage.total_tokens:,} tokens"] if node.usage.total_tokens else []
+    spent += [f"${node.usage.cost:.4f}"] if node.usage.cost else []
+    spent += [f"{node.seconds:.2f} s"] if node.seconds is not None else []
+    return [
+        (sign, status_style(node.status)),
+        (name, "bold"),
+        (line(node.title, title), ""),
+        ("★ selected" if node.is_selected else "", "bold yellow"),
+        (f"[{', '.join(line(tool) for tool in node.tools)}]" if node.tools else "", "magenta"),
+        (node.status if not is_run or node.status != "completed" else "", status_style(node.status)),
+        (line(node.model) if node.model else "", "blue"),
+        (", ".join(spent), "dim"),
+    ]
+
+
+def _text(node: Node, title: int | None) -> Text:
+    from rich.text import Text
+
+    text = Text()
+    for piece, style in _pieces(node, title):
+        if piece:
+            text.append(f"{'  ' if text else ''}{piece}", style=style)
+    return text
+
+
+def _drawn(node: Node, title: int | None, onto: Tree | None = None) -> Tree:
+    from rich.tree import Tree
+
+    label = _text(node, title)
+    grown = Tree(label, guide_style="dim") if onto is None else onto.add(label)
+    for child in node.children:
+        _drawn(child, title, grown)
+    return grown
+
+
+def write_svg(root: Node, path: str) -> None:
+    """Draw a tree into an SVG file."""
+    from pathlib import Path
+
+    from rich.console import Console
+
+    out = Console(record=True, file=io.StringIO(), width=120, markup=False, highlight=False, emoji=False)
+    out.print(_drawn(root, _TITLE), overflow="ellipsis", no_wrap=True)
+    Path(path).write_text(out.export_svg(title=f"perdure tree {line(root.id)}"), encoding="utf-8")

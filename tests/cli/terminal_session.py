@@ -1,0 +1,110 @@
+"""A command in a real pseudo-terminal: what a person types goes in, and what the screen would get comes out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+SECONDS = 20.0
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x01\x02\r]")
+
+
+def command(*arguments: str) -> list[str]:
+    """The installed command; `python -m perdure.cli` is the same where it is not on a path."""
+    return [sys.executable, "-m", "perdure.cli", *arguments]
+
+
+def clean_environment(home: Path, **more: str) -> dict[str, str]:
+    """An environment in which nothing of the machine's own settings is found."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "PYTHONPATH") if name in os.environ}
+    return {**kept, "HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "TERM": "xterm", **more}
+
+
+class TerminalSession:
+    """A process whose terminal we are."""
+
+    def __init__(self, arguments: list[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self._process = subprocess.Popen(
+            arguments, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=dict(env), preexec_fn=_own_terminal
+        )
+        os.close(slave)
+        self.raw = b""
+        self._seen = 0
+
+    def __enter__(self) -> TerminalSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._master)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def text(self) -> str:
+        """All that came so far, without what only moves and colours."""
+        return _ESCAPES.sub("", self.raw.decode("utf-8", "replace"))
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def enter(self, text: str) -> None:
+        self.type(f"{text}\r")
+
+    def expect(self, *wanted: str) -> str:
+        """Wait for texts, one after the other, behind what was waited for before; what came until then."""
+        deadline = time.monotonic() + SECONDS
+        begin = self._seen
+        for each in wanted:
+            while (found := self.text.find(each, self._seen)) < 0:
+                assert self._read(deadline), f"waited for {each!r}, and got:\n{self.text[self._seen :]}"
+            self._seen = found + len(each)
+        return self.text[begin : self._seen]
+
+    def ends(self) -> int:
+        """Wait for the process to end; its exit code."""
+        deadline = time.monotonic() + SECONDS
+        while self._read(deadline):
+            pass
+        return self._process.wait(timeout=SECONDS)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _read(self, deadline: float) -> bool:
+        """Take what there is, or wait for it; False if nothing more will come."""
+        ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return False
+        try:
+            chunk = os.read(self._master, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.raw += chunk
+        return bool(chunk)
+
+
+def _own_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,0 +1,175 @@
+"""Commands that change what a session shows, move it, erase it, or begin something."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.cli import progress as bars
+
+from .conftest import COMMAND
+
+
+@pytest.fixture
+def session(perdure: Callable[..., Any]) -> str:
+    """A session of three turns."""
+    perdure("send", "--new", "s", "one")
+    perdure("send", "s", "two")
+    perdure("send", "s", "three")
+    return "s"
+
+
+def shown(perdure: Callable[..., Any], session: str = "s") -> int:
+    return len(perdure("show", session, "--json").json["messages"])
+
+
+def test_what_is_shown(perdure: Callable[..., Any], session: str) -> None:
+    """Each verb prints how many messages are shown then; none loses any."""
+    assert perdure("trim", session, "2").out == "messages shown: 2\n"
+    assert perdure("undo", session).out == "messages shown: 6\n"
+    assert perdure("compact", session, "--strategy", "truncate", "--keep-last", "2", "--json").json == {
+        "session": "s",
+        "messages": shown(perdure),
+    }
+    assert "covers" in perdure("show", session).out
+    assert perdure("uncompact", session).out == "messages shown: 6\n"
+    assert perdure("rewind", session, "2").out == "messages shown: 2\n"
+    assert perdure("reset", session).out == "messages shown: 0\n"
+    assert len(perdure("show", session, "--all", "--json").json["messages"]) == 6
+
+
+def test_a_fork(perdure: Callable[..., Any], session: str) -> None:
+    assert perdure("fork", session, "f").out == "f\n"
+    assert perdure("fork", session, "g", "--at", "2", "--json").json == {"session": "g", "parent": "s"}
+    perdure("fork", session, "h", "--version", "2")
+    assert [shown(perdure, each) for each in "fgh"] == [6, 2, 2]
+    made = perdure("fork", session).out.strip()
+    assert perdure("show", made[:30], "--json").json["parent"] == "s"
+
+
+def test_status_name_and_tags(perdure: Callable[..., Any], session: str) -> None:
+    assert perdure("suspend", session).out == "s is suspended\n"
+    assert perdure("resume", session).out == "s is active\n"
+    perdure("rename", session, "A long talk")
+    assert perdure("tag", session, "a", "b").out == "a b\n"
+    assert perdure("tag", session, "--remove", "a").out == "b\n"
+    found = perdure("ls", "--json").json
+    assert (found["name"], found["tags"]) == ("A long talk", ["b"])
+    perdure("rename", session, "")
+    perdure("delete", session)
+    assert perdure("ls").out == ""
+    assert perdure("ls", "--status", "deleted", "--json").json["name"] is None
+
+
+def test_export_and_import(perdure: Callable[..., Any], session: str, home: Path) -> None:
+    """Through a file or a pipe, all sessions or some."""
+    perdure("send", "--new", "t", "hello")
+    assert "exported 2 sessions" in perdure("export", "-o", "all.jsonl").err
+    assert perdure("--store", "other.db", "import", "all.jsonl", "--json").json["sessions"] == 2
+    assert "2 were there already" in perdure("--store", "other.db", "import", "all.jsonl").out
+    one = perdure("export", "t").out
+    assert "imported 1 sessions" in perdure("--store", "third.db", "import", "-", stdin=one).out
+    assert shown(perdure) == len(perdure("--store", "other.db", "show", "s", "--json").json["messages"])
+
+
+def test_a_copy(perdure: Callable[..., Any], session: str) -> None:
+    report = perdure("copy", "file://copied", "--json").json
+    assert (report["sessions"], report["verified"], report["differing"]) == (1, 1, [])
+    assert "1 were there already" in perdure("copy", "file://copied").out
+    assert perdure("--store", "file://copied", "ls").out.startswith("s\t")
+    perdure("--store", "file://copied", "copy", "file://copied", code=2)
+    perdure("--owner", "ada", "copy", "x.db", code=2)
+
+
+def test_erasing(perdure: Callable[..., Any], session: str) -> None:
+    """It takes --yes where nobody can be asked."""
+    message = perdure("show", session, "--json").json["messages"][0]["id"]
+    perdure("redact", session, message, code=2)
+    assert perdure("redact", session, message, "--yes").out == "messages replaced: 1\n"
+    assert "[redacted]" in perdure("show", session, "--version", "2").out
+    perdure("purge", session, code=2)
+    assert perdure("purge", "--older-than", "1d", "--yes").out == "sessions erased: 0\n"
+    perdure("send", "--new", "t", "hello")
+    assert perdure("purge", session, "-y").out == "sessions erased: 1\n"
+    perdure("show", session, code=3)
+    assert perdure("purge", "--status", "active", "-y").out == "sessions erased: 1\n"
+    assert perdure("gc").out == "messages erased: 0\n"
+
+
+def test_a_person_is_asked(session: str, perdure: Callable[..., Any]) -> None:
+    """In a terminal; no is no."""
+    leader, follower = pty.openpty()
+    child = subprocess.Popen([*COMMAND, "purge", "s"], stdin=follower, stdout=follower, stderr=follower)
+    os.write(leader, b"n\n")
+    assert child.wait(60) == 130
+    os.close(follower)
+    os.close(leader)
+    assert perdure("ls").out.startswith("s\t")
+
+
+def test_init(perdure: Callable[..., Any], home: Path) -> None:
+    """It writes two files, and over none."""
+    assert "perdure chat --agent" in perdure("init", "deep/er").lines[-1]
+    assert (home / "deep" / "er" / "tools.py").is_file()
+    (home / "tools.py").write_text("mine")
+    assert "tools.py exists already" in perdure("init", code=2).err
+    assert not (home / "assistant.md").exists()
+    perdure("init", "--force")
+    assert (home / "tools.py").read_text() != "mine"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(perdure: Callable[..., Any], shell: str) -> None:
+    assert "_PERDURE_COMPLETE" in perdure("completion", shell).out
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("perdure sea", "search"), ("perdure show s", "sess-1"), ("perdure show sess-1 --js", "--json")],
+)
+def test_what_is_completed(perdure: Callable[..., Any], process: Callable[..., Any], words: str, found: str) -> None:
+    """Commands, options, and ids of sessions."""
+    perdure("send", "--new", "sess-1", "hello")
+    count = str(len(words.split()) - 1)
+    env = {"_PERDURE_COMPLETE": "zsh_complete", "COMP_WORDS": words, "COMP_CWORD": count}
+    script = "from perdure.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | env, capture_output=True, text=True, timeout=60
+    )
+    assert found in done.stdout.splitlines()
+
+
+def test_doctor(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are told by name, never by value; what is wrong with the store is told, and an exit code."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    for options in ([], ["--json"]):
+        told = perdure("doctor", *options)
+        assert "OPENAI_API_KEY" in told.out
+        assert "sk-very-secret" not in told.out + told.err
+    assert perdure("doctor", "--json").json["keys"]["ANTHROPIC_API_KEY"] is False
+    told = perdure("--store", "postgresql://ada:hush@localhost:1/none", "doctor", "--json", code=9)
+    assert "hush" not in told.out + told.err
+    assert json.loads(told.out)["store"]["error"]
+
+
+def test_a_bar_for_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only where a person looks, and only after a second."""
+    with bars.progress("working") as tell:
+        tell(1, 2)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with bars.progress("working") as tell:
+        tell(1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(bars, "PATIENCE", 0.0)
+    with bars.progress("working") as tell:
+        tell(1, 2)
+        tell(2, 2)
+    assert "working" in capsys.readouterr().err

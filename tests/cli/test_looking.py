@@ -1,0 +1,217 @@
+"""Commands that look: lists, transcripts, trees, events, differences, searches, sums."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import stories
+
+from perdure import SqliteStore
+from perdure.model.ids import use
+from perdure.testing import FrozenClock
+from perdure.testing.samples import new_session
+
+from .conftest import COMMAND
+
+
+@pytest.fixture
+def told(perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with some of everything in it."""
+
+    async def tell() -> None:
+        clock = FrozenClock(tick=0.001)
+        with use(clock=clock):
+            async with SqliteStore(home / "told.db") as store:
+                await stories.tell(store, clock)
+
+    asyncio.run(tell())
+    monkeypatch.setenv("PERDURE_STORE", f"sqlite:///{home}/told.db")
+
+
+def test_filters(perdure: Callable[..., Any], told: None) -> None:
+    """Each narrows the list; --json gives one document a line."""
+
+    def ids(*options: str) -> set[str]:
+        return {each["id"] for each in perdure("ls", "--json", *options).json_lines}
+
+    assert ids("--tag", "vip") == {"talk", "a-fork", "a-fork-of-it"}
+    assert ids("--status", "deleted") == {"hidden"}
+    assert ids("--parent", "talk") == {"a-fork"}
+    assert ids("--agent-name", "nobody") == set()
+    assert len(ids("--limit", "2")) == 2
+    assert len(ids("--all")) == 10
+    assert ids("--since", "1d", "--until", "2020-01-01") == set()
+
+
+def test_a_list_is_shortened_and_says_so(perdure: Callable[..., Any], told: None) -> None:
+    assert "--all" in perdure("ls", "--limit", "3").err
+    assert perdure("ls", "--all").err == ""
+
+
+def test_every_session_is_shown_and_drawn(perdure: Callable[..., Any], told: None) -> None:
+    """Whatever it is made of."""
+    for info in perdure("ls", "--all", "--json").json_lines:
+        for options in ([], ["--json"]):
+            perdure("show", info["id"], *options)
+            perdure("tree", info["id"], *options)
+            perdure("events", info["id"], *options)
+        assert perdure("show", info["id"], "--json").json["version"] == info["version"]
+        perdure("show", info["id"], "--all")
+
+
+def test_all_that_was_said(perdure: Callable[..., Any]) -> None:
+    """Trimmed messages are shown with --all, and as of an older version."""
+    perdure("send", "--new", "s", "first")
+    perdure("send", "s", "second")
+    perdure("trim", "s", "2")
+    assert "first" not in perdure("show", "s").out
+    assert "first" in perdure("show", "s", "--all").out
+    assert "first" in perdure("show", "s", "--version", "3").out
+    assert "second" not in perdure("show", "s", "--version", "2").out
+    assert len(perdure("show", "s", "--all", "--last", "1", "--json").json["messages"]) == 1
+    perdure("show", "s", "--all", "--version", "2", code=2)
+
+
+def test_a_beginning_is_enough(perdure: Callable[..., Any]) -> None:
+    """Where only one session has it; a whole id wins over longer ones; @ is the newest."""
+    for name in ("abc", "abcd-1", "abcd-2"):
+        perdure("send", "--new", name, f"I am {name}")
+    assert "I am abc\n" in perdure("show", "abc").out
+    assert "I am abcd-2" in perdure("show", "@").out
+    assert "I am abcd-1" in perdure("show", "abcd-1").out
+    shown = perdure("show", "abcd", code=2).err
+    assert "abcd-1" in shown
+    assert "abcd-2" in shown
+    perdure("delete", "abcd-2")
+    assert "I am abcd-1" in perdure("show", "abcd").out
+
+
+def test_the_newest_of_none(perdure: Callable[..., Any]) -> None:
+    perdure("show", "@", code=3)
+
+
+def test_a_tree(perdure: Callable[..., Any], told: None, home: Path) -> None:
+    """Branches with the one that was selected, sub-agents below their run, forks below their session."""
+    branches = perdure("tree", "branches").lines
+    assert "2 branches" in branches[1]
+    assert sum("★ selected" in line for line in branches) == 1
+    talk = perdure("tree", "talk", "--json").json
+    forks = [child for child in talk["children"] if child["kind"] == "fork"]
+    assert [fork["id"] for fork in forks] == ["a-fork"]
+    assert forks[0]["children"][-1]["id"] == "a-fork-of-it"
+    asked = [info for info in perdure("ls", "--all", "--json").json_lines if info["spawned_by"]]
+    caller = perdure("tree", asked[0]["parent"]).out
+    assert f"sub-agent {asked[0]['id']}" in caller
+    perdure("tree", "branches", "--svg", "tree.svg")
+    assert (home / "tree.svg").read_text().startswith("<svg")
+
+
+def test_sub_agents_are_not_counted_twice(perdure: Callable[..., Any], told: None) -> None:
+    """What they have used is part of what their callers have used; the total is that of the roots."""
+    found = perdure("stats", "--json").json
+    roots = [info["id"] for info in perdure("ls", "--all", "--json").json_lines if not info["spawned_by"]]
+    used = sum(perdure("tree", each, "--json").json["usage"]["input_tokens"] for each in roots)
+    assert found["total"]["input_tokens"] == used > 0
+    for by in ("agent", "model", "day"):
+        assert sum(row["input_tokens"] for row in found[f"by_{by}"]) == used
+    assert {row["key"] for row in found["by_agent"]} >= {"helper"}
+
+
+def test_sums(perdure: Callable[..., Any]) -> None:
+    perdure("stats")
+    perdure("send", "--new", "s", "hello")
+    assert [line.split("\t")[:3] for line in perdure("stats", "--by", "model").lines] == [["model", "offline", "1"]]
+    assert perdure("stats", "--since", "2999-01-01").out == ""
+    assert perdure("stats", "--agent-name", "nobody").out == ""
+
+
+def test_events(perdure: Callable[..., Any]) -> None:
+    """One a line; as JSON with a cursor that --after takes."""
+    perdure("send", "--new", "s", "hello")
+    shown = perdure("events", "s").lines
+    assert "agent_start" in shown[0]
+    assert "agent_end" in shown[-1]
+    found = perdure("events", "s", "--json").json_lines
+    assert found[0]["type"] == "agent_start"
+    rest = perdure("events", "s", "--json", "--after", str(found[1]["cursor"])).json_lines
+    assert rest == found[2:]
+    assert perdure("events", "s", "--json", "--last", "2").json_lines == found[-2:]
+
+
+def test_events_as_they_come(perdure: Callable[..., Any]) -> None:
+    """From another process, until Ctrl-C."""
+    perdure("send", "--new", "s", "hello")
+    following = subprocess.Popen(
+        [*COMMAND, "events", "s", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    assert following.stdout is not None
+    line = ""
+    while "agent_end" not in line:
+        line = following.stdout.readline()
+    perdure("send", "s", "and again")
+    while "and again" not in line:
+        line = following.stdout.readline()
+    os.kill(following.pid, signal.SIGINT)
+    _, err = following.communicate(timeout=30)
+    assert following.returncode == 130
+    assert err == "perdure: interrupted\n"
+
+
+def test_a_difference(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "left", "hello")
+    perdure("fork", "left", "right")
+    perdure("inject", "left", "this way")
+    perdure("inject", "right", "that way", "--role", "assistant")
+    shown = perdure("diff", "left", "right").out
+    assert shown.startswith("--- left\n+++ right\n@@ 2 messages in common @@\n")
+    assert "-   this way" in shown
+    assert "+   that way" in shown
+    found = perdure("diff", "left", "right", "--json").json
+    assert found["sessions"] == ["left", "right"]
+    assert found["common"] == 2
+    assert found["right"][0]["role"] == "assistant"
+
+
+def test_a_search(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "s", "the quick brown fox")
+    perdure("send", "--new", "t", "the slow snail")
+    perdure("reset", "s")
+    assert perdure("search", "quick fox").out.split("\t")[0] == "s"
+    hit = perdure("search", "snail", "--json", "--limit", "1").json_lines[0]
+    assert (hit["session"], hit["role"]) == ("t", "user")
+    assert perdure("search", "quick", "--in", "t").out == ""
+
+
+def test_damage_does_not_stop_a_list(perdure: Callable[..., Any], home: Path) -> None:
+    """It is told beside the rest, and `fsck` says what to do."""
+    for name in ("good", "bad"):
+        perdure("--store", "file://kept", "send", "--new", name, "hello")
+    (home / "kept" / "bad.json").write_text("{")
+    shown = perdure("--store", "file://kept", "ls")
+    assert shown.out.startswith("good\t")
+    assert "damaged" in shown.err
+    report = perdure("--store", "file://kept", "fsck", code=6).out
+    assert "bad" in report
+    assert perdure("--store", "file://kept", "fsck", "--json", code=6).json["problems"][0]["repair"]
+    assert perdure("--store", "file://kept", "fsck", "good").out == "1 sessions, 2 messages, no problems\n"
+
+
+def test_a_thousand_and_more(perdure: Callable[..., Any], home: Path) -> None:
+    """A list goes over pages."""
+
+    async def fill() -> None:
+        async with SqliteStore(home / "many.db") as store:
+            await asyncio.gather(*(store.create(new_session(id=f"n{number}")) for number in range(1100)))
+
+    asyncio.run(fill())
+    assert len(perdure("--store", "many.db", "ls", "--all").lines) == 1100
+    assert len(perdure("--store", "many.db", "ls", "--limit", "1050").lines) == 1050
+    assert len(perdure("--store", "many.db", "ls").lines) == 50
+    assert perdure("--store", "many.db", "show", "n1099").out.startswith("# n1099")

@@ -1,0 +1,148 @@
+"""Commands that run an agent, or reach one that runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import COMMAND
+
+TOOLS = '''
+import time
+from pathlib import Path
+from perdure import tool
+
+@tool(needs_approval=True)
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    with Path("ledger").open("a") as ledger:
+        ledger.write(f"{a}+{b}\\n")
+    return a + b
+'''
+SLOW = '''
+import time
+from pathlib import Path
+from perdure import tool
+
+@tool(idempotent=True)
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    Path("begun").touch()
+    if not Path("quick").exists():
+        time.sleep(60)
+    return a + b
+'''
+
+
+@pytest.fixture
+def tools(home: Path) -> str:
+    (home / "tools.py").write_text(TOOLS)
+    return "tools.py"
+
+
+def test_a_message_and_its_answer(perdure: Callable[..., Any]) -> None:
+    """The answer stands on stdout, the new session's id on stderr."""
+    shown = perdure("send", "--new", "what is 19 * 21?")
+    assert "399" in shown.out
+    session = shown.err.split()[-1]
+    assert perdure("ls").out.startswith(session)
+    assert "5" in perdure("send", session[:35], "-", stdin="what is 2 + 3?").out
+
+
+def test_a_new_session_does_not_take_an_id_that_is_there(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "s", "hello")
+    perdure("send", "--new", "s", "hello", code=2)
+    perdure("send", "t", "hello", code=3)
+    assert len(perdure("ls").lines) == 1
+
+
+def test_a_reply_as_json(perdure: Callable[..., Any]) -> None:
+    reply = perdure("send", "--new", "s", "what is 2 + 3?", "--json").json
+    assert (reply["session"], reply["version"], reply["pending_calls"]) == ("s", 2, [])
+    assert reply["usage"]["input_tokens"] > 0
+
+
+def test_a_key_sends_once(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "s", "hello", "--key", "k")
+    perdure("send", "s", "hello", "--key", "k")
+    assert len(perdure("show", "s", "--json").json["messages"]) == 2
+
+
+def test_approval(perdure: Callable[..., Any], tools: str, home: Path) -> None:
+    """A run that waits says how to go on, and has an exit code of its own."""
+    shown = perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
+    assert "perdure approve s" in shown.err
+    assert not (home / "ledger").exists()
+    pending = perdure("show", "s", "--json").json["pending_calls"]
+    assert pending[0]["arguments"] == {"a": 2, "b": 3}
+    assert "5" in perdure("approve", "s", "--call", pending[0]["id"], "--tools", tools).out
+    assert (home / "ledger").read_text() == "2+3\n"
+
+
+def test_denial(perdure: Callable[..., Any], tools: str, home: Path) -> None:
+    perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, "--json", code=10)
+    perdure("deny", "s", "not today", "--tools", tools)
+    assert "not today" in perdure("show", "s").out
+    assert not (home / "ledger").exists()
+
+
+def test_a_killed_run_is_recovered(perdure: Callable[..., Any], home: Path) -> None:
+    """By whoever types `recover`, with the same tools."""
+    (home / "slow.py").write_text(SLOW)
+    arguments = ["send", "--new", "s", "what is 2 + 3?", "--tools", "slow.py"]
+    running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _await_file(home / "begun")
+    assert "perdure cancel s" in perdure("send", "s", "hello", code=4).err
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    (home / "quick").touch()
+    assert perdure("recover", "--tools", "slow.py", "--json").json["resumed"] == ["s"]
+    assert "5" in perdure("show", "s", "--last", "1").out
+    assert perdure("recover").out == "no run was killed\n"
+
+
+def test_a_run_is_cancelled_from_elsewhere(perdure: Callable[..., Any], home: Path) -> None:
+    """It ends by itself, and what was said is kept."""
+    (home / "slow.py").write_text(SLOW)
+    arguments = ["send", "--new", "s", "what is 2 + 3?", "--tools", "slow.py"]
+    running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _await_file(home / "begun")
+        assert perdure("cancel", "s").out == "s is asked to stop\n"
+        _await_end_of_run(perdure)
+    finally:
+        running.kill()
+        running.wait()
+    assert "what is 2 + 3?" in perdure("show", "s").out
+
+
+def _await_file(path: Path) -> None:
+    until = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _await_end_of_run(perdure: Callable[..., Any]) -> None:
+    until = time.monotonic() + 30
+    while "agent_end" not in perdure("events", "s", "--last", "1").out:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_nothing_to_cancel(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "s", "hello")
+    assert perdure("cancel", "s").out == "s is not being run\n"
+
+
+def test_a_message_without_a_run(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "s", "hello")
+    assert perdure("inject", "s", "-", "--role", "system", stdin="Be kind.").out == "messages shown: 3\n"
+    assert perdure("show", "s", "--json").json["messages"][-1]["role"] == "system"

@@ -1,0 +1,60 @@
+"""What is made safe for a terminal."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.cli.terminal import line, print_json, safe
+
+
+@given(st.text())
+def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
+    """No control character but newline and tab, and nothing that turns the direction of text."""
+    for character in safe(text):
+        assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+        assert unicodedata.bidirectional(character) not in (
+            "LRE",
+            "RLE",
+            "LRO",
+            "RLO",
+            "PDF",
+            "LRI",
+            "RLI",
+            "FSI",
+            "PDI",
+        )
+
+
+@given(st.text(st.characters(exclude_categories=("C", "Z"))))
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert safe(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("\x1b[31m", "\\x1b[31m"), ("a\r\nb", "a\nb"), ("\u202e", "\\u202e"), ("\x9b", "\\x9b"), ("\x7f", "\\x7f")],
+)
+def test_what_is_unsafe_stands_there_in_writing(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+@given(st.text(), st.integers(1, 20))
+def test_a_line_is_one_line(text: str, width: int) -> None:
+    """However long it was."""
+    assert len(line(text, width)) <= width
+    assert "\n" not in line(text)
+    assert "\t" not in line(text)
+
+
+def test_json_survives_what_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """What could steer a terminal is escaped as JSON allows, so that a reader gets it back."""
+    for text in ("\x1b[2J", "\x7f", "\x9b", "\u202e", "ü🎈", "\u2028"):
+        print_json({"text": text})
+        shown = capsys.readouterr().out
+        assert json.loads(shown) == {"text": text}
+        assert safe(shown) == shown

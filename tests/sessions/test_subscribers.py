@@ -1,0 +1,132 @@
+"""Who listens to a session, hears it: in order, alone in their failures, until they cancel or it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import SessionSaved, ToolCall, TurnEnd
+from perdure.testing import ScriptedDriver
+
+
+def look() -> str:
+    return "seen"
+
+
+def connect() -> perdure.Sessions:
+    def reply(request: Any) -> Any:
+        return ToolCall(name="look") if request.step == 0 else "done"
+
+    return perdure.connect("memory://", driver=ScriptedDriver(reply), tools=[look])
+
+
+async def test_subscribers_hear_in_the_order_they_came() -> None:
+    """Plain and async ones; each is done before the next is called."""
+    heard: list[str] = []
+
+    async def slowly(event: object) -> None:
+        await asyncio.sleep(0)
+        heard.append("first")
+
+    async with connect() as sessions:
+        chat = await sessions.open()
+        chat.subscribe(slowly)
+        await sessions.subscribe(chat.id, lambda event: heard.append("second"))
+        await chat.inject({"role": "user", "content": "hi"})
+        assert heard
+        assert heard == ["first", "second"] * (len(heard) // 2)
+
+
+async def test_a_turn_end_comes_with_every_turn() -> None:
+    async with connect() as sessions:
+        chat, heard = await sessions.open(), []
+        chat.subscribe(heard.append)
+        await chat.send("hi")
+        assert len([event for event in heard if isinstance(event, TurnEnd)]) == 2
+        assert isinstance(heard[-1], SessionSaved)
+
+
+async def test_one_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(event: object) -> None:
+        raise ValueError("no")
+
+    async with connect() as sessions:
+        chat, heard = await sessions.open(), []
+        chat.subscribe(fail)
+        chat.subscribe(heard.append)
+        with caplog.at_level(logging.CRITICAL, "perdure.events"):
+            assert (await chat.send("hi")).text == "done"
+        assert heard
+
+
+async def test_one_that_cancels_hears_no_more() -> None:
+    async with connect() as sessions:
+        chat, heard = await sessions.open(), []
+        handle = chat.subscribe(heard.append)
+        await chat.send("hi")
+        before = len(heard)
+        handle.cancel()
+        handle.cancel()
+        await chat.send("hi")
+        assert len(heard) == before
+
+
+async def test_a_fork_has_no_subscribers() -> None:
+    async with connect() as sessions:
+        chat, heard = await sessions.open(), []
+        chat.subscribe(heard.append)
+        branch = await chat.fork()
+        heard.clear()
+        await branch.send("hi")
+        assert heard == []
+
+
+async def test_subscribers_survive_a_reset_and_not_a_close() -> None:
+    async with connect() as sessions:
+        chat, heard = await sessions.open(), []
+        handle = chat.subscribe(heard.append)
+        await chat.reset()
+        heard.clear()
+        await chat.send("hi")
+        assert heard
+        await chat.close()
+        heard.clear()
+        await chat.send("hi")
+        handle.cancel()
+        assert heard == []
+
+
+async def test_they_hear_their_own_session_only() -> None:
+    async with connect() as sessions:
+        chat, other, heard = await sessions.open(), await sessions.open(), []
+        chat.subscribe(heard.append)
+        await other.send("hi")
+        assert heard == []
+
+
+async def test_a_subscriber_may_use_the_session_it_listens_to() -> None:
+    """What it does is heard in its turn."""
+    async with connect() as sessions:
+        chat = await sessions.open()
+        lengths: list[int] = []
+
+        async def on_saved(event: object) -> None:
+            if isinstance(event, SessionSaved):
+                lengths.append(await chat.length())
+
+        chat.subscribe(on_saved)
+        await chat.send("hi")
+        assert lengths == [4]
+
+
+async def test_events_are_heard_from_the_record_too() -> None:
+    async with connect() as sessions:
+        chat = await sessions.open()
+        await chat.send("hi")
+        kinds = [type(event).__name__ async for event in chat.events()]
+        assert kinds[0] == "AgentStart"
+        assert kinds.count("TurnEnd") == 2

@@ -1,0 +1,462 @@
+"""What each verb does, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import (
+    AgentDefinition,
+    ConfigurationError,
+    InvalidData,
+    InvalidSessionId,
+    Message,
+    RunFailed,
+    SessionConflict,
+    SessionNotFound,
+    Sessions,
+    StopReason,
+    ToolCall,
+    WriteMetadata,
+)
+from perdure.loop.tool_use import current_session
+from perdure.testing import Chunks, Delay, ScriptedDriver
+
+Connect = Callable[..., Sessions]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+    """`perdure.connect` on either store."""
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}"
+    return lambda **options: perdure.connect(url, **options)
+
+
+def texts(messages: Any) -> list[str]:
+    return [message.text for message in messages]
+
+
+async def shown(sessions: Sessions, session_id: str) -> list[str]:
+    return texts((await sessions.session(session_id)).state.messages)
+
+
+@asynccontextmanager
+async def said(connect: Connect, *lines: str, **options: Any) -> AsyncIterator[tuple[Sessions, perdure.Chat]]:
+    """A session in which these lines have been said."""
+    async with connect(**{"driver": ScriptedDriver(lambda _: "yes"), **options}) as sessions:
+        chat = await sessions.open()
+        for line in lines:
+            await chat.inject({"role": "user", "content": line})
+        yield sessions, chat
+
+
+async def test_open_makes_a_session_once(connect: Connect) -> None:
+    """An id that is there is opened; without one, a UUIDv7 is made."""
+    async with connect() as sessions:
+        first, again = await sessions.open("mine"), await sessions.open("mine")
+        assert first.id == again.id == "mine"
+        assert (await sessions.info("mine")).version == 1
+        made = await sessions.open()
+        assert uuid.UUID(made.id).version == 7
+
+
+async def test_another_agent_does_not_get_the_session(connect: Connect) -> None:
+    async with connect() as sessions:
+        await sessions.open("mine", AgentDefinition("poet"))
+        await sessions.open("mine", AgentDefinition("poet"))
+        await sessions.open("mine")
+        with pytest.raises(SessionConflict, match="belongs to the agent 'poet'"):
+            await sessions.open("mine", AgentDefinition("critic"))
+        with pytest.raises(InvalidData, match="AgentDefinition"):
+            await sessions.open("other", "poet")  # type: ignore[arg-type]
+        assert not await sessions.exists("other")
+
+
+async def test_two_who_open_the_same_id_at_once_have_the_same_session(connect: Connect) -> None:
+    async with connect() as sessions:
+        chats = await asyncio.gather(*(sessions.open("mine") for _ in range(5)))
+        assert {chat.id for chat in chats} == {"mine"}
+        assert len(await sessions.list()) == 1
+
+
+UNKNOWN: dict[str, Callable[[Sessions], Any]] = {
+    "length": lambda s: s.length("nobody"),
+    "reset": lambda s: s.reset("nobody"),
+    "fork": lambda s: s.fork("nobody"),
+    "trim": lambda s: s.trim("nobody", 1),
+    "compact": lambda s: s.compact("nobody"),
+    "uncompact": lambda s: s.uncompact("nobody"),
+    "inject": lambda s: s.inject("nobody", {"role": "user", "content": "hi"}),
+    "close": lambda s: s.close("nobody"),
+    "send": lambda s: s.send("nobody", "hi"),
+    "undo": lambda s: s.undo("nobody"),
+    "rewind": lambda s: s.rewind("nobody", 1),
+    "history": lambda s: s.history("nobody"),
+    "ancestry": lambda s: s.ancestry("nobody"),
+    "diff": lambda s: s.diff("nobody", "nobody"),
+    "adopt": lambda s: s.adopt("nobody", "nobody"),
+    "subscribe": lambda s: s.subscribe("nobody", print),
+    "cancel": lambda s: s.cancel("nobody"),
+    "delete": lambda s: s.delete("nobody"),
+    "redact": lambda s: s.redact("nobody", ["x"]),
+    "record": lambda s: s.record("nobody"),
+    "recover": lambda s: s.recover("nobody"),
+    "search": lambda s: s.search("text", session_id="nobody"),
+    "approve": lambda s: s.approve("nobody"),
+}
+
+
+@pytest.mark.parametrize("verb", UNKNOWN)
+async def test_an_unknown_id_is_an_error(connect: Connect, verb: str) -> None:
+    """It is named, and nothing is made under it."""
+    async with connect() as sessions:
+        with pytest.raises(SessionNotFound, match="'nobody'"):
+            await UNKNOWN[verb](sessions)
+        assert not await sessions.exists("nobody")
+        with pytest.raises(InvalidSessionId):
+            await sessions.length("../etc")
+
+
+async def test_exists_and_snapshot_tolerate_unknown_ids(connect: Connect) -> None:
+    async with connect() as sessions:
+        assert await sessions.exists("nobody") is False
+        assert await sessions.snapshot("nobody") is None
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "option": (lambda c: c.compact(keep=3), "'keep' is not an option of compaction.*keep_last"),
+    "strategy": (lambda c: c.compact(compact_strategy="magic"), "llm, truncate, observation_mask, custom"),
+    "compact count": (lambda c: c.compact(keep_last=-1), "keep_last"),
+    "compact type": (lambda c: c.compact(keep_last="3"), "keep_last"),
+    "callback": (lambda c: c.compact(mask_callback="no"), "mask_callback"),
+    "trim count": (lambda c: c.trim(-1), "keep_last"),
+    "trim type": (lambda c: c.trim(True), "keep_last"),
+    "trim text": (lambda c: c.trim("3"), "keep_last"),
+    "no role": (lambda c: c.inject({"content": "hi"}), "role"),
+    "bad role": (lambda c: c.inject({"role": "narrator", "content": "hi"}), "role"),
+    "plain text": (lambda c: c.inject("hi"), "role"),
+    "no message": (lambda c: c.inject(7), "message"),
+    "fork at": (lambda c: c.fork(at=99), "99"),
+    "fork type": (lambda c: c.fork(at=1.5), "at"),
+    "fork message": (lambda c: c.fork(at="no-such-message"), "no-such-message"),
+    "rewind type": (lambda c: c.rewind(1.5), "version number or a message id"),
+    "rewind message": (lambda c: c.rewind("no-such-message"), "no-such-message"),
+    "uncompact": (lambda c: c.uncompact(), "no compaction block"),
+    "uncompact block": (lambda c: c.uncompact("no-block"), "no-block"),
+    "adopt": (lambda c: c.adopt(c), "not a fork"),
+    "send nothing": (lambda c: c.send([]), "nothing to send"),
+    "when_busy": (lambda c: c.send("hi", when_busy="wait"), "'raise', 'steer' or 'queue'"),
+    "search blank": (lambda c: c.search("  "), ""),
+    "rotate": (lambda c: c.check_and_rotate(-1), "idle"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_bad_input_is_refused_and_changes_nothing(connect: Connect, case: str) -> None:
+    """The error names the offender, and what is allowed."""
+    verb, match = REFUSED[case]
+    async with said(connect, "one", "two") as (sessions, chat):
+        before = await chat.snapshot()
+        with pytest.raises(InvalidData, match=f"(?s){match}"):
+            await verb(chat)
+        assert await chat.snapshot() == before
+        assert len(await sessions.list()) == 1
+
+
+async def test_a_subscriber_has_to_be_callable(connect: Connect) -> None:
+    async with said(connect) as (_, chat):
+        with pytest.raises(InvalidData, match="function"):
+            chat.subscribe("print")  # type: ignore[arg-type]
+
+
+async def test_send_keeps_what_is_said(connect: Connect) -> None:
+    driver = ScriptedDriver(lambda request: f"answer {len(request.messages)}")
+    async with connect(driver=driver) as sessions:
+        chat = await sessions.open()
+        first = await chat.send("hello")
+        assert (first.text, str(first), first.stop_reason) == ("answer 1", "answer 1", StopReason.COMPLETED)
+        assert first.usage.output_tokens == 5
+        assert first.session.id == chat.id
+        assert (await chat.send("again")).text == "answer 3"
+        assert await shown(sessions, chat.id) == ["hello", "answer 1", "again", "answer 3"]
+
+
+async def test_a_key_gives_the_first_answer_again(connect: Connect) -> None:
+    async with said(connect) as (_, chat):
+        first = await chat.send("hello", key="k")
+        again = await chat.send("hello", key="k")
+        assert (again.session.version, await chat.length()) == (first.session.version, 2)
+        with pytest.raises(InvalidData, match="another message"):
+            await chat.send("other", key="k")
+
+
+async def test_run_persists_nothing(connect: Connect) -> None:
+    async with connect(driver=ScriptedDriver(["42"])) as sessions:
+        assert (await sessions.run("what?")).text == "42"
+        assert len(await sessions.list()) == 0
+        assert await sessions.search("what") == []
+
+
+async def test_a_run_that_fails_says_so_and_the_session_goes_on(connect: Connect) -> None:
+    replies: list[Any] = [ValueError("the roof leaks"), "fine"]
+    async with connect(driver=ScriptedDriver(lambda _: replies.pop(0))) as sessions:
+        chat = await sessions.open()
+        with pytest.raises(RunFailed, match="the roof leaks") as caught:
+            await chat.send("hello")
+        assert caught.value.session_id == chat.id
+        assert caught.value.version == (await chat.session()).version
+        assert (await chat.send("again")).text == "fine"
+
+
+async def test_a_stream_gives_text_as_it_comes_and_the_reply_at_last(connect: Connect) -> None:
+    async with connect(driver=ScriptedDriver([Chunks(["Hel", "lo"])])) as sessions:
+        chat = await sessions.open()
+        chunks = [chunk async for chunk in chat.stream("hi")]
+        assert chunks == ["Hel", "lo", ""]
+        assert [chunk.reply is not None for chunk in chunks] == [False, False, True]
+        assert chunks[-1].reply is not None
+        assert chunks[-1].reply.text == "Hello"
+
+
+async def test_whoever_stops_listening_stops_the_run(connect: Connect) -> None:
+    """The session can be used at once, and has kept what the user said."""
+    slow = Chunks(["one ", Delay(30, "two")])
+    replies: list[Any] = [slow, "done"]
+    async with connect(driver=ScriptedDriver(lambda _: replies.pop(0))) as sessions:
+        chat = await sessions.open()
+        stream = chat.stream("count")
+        assert await anext(stream) == "one "
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert (await shown(sessions, chat.id))[0] == "count"
+        assert (await chat.send("and?")).text == "done"
+
+
+async def test_a_streams_error_reaches_the_listener(connect: Connect) -> None:
+    async with connect(driver=ScriptedDriver([ValueError("no")])) as sessions:
+        chat = await sessions.open()
+        with pytest.raises(RunFailed):
+            _ = [chunk async for chunk in chat.stream("hi")]
+        with pytest.raises(SessionNotFound):
+            _ = [chunk async for chunk in sessions.stream("nobody", "hi")]
+
+
+async def test_forks_begin_where_they_are_told(connect: Connect) -> None:
+    async with said(connect, "a", "b", "c", "d") as (sessions, chat):
+        third = (await chat.session()).state.messages[2]
+        assert await shown(sessions, (await chat.fork()).id) == ["a", "b", "c", "d"]
+        assert await shown(sessions, (await chat.fork(at=3)).id) == ["a", "b", "c"]
+        assert await shown(sessions, (await chat.fork(at=third.id)).id) == ["a", "b", "c"]
+        assert await shown(sessions, (await chat.fork(version=2)).id) == ["a"]
+        assert (await chat.fork("named", at=0)).id == "named"
+        assert await shown(sessions, "named") == []
+        with pytest.raises(SessionConflict):
+            await chat.fork(dst="named")
+        with pytest.raises(SessionNotFound, match="version 99"):
+            await chat.fork(version=99)
+
+
+async def test_a_fork_and_its_parent_go_their_own_ways(connect: Connect) -> None:
+    async with said(connect, "a") as (_, chat):
+        branch = await chat.fork()
+        await branch.inject({"role": "user", "content": "left"})
+        await chat.inject({"role": "user", "content": "right"})
+        diff = await chat.diff(branch)
+        assert (texts(diff.common), texts(diff.left), texts(diff.right)) == (["a"], ["right"], ["left"])
+        assert texts((await chat.diff(branch.id)).right) == ["left"]
+
+
+async def test_a_session_adopts_what_its_fork_has_come_to(connect: Connect) -> None:
+    async with said(connect, "a") as (sessions, chat):
+        branch = await (await chat.fork()).fork()
+        await branch.inject({"role": "user", "content": "b"})
+        await chat.adopt(branch)
+        assert await shown(sessions, chat.id) == ["a", "b"]
+        assert texts(await chat.history()) == ["a", "b"]
+        assert await chat.undo() == 1
+        with pytest.raises(InvalidData, match="not a fork"):
+            await branch.adopt(chat.id)
+
+
+async def test_ancestry_names_parent_children_and_root(connect: Connect) -> None:
+    async with said(connect, "a") as (_, root):
+        first, second = await root.fork(), await root.fork()
+        leaf = await first.fork()
+        above, below = await root.ancestry(), await leaf.ancestry()
+        assert (above.parent, set(above.children), above.root) == (None, {first.id, second.id}, root.id)
+        assert (below.parent, below.children, below.root) == (first.id, (), root.id)
+
+
+async def test_trim_reset_and_history(connect: Connect) -> None:
+    async with said(connect, "a", "b", "c") as (sessions, chat):
+        assert await chat.trim(keep_last=2) == 2
+        assert await shown(sessions, chat.id) == ["b", "c"]
+        await chat.reset()
+        assert await chat.length() == 0
+        assert texts(await chat.history()) == ["a", "b", "c"]
+
+
+async def test_compact_and_uncompact_say_how_much_is_shown(connect: Connect) -> None:
+    async with said(connect, *"abcdef") as (sessions, chat):
+        assert await chat.compact(compact_strategy="truncate", keep_last=2) == 3
+        assert (await shown(sessions, chat.id))[1:] == ["e", "f"]
+        assert await chat.compact(compact_strategy="llm", keep_last=1) == 2
+        assert texts(await chat.history()) == [*"abcdef"]
+        assert (await chat.uncompact(), await chat.uncompact()) == (3, 6)
+        assert await shown(sessions, chat.id) == [*"abcdef"]
+
+
+async def test_undo_goes_back_one_change_at_a_time(connect: Connect) -> None:
+    """Send, undo, send, undo, undo: what was undone is not undone to."""
+    async with said(connect) as (sessions, chat):
+        await chat.send("one")
+        await chat.send("two")
+        assert await chat.undo() == 2
+        await chat.send("three")
+        assert await chat.undo() == 2
+        assert await shown(sessions, chat.id) == ["one", "yes"]
+        assert await chat.undo() == 0
+        with pytest.raises(InvalidData, match="nothing to undo"):
+            await chat.undo()
+        assert texts(await chat.history()) == ["one", "yes", "two", "yes", "three", "yes"]
+
+
+async def test_undo_takes_back_what_changed_the_view(connect: Connect) -> None:
+    """Not what did not: metadata, a trim of nothing."""
+    async with said(connect, "a", "b") as (sessions, chat):
+        await chat.reset()
+        await sessions.execute(chat.id, WriteMetadata("mood", "good"))
+        assert await chat.undo() == 2
+        assert await chat.undo() == 1
+        await chat.trim(10)
+        await sessions.execute(chat.id, WriteMetadata("mood", "better"))
+        assert await chat.undo() == 0
+        assert (await chat.session()).state.metadata["mood"] == "better"
+
+
+async def test_undo_takes_back_a_rewind_and_a_compaction(connect: Connect) -> None:
+    async with said(connect, "a", "b", "c") as (sessions, chat):
+        assert await chat.rewind(2) == 1
+        assert await chat.undo() == 3
+        await chat.compact(compact_strategy="truncate", keep_last=1)
+        await sessions.execute(chat.id, WriteMetadata("mood", "good"))
+        assert await chat.undo() == 3
+        first = (await chat.session()).state.messages[0]
+        assert await chat.rewind(first.id) == 1
+        with pytest.raises(SessionNotFound):
+            await chat.rewind(99)
+
+
+async def test_a_tool_knows_the_session_it_serves(connect: Connect) -> None:
+    heard: list[str | None] = []
+
+    def look() -> str:
+        heard.append(current_session())
+        return "seen"
+
+    driver = ScriptedDriver([ToolCall(name="look"), "done"])
+    async with connect(driver=driver, tools=[look]) as sessions:
+        chat = await sessions.open()
+        await chat.send("look")
+        assert heard == [chat.id]
+        assert current_session() is None
+
+
+async def test_a_redacted_message_is_gone_from_search_and_history(connect: Connect) -> None:
+    async with said(connect, "the secret plan", "other") as (sessions, chat):
+        secret = (await chat.session()).state.messages[0]
+        branch = await chat.fork()
+        assert [hit.message_id for hit in await chat.search("secret")] == [secret.id]
+        assert await chat.redact([secret.id]) == 1
+        assert await sessions.search("secret") == []
+        assert await shown(sessions, branch.id) == ["[redacted]", "other"]
+        assert texts(await chat.history()) == ["[redacted]", "other"]
+
+
+async def test_purge_needs_to_be_told_what(connect: Connect) -> None:
+    async with said(connect, "a") as (sessions, chat):
+        with pytest.raises(InvalidData, match="older_than, status"):
+            await sessions.purge()
+        await sessions.execute(chat.id, perdure.CompleteSession())
+        assert await sessions.purge(status="completed") == 1
+        assert not await sessions.exists(chat.id)
+
+
+async def test_rotation_moves_the_handle_on(connect: Connect) -> None:
+    async with said(connect, "a") as (_, chat):
+        before = chat.id
+        assert await chat.check_and_rotate(3600) is None
+        made = await chat.check_and_rotate(0)
+        assert made == chat.id != before
+        assert await chat.length() == 0
+
+
+async def test_a_snapshot_is_a_copy(connect: Connect) -> None:
+    async with said(connect, "a") as (_, chat):
+        snapshot = await chat.snapshot()
+        assert snapshot is not None
+        snapshot["messages"].clear()
+        assert await chat.length() == 1
+
+
+GOOD = {
+    "memory://": "MemoryStore",
+    "file://{folder}/sessions": "FileStore",
+    "sqlite:///{folder}/sessions.db": "SqliteStore",
+}
+
+
+@pytest.mark.parametrize("url", GOOD)
+async def test_a_url_names_a_store(tmp_path: Path, url: str) -> None:
+    async with perdure.connect(url.format(folder=tmp_path)) as sessions:
+        assert type(sessions.store).__name__ == GOOD[url]
+        await (await sessions.open("mine")).inject({"role": "user", "content": "hi"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "sessions.db",
+        "mysql://me:hunter2@host/db",
+        "postgres//me:hunter2@host/db",
+        "postgresq://me:hunter2@[host/db",
+        "postgresq://me:hun@ter2@host/db",
+        "memory://more",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite://file.db",
+        "sqlite://me:hunter2@host",
+        "memory://me:hunter2@host",
+        "me:hunter2@host",
+        "pg://host/db?password=hunter2",
+        "file://",
+        "file://a\0b",
+        7,
+    ],
+)
+def test_a_bad_url_is_refused_without_its_password(url: Any) -> None:
+    """The error says which forms there are."""
+    with pytest.raises(ConfigurationError) as caught:
+        perdure.connect(url)
+    assert "hunter2" not in str(caught.value)
+    assert "ter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"live": 0}, {"live": True}, {"owner": ""}, {"owner": 7}])
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidData):
+        perdure.connect("memory://", **options)
+
+
+async def test_messages_of_every_form_can_be_injected(connect: Connect) -> None:
+    async with said(connect) as (sessions, chat):
+        await chat.inject(Message.user("as a message"))
+        await chat.inject({"role": "assistant", "content": "as a dict", "metadata": {"k": 1}})
+        assert await shown(sessions, chat.id) == ["as a message", "as a dict"]

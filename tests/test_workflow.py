@@ -1,0 +1,207 @@
+"""Workflows: stages in order or as a graph, that go on where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import workflow_process
+
+import perdure
+from perdure import AgentDefinition, InvalidData, RunFailed, SessionNotActive, Sessions, Stage, ToolCall, Workflow
+from perdure.testing import ScriptedDriver
+
+POET, CRITIC = AgentDefinition("poet", system_prompt="write"), AgentDefinition("critic", system_prompt="judge")
+
+
+class Echo:
+    """Answers `<agent>(<what was asked last>)`, and remembers what each was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.driver = ScriptedDriver(self._reply)
+        self.fails: set[str] = set()
+
+    def _reply(self, request: Any) -> Any:
+        asked = request.messages[-1].text
+        self.asked.append(asked)
+        if asked in self.fails:
+            return ValueError("not today")
+        return f"{request.system_prompt or 'plain'}({asked})"
+
+    def connect(self, **options: Any) -> Sessions:
+        return perdure.connect("memory://", driver=self.driver, **options)
+
+
+async def test_stages_run_in_order_and_pass_their_results_on() -> None:
+    echo = Echo()
+    async with echo.connect() as sessions:
+        result = await Workflow("w", [Stage("draft", agent=POET), Stage("review", agent=CRITIC)]).run(sessions, "sea")
+        assert result["draft"].text == "write(sea)"
+        assert result.text == "judge(write(sea))"
+        assert echo.asked == ["sea", "write(sea)"]
+
+
+async def test_ids_are_stable_and_a_second_run_asks_nobody() -> None:
+    echo = Echo()
+    workflow = Workflow("w", [Stage("draft"), Stage("review", session="shared-review")])
+    assert [workflow.session_of(stage) for stage in workflow.stages] == ["w.draft", "shared-review"]
+    async with echo.connect() as sessions:
+        first = await workflow.run(sessions, "sea")
+        again = await Workflow("w", workflow.stages).run(sessions, "sea")
+        assert again.text == first.text
+        assert len(echo.asked) == 2
+        with pytest.raises(InvalidData, match="another input"):
+            await workflow.run(sessions, "mountain")
+        await Workflow("w2", [Stage("draft")]).run(sessions, "mountain")
+
+
+async def test_a_graph_runs_side_by_side_what_does_not_wait() -> None:
+    """Two stages that each wait for the other to begin can only end together."""
+    both = asyncio.Barrier(2)
+
+    async def meet() -> str:
+        async with asyncio.timeout(10):
+            await both.wait()
+        return "met"
+
+    def reply(request: Any) -> Any:
+        asked = next(message.text for message in reversed(request.messages) if message.role == "user")
+        if asked.startswith("meet"):
+            return ToolCall(name="meet") if request.step == 0 else "met"
+        return f"<{asked}>"
+
+    stages = [
+        Stage("a", prompt="meet a", after=[]),
+        Stage("b", prompt="meet b", after=[]),
+        Stage("join", prompt="{a}+{b} of {input}", after=["a", "b"]),
+    ]
+    async with perdure.connect("memory://", driver=ScriptedDriver(reply), tools=[meet]) as sessions:
+        assert (await Workflow("w", stages).run(sessions, "sea")).text == "<met+met of sea>"
+
+
+async def test_stages_that_name_one_session_share_its_transcript() -> None:
+    """Each with its own agent."""
+    echo = Echo()
+    stages = [Stage("draft", agent=POET, session="talk"), Stage("review", agent=CRITIC, session="talk")]
+    async with echo.connect() as sessions:
+        result = await Workflow("w", stages).run(sessions, "sea")
+        assert result.text == "judge(write(sea))"
+        said = [message.text for message in (await sessions.session("talk")).state.messages]
+        assert said == ["sea", "write(sea)", "write(sea)", "judge(write(sea))"]
+        assert (await Workflow("w", stages).run(sessions, "sea")).text == result.text
+
+
+async def test_a_stage_branches_off_a_session_or_a_stage() -> None:
+    echo = Echo()
+    stages = [
+        Stage("draft", agent=POET, fork_from="old-talk"),
+        Stage("other", agent=CRITIC, fork_from="draft", prompt="again {input}"),
+    ]
+    async with echo.connect() as sessions:
+        await sessions.inject((await sessions.open("old-talk")).id, {"role": "user", "content": "before"})
+        workflow = Workflow("w", stages)
+        await workflow.run(sessions, "sea")
+        said = [message.text for message in (await sessions.session("w.other")).state.messages]
+        assert said == ["before", "sea", "write(sea)", "again sea", "judge(again sea)"]
+        assert (await sessions.ancestry("w.other")).root == "old-talk"
+        assert await sessions.length("old-talk") == 1
+        with pytest.raises(perdure.SessionNotFound, match="nowhere"):
+            await Workflow("w2", [Stage("draft", fork_from="nowhere")]).run(sessions, "sea")
+
+
+async def test_a_prompt_is_a_text_or_a_function_of_the_results() -> None:
+    echo = Echo()
+
+    async def told(results: Any) -> str:
+        return f"{results['input']}!{results['a']}"
+
+    stages = [Stage("a", prompt="say {input} {b}"), Stage("b", prompt=told)]
+    async with echo.connect() as sessions:
+        await Workflow("w", stages).run(sessions, "{b}{a}")
+        assert echo.asked == ["say {b}{a} {b}", "{b}{a}!plain(say {b}{a} {b})"]
+
+
+async def test_a_stage_that_failed_is_tried_again_by_the_next_run() -> None:
+    """Those before it are not, and nothing of the failure is left in its transcript."""
+    echo = Echo()
+    echo.fails.add("write(sea)")
+    workflow = Workflow("w", [Stage("draft", agent=POET), Stage("review", agent=CRITIC), Stage("end")])
+    async with echo.connect() as sessions:
+        for _ in range(2):
+            with pytest.raises(RunFailed, match="not today"):
+                await workflow.run(sessions, "sea")
+        echo.fails.clear()
+        assert (await workflow.run(sessions, "sea")).text == "plain(judge(write(sea)))"
+        assert echo.asked.count("sea") == 1
+        said = [message.text for message in (await sessions.session("w.review")).state.messages]
+        assert said == ["write(sea)", "judge(write(sea))"]
+
+
+async def test_a_stage_waits_for_approval() -> None:
+    done: list[str] = []
+
+    @perdure.tool(needs_approval=True)
+    def publish() -> str:
+        done.append("published")
+        return "ok"
+
+    def reply(request: Any) -> Any:
+        return ToolCall(name="publish") if request.step == 0 and not done else "all done"
+
+    workflow = Workflow("w", [Stage("publish"), Stage("thank")])
+    async with perdure.connect("memory://", driver=ScriptedDriver(reply), tools=[publish]) as sessions:
+        for _ in range(2):
+            with pytest.raises(SessionNotActive):
+                await workflow.run(sessions, "go")
+        assert not await sessions.exists("w.thank")
+        assert (await sessions.approve("w.publish")).text == "all done"
+        assert (await workflow.run(sessions, "go")).text == "all done"
+        assert done == ["published"]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "none": (lambda: Workflow("w", []), "at least one stage"),
+    "twice": (lambda: Workflow("w", [Stage("a"), Stage("a")]), "taken"),
+    "input": (lambda: Workflow("w", [Stage("input")]), "taken"),
+    "no stage": (lambda: Workflow("w", ["a"]), "Stage"),  # type: ignore[list-item]
+    "unknown": (lambda: Workflow("w", [Stage("a", after=["b"])]), "no such stage"),
+    "circle": (lambda: Workflow("w", [Stage("a", after=["b"]), Stage("b", after=["a"])]), "circle"),
+    "text": (lambda: Stage("a", after="b"), r"after=\['b'\]"),
+    "agent": (lambda: Stage("a", agent="poet"), "AgentDefinition"),  # type: ignore[arg-type]
+    "prompt": (lambda: Stage("a", prompt=7), "text or a function"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_workflow_that_cannot_work_is_refused(case: str) -> None:
+    make, match = BAD[case]
+    with pytest.raises(InvalidData, match=match):
+        make()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+def test_a_killed_workflow_goes_on_in_its_unfinished_stage(tmp_path: Path, kind: str) -> None:
+    """Killed in the middle of stage 2: what was done is not done again."""
+    url = f"sqlite:///{tmp_path / 's.db'}" if kind == "sqlite" else f"file://{tmp_path / 'files'}"
+    ledger = tmp_path / "ledger"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, workflow_process.__file__, url, str(ledger)]
+    killed = subprocess.Popen([*command, "wait"], env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not (ledger.exists() and "third" in ledger.read_text()):
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    again = subprocess.run([*command, "go"], env=environment, check=True, capture_output=True, text=True, timeout=60)
+    assert again.stdout == "drafted reviewed\n"
+    assert ledger.read_text().split() == ["first", "second", "third", "third"]
