@@ -129,6 +129,7 @@ def test_sums(perdure: Callable[..., Any]) -> None:
     perdure("send", "--new", "s", "hello")
     assert [line.split("\t")[:3] for line in perdure("stats", "--by", "model").lines] == [["model", "offline", "1"]]
     assert perdure("stats", "--since", "2999-01-01").out == ""
+    assert len(perdure("stats", "--since", "1h", "--by", "day").lines) == 1
     assert perdure("stats", "--agent-name", "nobody").out == ""
 
 

@@ -67,6 +67,12 @@ def test_an_agent_and_its_tools(perdure: Callable[..., Any], home: Path) -> None
     assert "→ add(a=2, b=3)" in perdure("show", "s").out
 
 
+def test_tools_that_were_left_out(perdure: Callable[..., Any]) -> None:
+    """The error says how to name them."""
+    perdure("init")
+    assert "--tools" in perdure("send", "--new", "s", "hello", "--agent", "assistant.md", code=9).err
+
+
 def test_an_agent_named_in_the_config(perdure: Callable[..., Any], home: Path) -> None:
     (home / "poet.md").write_text("---\nlabel: Poet\n---\n\nYou rhyme.\n")
     (home / "perdure.toml").write_text('agent = "poet.md"')

@@ -121,6 +121,7 @@ def test_a_run_is_cancelled_from_elsewhere(perdure: Callable[..., Any], home: Pa
         running.kill()
         running.wait()
     assert "what is 2 + 3?" in perdure("show", "s").out
+    assert "stopped: user_requested" in perdure("tree", "s").out
 
 
 def _await_file(path: Path) -> None:

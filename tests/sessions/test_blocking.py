@@ -112,13 +112,13 @@ def test_a_tool_may_not_block_on_the_loop_it_runs_in() -> None:
 
 def test_outside_of_with_nothing_works() -> None:
     sessions = connect()
-    with pytest.raises(ConfigurationError, match="with perdure.connect_blocking"):
+    with pytest.raises(ConfigurationError, match="not open"):
         sessions.length("x")
     with sessions:
         chat = sessions.open()
-    with pytest.raises(ConfigurationError, match="with perdure.connect_blocking"):
+    with pytest.raises(ConfigurationError, match="not open"):
         sessions.open()
-    with pytest.raises(ConfigurationError, match="with perdure.connect_blocking"):
+    with pytest.raises(ConfigurationError, match="not open"):
         chat.length()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,6 @@ async def test_a_subscribed_session_stays(tmp_path: Path) -> None:
 
 
 async def test_a_running_session_stays(tmp_path: Path) -> None:
-    import asyncio
-
     url = f"sqlite:///{tmp_path / 's.db'}"
     async with perdure.connect(url, live=1, driver=ScriptedDriver([Delay(0.2, "done")])) as sessions:
         chat = await sessions.open("a")
@@ -114,7 +112,8 @@ async def test_what_another_process_has_written_is_seen(
         await sessions.execute("shared", InjectMessage(*many))
         assert await chat.length() == 500
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        subprocess.run([sys.executable, "-c", WRITER, url], check=True, env=environment)
+        writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, url, env=environment)
+        assert await writer.wait() == 0
         monkeypatch.setattr(sqlite_jobs, "read_messages", counting)
         messages = (await chat.session()).state.messages
         assert [message.text for message in messages[-3:]] == [f"from afar {number}" for number in range(3)]

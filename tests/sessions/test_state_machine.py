@@ -500,7 +500,8 @@ class Verbs(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            for self.side in self.sides:
+            for side in self.sides:
+                self.side = side
                 for session in self.naive.sessions.values():
                     self._check(session, len(session.versions) - 1)
                     self._check_history(session)

@@ -224,3 +224,21 @@ async def test_hidden_sessions_can_be_listed_for_a_purge(tmp_path: Path, kind: s
         before = shown.info.updated_at
         assert (await store.list(status="deleted", updated_before=before)).all() == (hidden.info,)
         assert (await store.list(updated_before=before)).all() == ()
+
+
+async def test_many_are_erased_at_the_price_of_one(tmp_path: Path) -> None:
+    """Forks stay whole, one that runs is left, and the index forgets what is gone."""
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        made = [await store.create(new_session(f"word{number} shared", f"only{number}")) for number in range(20)]
+        child = await store.create(fork(made[3]))
+        await store.claim(made[5].id, version=1, owner="somebody")
+        assert len(await store.search("shared")) == 20
+        wanted = [*(session.id for session in made), "unknown"]
+        assert set(await store.delete_many(wanted)) == {each.id for each in made} - {made[5].id}
+        assert {hit.session_id for hit in await store.search("shared")} == {child.id, made[5].id}
+        assert texts(await store.load(child.id)) == ["word3 shared", "only3"]
+        for suffix in ("", "-wal", "-search"):
+            path = tmp_path / f"sessions.db{suffix}"
+            content = path.read_bytes() if path.exists() else b""
+            assert b"only7" not in content
+            assert b"word7" not in content

@@ -215,7 +215,7 @@ class _TerminalTalk(_Talk):
     def __init__(self, runner: asyncio.Runner, desk: Desk, *, is_new: bool) -> None:
         super().__init__(runner, desk, is_new=is_new)
         self.view = TerminalView(desk.console)
-        colour = desk.console.color_system is not None
+        colour = desk.console.color_system is not None and not desk.console.no_color
         self._prompt = Prompt(data_directory() / "chat_history", COMMANDS, colour=colour)
 
     def talk(self) -> None:

@@ -100,7 +100,7 @@ def _failure(error: Exception) -> Failure:
 
 def _advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
-    from perdure.errors import RunFailed, SessionBusy, SessionNotActive, SessionNotFound
+    from perdure.errors import ConfigurationError, RunFailed, SessionBusy, SessionNotActive, SessionNotFound
 
     match error:
         case SessionNotActive():
@@ -112,6 +112,8 @@ def _advised(error: Exception) -> str:
             return f"{failed}\nWhat was said is kept. Send again to go on, or type: perdure undo {error.session_id}"
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
             return f"{str(error).partition('. ')[0]}. Wait for it, or type: perdure cancel {error.session_id}"
+    if isinstance(error, ConfigurationError) and str(error).startswith("There is no tool named"):
+        return f"{error}\nName the Python file that has it: --tools FILE.py"
     return str(error)
 
 

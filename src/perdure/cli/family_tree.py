@@ -31,6 +31,8 @@ class Node:
     seconds: float | None = None
     tools: tuple[str, ...] = ()
     is_selected: bool = False
+    stop_reason: str | None = None
+    """Why a run ended before it had an answer."""
     children: list[Node] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -44,6 +46,7 @@ class Node:
             "seconds": self.seconds,
             "tools": list(self.tools),
             "selected": self.is_selected,
+            "stop_reason": self.stop_reason,
             "children": [child.to_json() for child in self.children],
         }
 
@@ -137,6 +140,7 @@ def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
         _seconds([loop]),
         tuple(done.call.name for turn in loop.turns for done in turn.tool_executions),
         bool(group and group.is_selected),
+        loop.stop_reason if loop.stop_reason != "completed" else None,
         subagents.pop(loop.loop_id, []),
     )
 

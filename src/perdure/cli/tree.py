@@ -83,6 +83,7 @@ def _pieces(node: Node, title: int | None) -> list[tuple[str, str]]:
         ("★ selected" if node.is_selected else "", "bold yellow"),
         (f"[{', '.join(line(tool) for tool in node.tools)}]" if node.tools else "", "magenta"),
         (node.status if not is_run or node.status != "completed" else "", status_style(node.status)),
+        (f"stopped: {line(node.stop_reason)}" if node.stop_reason else "", "yellow"),
         (line(node.model) if node.model else "", "blue"),
         (", ".join(spent), "dim"),
     ]

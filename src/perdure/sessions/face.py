@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from datetime import datetime, timedelta
 from typing import Any, BinaryIO, Self, Unpack
 
@@ -381,17 +381,20 @@ class Sessions:
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
             filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
-            async for info in self._all(filters):
-                erased += await self._erase(info.id)
+            erased += len(await self._erase([info.id async for info in self._all(filters)]))
         return erased
 
-    async def _erase(self, session_id: SessionId) -> bool:
-        try:
-            await self.store.delete(session_id)
-        except (SessionBusy, SessionNotFound):  # it runs, or somebody else was quicker
-            return False
-        self.live.close(session_id)
-        return True
+    async def _erase(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Erase sessions, but for those that run or that somebody else has erased; which they were."""
+        at_once = getattr(self.store, "delete_many", None)
+        erased: list[SessionId] = [] if at_once is None else list(await at_once(session_ids))
+        for session_id in session_ids if at_once is None else ():
+            with suppress(SessionBusy, SessionNotFound):
+                await self.store.delete(session_id)
+                erased.append(session_id)
+        for session_id in erased:
+            self.live.close(session_id)
+        return erased
 
     async def delete(self, session_id: str) -> None:
         """Erase a session for good, but for what its forks show."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -193,6 +193,18 @@ class SqliteStore:
         job = partial(erasure.delete, session_id=key, at=now().timestamp(), indexed=indexed)
         erased: Erased = await self._db.writer.run(job)
         await self._db.erase_everywhere(erased)
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        """Erase sessions at the price of one, and say which; those that are being run, or gone already, are left."""
+        self._live.clear()
+        self._values.clear()
+        self._definitions.clear()
+        keys, indexed = list(map(SessionId, session_ids)), self._db.searching.is_indexed
+        job = partial(erasure.delete_many, session_ids=keys, at=now().timestamp(), indexed=indexed)
+        done, erased = await self._db.writer.run(job)
+        if done:
+            await self._db.erase_everywhere(erased)
+        return list(done)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         request = Request.of(session_id, message_ids, replacement)

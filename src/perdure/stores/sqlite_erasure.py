@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import apsw
 
 from perdure import codec
-from perdure.errors import CorruptRecord, SessionNotFound
+from perdure.errors import CorruptRecord, SessionBusy, SessionNotFound
+from perdure.model.ids import SessionId
 from perdure.protocols import Entry
 from perdure.stores import packing, redaction
 from perdure.stores import sqlite_jobs as jobs
@@ -46,6 +48,20 @@ def delete(db: apsw.Connection, session_id: str, at: float, *, indexed: bool) ->
     held = _messages_of(db, [log for (log,) in logs])
     jobs.delete(db, session_id, at)
     return _erased(db, before, held)
+
+
+def delete_many(
+    db: apsw.Connection, session_ids: Iterable[SessionId], at: float, *, indexed: bool
+) -> tuple[list[SessionId], Erased]:
+    """Erase sessions, but for those that are being run or gone already; which they were."""
+    before = int(meta(db, "erasures"))
+    done: list[SessionId] = []
+    held: list[Changed] = []
+    for session_id in session_ids:
+        with suppress(SessionBusy, SessionNotFound):  # raised before anything is changed
+            held += delete(db, session_id, at, indexed=indexed).changed
+            done.append(session_id)
+    return done, _erased(db, before if indexed else UNKNOWN, held)
 
 
 def gc(db: apsw.Connection) -> Erased:
