@@ -115,10 +115,8 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_twice_leaves(chatting: Chattin
         terminal.expect("> ")
         terminal.type("What is 1 + 1?")
         terminal.expect("1 + 1?")
-        terminal.type(CTRL_C)
-        terminal.expect("Ctrl-C again or Ctrl-D leaves", "> ")
-        terminal.type(CTRL_C)
-        terminal.expect("nothing is kept")
+        terminal.interrupt("Ctrl-C again or Ctrl-D leaves")
+        terminal.interrupt("nothing is kept")
         assert terminal.ends() == 0
         assert "The answer is" not in terminal.text
 

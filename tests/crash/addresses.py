@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,16 @@ def store_at(address: str) -> Any:
     if at and "://" in dsn:
         return perdure.PostgresStore(dsn, schema=schema)
     return perdure.SqliteStore(address)
+
+
+def wait_for_server(address: str, application: str) -> None:
+    """Wait until a server has dealt with all that a killed process had sent: its last statement may come to its end."""
+    dsn = address.partition("@")[2]
+    if "://" not in dsn:
+        return
+    import psycopg
+
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while connection.execute(asked, (application[:63],)).fetchone() != (0,):
+            time.sleep(0.005)

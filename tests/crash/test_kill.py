@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash import agent_process
-from tests.crash.addresses import address_of, store_at
+from tests.crash.addresses import address_of, store_at, wait_for_server
 
 from perdure import AgentSession, ExecutionStatus, SessionRuntime, recover
 from perdure.fsck import fsck
@@ -27,7 +27,8 @@ SEEDS = 10
 def run_and_kill(database: str, ledger: Path, session_id: str, delay: float, how: str = "send") -> bool:
     """Start the agent in a process of its own and kill it after a while; True if it had finished."""
     command = [sys.executable, agent_process.__file__, database, str(ledger), session_id, how]
-    where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    name = f"killed {session_id}"
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PGAPPNAME": name}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=where) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -36,7 +37,9 @@ def run_and_kill(database: str, ledger: Path, session_id: str, delay: float, how
         process.stdin.flush()
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
-        return process.stdout.readline() == "done\n"
+        finished = process.stdout.readline() == "done\n"
+    wait_for_server(database, name)
+    return finished
 
 
 def results_of(session: AgentSession) -> dict[str, bool]:

@@ -460,3 +460,20 @@ async def test_messages_of_every_form_can_be_injected(connect: Connect) -> None:
         await chat.inject(Message.user("as a message"))
         await chat.inject({"role": "assistant", "content": "as a dict", "metadata": {"k": 1}})
         assert await shown(sessions, chat.id) == ["as a message", "as a dict"]
+
+
+async def test_a_forks_history_has_every_message_once(connect: Connect) -> None:
+    """Also where a compaction shows again some of what it covers."""
+    driver = ScriptedDriver(lambda request: ToolCall(name="_look") if request.step == 0 else "done")
+    async with connect(driver=driver, tools=[_look]) as sessions:
+        chat = await sessions.open()
+        await chat.send("one")
+        await chat.send("two")
+        await chat.compact(compact_strategy="observation_mask", keep_last=0)
+        wanted = [message.id for message in await chat.history()]
+        assert len(wanted) == 8
+        assert [message.id for message in await (await chat.fork()).history()] == wanted
+
+
+def _look() -> str:
+    return "long " * 50

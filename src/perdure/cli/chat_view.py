@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _ARGUMENTS, _RESULT = 72, 120
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class View(Protocol):
@@ -194,16 +195,15 @@ class TerminalView:
     def _changing(self) -> RenderableType:
         """What is not final yet: the last block of the answer, and the tools that run."""
         from rich.console import Group
-        from rich.spinner import Spinner
         from rich.text import Text
 
-        running = [
-            Spinner("dots", Text(f"{described(call)}  {_elapsed(since)} {progress}", no_wrap=True, overflow="ellipsis"))
-            for call, since, progress in tuple(self._running.values())
-        ]
+        running = []
+        for call, since, progress in tuple(self._running.values()):
+            text = f"{described(call)}  {_elapsed(since)} {progress}"
+            running.append(Text.assemble((_frame(), "cyan"), " ", text, no_wrap=True, overflow="ellipsis"))
         if self._answer.tail:
             return Group(self._answer.unfinished(), *running)
-        return Group(*running) if running else Spinner("dots")
+        return Group(*running) if running else Text(_frame(), style="cyan")
 
     def _show_outcome(self, execution: ToolExecution) -> None:
         sign, style = ("✗", "red") if execution.error else ("✓", "green")
@@ -224,3 +224,8 @@ class TerminalView:
 def _elapsed(since: float) -> str:
     seconds = time.monotonic() - since
     return f"{seconds:.0f} s" if seconds >= 1 else ""
+
+
+def _frame() -> str:
+    """The sign that turns while something is under way."""
+    return _FRAMES[int(time.monotonic() * 12) % len(_FRAMES)]

@@ -19,8 +19,8 @@ async def all_said(journal: Journal | None, first: AgentSession, session: AgentS
     """
     viewed = [message for span in every_span(session.state.transcript.pieces) for message in await _read(journal, span)]
     if journal is None:
-        return _unmarked(viewed)
-    return _unmarked(_merged(await _logged(journal, first, session), viewed))
+        return _said_once(viewed)
+    return _said_once(_merged(await _logged(journal, first, session), viewed))
 
 
 async def _logged(journal: Journal, first: AgentSession, session: AgentSession) -> list[Message]:
@@ -80,5 +80,7 @@ def _place(run: RunOnRecord) -> int:
     return place[1]
 
 
-def _unmarked(messages: Iterable[Message]) -> list[Message]:
-    return [message for message in messages if message.metadata.get(MARK) not in STRATEGIES]
+def _said_once(messages: Iterable[Message]) -> list[Message]:
+    """Without what compactions have made, and without the second of two: a block may show what it also covers."""
+    once = {message.id: message for message in messages}
+    return [message for message in once.values() if message.metadata.get(MARK) not in STRATEGIES]
