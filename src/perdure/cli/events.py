@@ -58,9 +58,7 @@ def _told(event: AnyLoopEvent) -> str:
 
 
 _WORDS: dict[str, Callable[[Any], str]] = {
-    "AgentStart": lambda event: (
-        (event.config.model if event.config else "") + (" resumed" if event.resumed else "")
-    ),
+    "AgentStart": lambda event: (event.config.model if event.config else "") + (" resumed" if event.resumed else ""),
     "TurnStart": lambda event: f"step {event.index}",
     "MessageEnd": lambda event: (
         f"{event.message.role}: {event.message.text}" + "".join(f" → {call.name}" for call in event.message.tool_calls)

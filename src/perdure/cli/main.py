@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -73,6 +74,12 @@ COMMANDS = {name: place for section in SECTIONS.values() for name, place in sect
 class LazyGroup(click.Group):
     """Commands by name, each imported when it is called; errors in a line or two, with an exit code by their kind."""
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        extra.setdefault("terminal_width", _help_width())
+        return super().make_context(info_name, args, parent, **extra)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -112,6 +119,16 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
+def _help_width() -> int:
+    """How wide the help may be. Left to itself, click would import shutil to find out."""
+    given = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(given) if given.isdecimal() else os.get_terminal_size(1).columns
+    except OSError:  # no terminal
+        columns = 80
+    return max(50, min(columns or 80, 100) - 2)
+
+
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         import perdure
@@ -120,7 +137,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
@@ -11,16 +10,16 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass
 class Settings:
-    """What the options say; None where they say nothing."""
+    """What the options say; None where they say nothing. A plain class: `dataclasses` would slow down the help."""
 
-    store: str | None = None
-    owner: str | None = None
-    model: str | None = None
-    agent: str | None = None
-    tools: tuple[str, ...] = ()
-    debug: bool = False
+    def __init__(self) -> None:
+        self.store: str | None = None
+        self.owner: str | None = None
+        self.model: str | None = None
+        self.agent: str | None = None
+        self.tools: tuple[str, ...] = ()
+        self.debug = False
 
 
 def settings_of(ctx: click.Context) -> Settings:
