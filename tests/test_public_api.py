@@ -20,7 +20,6 @@ OPTIONAL = {
     "google.genai",
     "openai",
     "opentelemetry",
-    "prompt_toolkit",
     "psycopg",
     "pydantic_ai",
     "rich",
