@@ -229,8 +229,8 @@ class RunFailed(DriverError):
         self.version = version
         self.reason = reason
         super().__init__(
-            f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept at version {version} "
-            "with all that was said; send again to go on, or undo() to take the message back."
+            f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept, "
+            f"at version {version}, with all that was said: send again to go on, or undo() to take the message back."
         )
 
 

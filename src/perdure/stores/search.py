@@ -156,22 +156,27 @@ def rank(places: Iterable[Place], query: Query) -> list[SearchHit]:
     counted: list[tuple[Place, list[int], int]] = []
     total = length = 0
     for place in places:
-        words = words_of(text_of(place.message))
-        total, length = total + 1, length + len(words)
-        counts = [_count(words, term) for term in query.terms]
+        counts, size = counts_of(place.message, query.terms)
+        total, length = total + 1, length + size
         if all(counts):
-            counted.append((place, counts, len(words)))
-    newest = nlargest(MOST_RANKED, counted, key=lambda each: _age(each[0]))
+            counted.append((place, counts, size))
+    newest = nlargest(MOST_RANKED, counted, key=lambda each: age(each[0]))
     weights = [weight(total, sum(1 for _, counts, _ in newest if counts[at])) for at in range(len(query.terms))]
     mean = length / total if total else 1.0
     scored = [(score(weights, counts, size, mean), place) for place, counts, size in newest]
-    best = nlargest(query.limit, scored, key=lambda each: (each[0], _age(each[1])))
+    best = nlargest(query.limit, scored, key=lambda each: (each[0], age(each[1])))
     return [hit for value, place in best if (hit := show(place, query.terms, value))]
 
 
-def _age(place: Place) -> tuple[str, int]:
+def age(place: Place) -> tuple[str, int]:
     """Greater for newer messages: perdure's own ids are in the order of time."""
     return place.message.id if created_at(place.message.id) else "", place.position
+
+
+def counts_of(message: Message, terms: Sequence[Term]) -> tuple[list[int], int]:
+    """How often a message has each term, and how many words it has."""
+    words = words_of(text_of(message))
+    return [_count(words, term) for term in terms], len(words)
 
 
 def _count(words: Sequence[str], term: Term) -> int:

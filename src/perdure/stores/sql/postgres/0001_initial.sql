@@ -68,16 +68,21 @@ CREATE TABLE msg (
 );
 
 -- What searches find messages by: their words, as `search.words_of` folds them. Filled in by those who search.
+-- `size` is how many words there are; `whole`, whether the vector has all of their places.
 CREATE TABLE word (
     number bigint GENERATED ALWAYS AS IDENTITY,
     log    bigint NOT NULL,
     pos    bigint NOT NULL,
+    size   integer NOT NULL,
+    whole  boolean NOT NULL,
     words  tsvector NOT NULL,
     PRIMARY KEY (log, pos),
     FOREIGN KEY (log, pos) REFERENCES msg ON DELETE CASCADE
 );
 
 CREATE INDEX word_by_words ON word USING gin (words);
+-- For a word that nearly every message has: the newest are then found sooner by going back.
+CREATE INDEX word_by_number ON word (number);
 
 -- The stretches that no searcher has come to yet; what is written is only noted here.
 CREATE TABLE unindexed (
