@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from perdure.testing.samples import new_session
 PROCESSES, TASKS = 4, 16
 SAVES = 313 * PROCESSES * TASKS  # a little over 20,000
 FEW, MANY = 1_000, 1_000_000
+SEARCHED = 120_000
 
 
 @asynccontextmanager
@@ -201,7 +204,41 @@ _GENERATE = """
     FROM generate_series(1, %s) AS n
 """
 
-PARTS = (save_figures, rate_figures, crowd_figures, list_figures)
+
+async def search_figures(dsn: str) -> list[Figure]:
+    """What searches cost, once all is indexed and the server has looked at how often words are."""
+    draw = random.Random(1)
+    async with PostgresStore(dsn, schema="searches") as store, beside(dsn, "searches") as connection:
+        for start in range(0, SEARCHED, 1_000):
+            said = [_words(draw, number) for number in range(start, start + 1_000)]
+            last = await store.create(new_session(*said, definition=AGENT, owner=f"owner {start // 1_000 % 10}"))
+        start_of_index = time.perf_counter()
+        await store.search("needle")
+        built = f"{SEARCHED:,} messages, indexed in {time.perf_counter() - start_of_index:.0f} s"
+        await connection.execute("ANALYZE word")
+        queries: dict[str, tuple[str, dict[str, Any]]] = {
+            "one word in 10,000 messages": ("needle", {}),
+            "that word and one in all messages": ("needle common", {}),
+            "a phrase in 10,000 messages": ('"needle common"', {}),
+            "a word that begins so, in 10,000 messages": ("need*", {}),
+            "a word in all messages, the newest 10,000 ranked": ("common", {}),
+            "a word in all messages, in one session": ("common", {"session_id": last.id}),
+            "one word in 10,000 messages, of which an owner has a tenth": ("needle", {"owner": "owner 3"}),
+        }
+        figures = []
+        for name, (query, options) in queries.items():
+            (median,) = await interleaved(partial(store.search, query, **options), rounds=15)
+            figures.append(Figure(f"search: {name}", median * 1000, 50, unit="ms", detail=built))
+    return figures
+
+
+def _words(draw: random.Random, number: int) -> str:
+    """Ordinary words, some of them very common; and now and then a needle."""
+    words = [f"word{int(20_000 ** draw.random())}" for _ in range(12)]
+    return " ".join((*words, *(["needle"] if number % (SEARCHED // 10_000) == 0 else []), "common"))
+
+
+PARTS = (save_figures, rate_figures, crowd_figures, list_figures, search_figures)
 
 
 async def figures() -> list[Figure]:

@@ -13,11 +13,13 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 GIVEN = "PERDURE_TEST_POSTGRES"
 _STARTED = "PERDURE_TEST_POSTGRES_STARTED"
+_NAMED: set[str] = set()
 _SETTINGS = "fsync = off\nfull_page_writes = off\nsynchronous_commit = on\nmax_connections = 200\n"
 
 
@@ -36,7 +38,10 @@ def server() -> Any:
 
 
 def stop() -> None:
-    """Let go of the server; the last to do so stops it and deletes its data."""
+    """Let go of the server: the last to do so stops it, data and all. One that was given loses our schemas."""
+    if GIVEN in os.environ and _NAMED:
+        drop(os.environ[GIVEN], _NAMED)
+        _NAMED.clear()
     if server.cache_info().currsize:
         held = server()
         server.cache_clear()
@@ -49,7 +54,22 @@ def stop() -> None:
 
 def schema_of(where: Path) -> str:
     """A schema for a directory: what a test keeps there is what no other test sees."""
-    return "t_" + hashlib.blake2b(str(where).encode(), digest_size=10).hexdigest()
+    name = "t_" + hashlib.blake2b(str(where).encode(), digest_size=10).hexdigest()
+    _NAMED.add(name)
+    return name
+
+
+def drop(address: str, names: Iterable[str]) -> None:
+    """Drop schemas, and those whose names only add something to theirs."""
+    import psycopg
+    from psycopg import sql
+
+    ours = "EXISTS (SELECT FROM unnest(%s::text[]) AS name WHERE starts_with(nspname, name))"
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("SET client_min_messages = warning; SET lock_timeout = '10s'")
+        found = connection.execute(f"SELECT nspname FROM pg_namespace WHERE {ours}".encode(), (list(names),))
+        for (name,) in found.fetchall():
+            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
 
 
 def start(home: Path, *, settings: str = "") -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests import stories
 from tests.stories import KINDS, account, ledger_loops, opened
 
@@ -29,9 +30,10 @@ from perdure import (
     recover,
 )
 from perdure.archive import MoveReport, export_sessions, import_sessions
+from perdure.archive_lines import encode_session, first_line, last_line
 from perdure.fsck import fsck
 from perdure.model.ids import use
-from perdure.protocols import Archive, ArchivedSession
+from perdure.protocols import Archive, ArchivedSession, Entry
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, note, say, texts
 
@@ -323,6 +325,90 @@ async def test_an_archive_that_is_not_whole_changes_nothing(tmp_path: Path, kind
         assert len(await target.list()) == 0
         assert await target.restore(archived)
         assert await target.restore(await source.dump("child"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_file_shows_one_owner_what_another_was_told(tmp_path: Path, kind: str) -> None:
+    """It could name any session here as what it shows: what it does not bring along must be in the file itself."""
+    async with MemoryStore() as source, opened(kind, tmp_path) as target:
+        victim = await target.create(new_session("a secret", id="victim", owner="bob"))
+        like = new_session("anything", id="victim", owner="bob")
+        like = await source.create(replace(like, info=replace(victim.info, version=0)))
+        child = fork(like, id="child")
+        await source.create(replace(child, info=replace(child.info, owner="alice")))
+        archived = await source.dump("child")
+        decoy = {"victim/other": {0: b'{"role":"user","parts":[{"type":"text","text":"x"}],"id":"m"}'}}
+        for lent in ({}, decoy):
+            raw = first_line() + encode_session(replace(archived, lent=lent)) + last_line(1)
+            with pytest.raises(InvalidData, match="shows parts of victim"):
+                await import_sessions(target, io.BytesIO(raw), owner="alice")
+        assert not await target.exists("child")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [2, 10**12, 2**63 - 1, 2**64])
+async def test_positions_that_no_log_has_are_refused(tmp_path: Path, kind: str, at: int) -> None:
+    """In logs of its own, which have no gaps, in those it brings along, and in what its versions name."""
+    async with MemoryStore() as source, opened(kind, tmp_path) as target:
+        parent = await source.create(new_session("one", id="it"))
+        await source.create(say(fork(parent, id="child"), "two"))
+        own, alone = await source.dump("it"), await source.dump("child", alone=True)
+        wrong = [replace(own, logs={"it": {**own.logs["it"], at: own.logs["it"][0]}})]
+        if at > 2:
+            wrong.append(replace(alone, lent={"it": {**alone.lent["it"], at: alone.lent["it"][0]}}))
+            heads = (alone.heads[0].replace(b'["it",0,1]', b'["it",0,%d]' % at),)
+            assert heads != alone.heads
+            wrong.append(replace(await source.dump("child"), heads=heads))
+        for each in wrong:
+            with pytest.raises(InvalidData):
+                await target.restore(each)
+        assert len(await target.list()) == 0
+
+
+async def test_what_is_nested_without_end_is_refused() -> None:
+    """In any place of a file; the error names the line."""
+    async with MemoryStore() as source, MemoryStore() as target:
+        await source.create(new_session("one", id="it"))
+        first, session, *rest = (await exported(source)).splitlines(keepends=True)
+        deep = b"[" * 100_000 + b"]" * 100_000
+        for lines in (
+            [first[:-2] + b',"x":' + deep + b"}\n", session, *rest],
+            [first, b'{"kind":"session","name":"it","body":' + deep + b"}\n", *rest],
+            [first, session, b'{"kind":"value","name":"x","body":' + deep + b"}\n", *rest],
+            [first, session, b'{"kind":"entry","at":1,"body":{"kind":"x","body":' + deep + b"}}\n", *rest],
+        ):
+            with pytest.raises(InvalidData, match=r"line \d"):
+                await imported(target, b"".join(lines))
+        assert len(await target.list()) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_entries_of_any_form_are_brought_over(tmp_path: Path, kind: str) -> None:
+    """A record may hold what only its writer understands."""
+    entries = (
+        Entry("agent_start", {"messages": 5}, "a"),
+        Entry("message_end", {"message": {"id": 7}, "shown": 7}, "a"),
+        Entry("agent_start", "no object", "b"),
+    )
+    async with MemoryStore() as source, opened(kind, tmp_path) as target:
+        await source.create(new_session("one", id="it"))
+        assert await target.restore(replace(await source.dump("it"), entries=entries))
+        found = await target.read("it")
+        assert [(each.kind, each.body, each.run) for each in found] == [(e.kind, e.body, e.run) for e in entries]
+        assert [run.loop_id for run in await target.runs("it")] == ["a", "b"]
+
+
+async def test_an_export_follows_no_link(tmp_path: Path) -> None:
+    """Whoever can guess the name of the unfinished file gains nothing; two exports at once do not meet in it."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    path = tmp_path / "out.jsonl"
+    (tmp_path / f"out.jsonl.{os.getpid()}.tmp").symlink_to(precious)
+    async with MemoryStore() as store:
+        await store.create(new_session("one"))
+        await asyncio.gather(*(export_sessions(store, path) for _ in range(3)))
+        assert await exported(store) == path.read_bytes()
+    assert (precious.read_text(), path.is_symlink()) == ("mine", False)
 
 
 @pytest.mark.parametrize("kind", KINDS)

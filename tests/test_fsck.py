@@ -224,3 +224,24 @@ async def test_what_a_memory_store_lost_is_found() -> None:
             key = next(iter(logs))
             logs[key] = [None, *logs[key][1:]]
             assert_helpful(await fsck(store))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("moment", ["load", "dump", "read", "runs", "is_claimed"])
+async def test_a_session_that_is_erased_meanwhile_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
+) -> None:
+    """At whichever moment of the check it goes."""
+    async with opened(kind, tmp_path) as store:
+        session = await store.create(new_session("one", "two"))
+        await store.create(new_session("three"))
+        original = getattr(store, moment)
+
+        async def late(*given: Any, **options: Any) -> Any:
+            monkeypatch.setattr(store, moment, original)
+            await store.delete(session.id)
+            return await original(*given, **options)
+
+        monkeypatch.setattr(store, moment, late)
+        assert (await fsck(store)).problems == ()
+        assert not await store.exists(session.id)

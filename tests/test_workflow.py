@@ -167,6 +167,56 @@ async def test_a_stage_waits_for_approval() -> None:
         assert done == ["published"]
 
 
+async def test_a_stage_that_waits_is_not_done_whatever_tells_it_its_prompt() -> None:
+    """Nobody goes on from an answer that is not there; once it is, it is the one that is passed on."""
+
+    @perdure.tool(needs_approval=True)
+    def publish() -> str:
+        return "ok"
+
+    def reply(request: Any) -> Any:
+        last = request.messages[-1]
+        return ToolCall(name="publish") if last.text == "please go" else f"after {last.text}"
+
+    workflow = Workflow("w", [Stage("publish", prompt=lambda results: f"please {results['input']}"), Stage("thank")])
+    async with perdure.connect("memory://", driver=ScriptedDriver(reply), tools=[publish]) as sessions:
+        for _ in range(2):
+            with pytest.raises(SessionNotActive):
+                await workflow.run(sessions, "go")
+        assert not await sessions.exists("w.thank")
+        await sessions.approve("w.publish")
+        await sessions.inject("w.publish", {"role": "user", "content": "Somebody says more."})
+        result = await workflow.run(sessions, "go")
+        assert [each.text for each in result.replies.values()] == ["after ok", "after after ok"]
+
+
+async def test_a_stage_that_fails_after_its_approval_is_tried_again() -> None:
+    """Its reply is the one that was saved last, and not the one that was still waiting."""
+    broken = [True]
+
+    @perdure.tool(needs_approval=True)
+    def publish() -> str:
+        return "ok"
+
+    def reply(request: Any) -> Any:
+        if request.messages[-1].role == "user":
+            return ToolCall(name="publish")
+        return perdure.DriverError("not today") if broken[0] else "published"
+
+    workflow = Workflow("w", [Stage("publish")])
+    async with perdure.connect("memory://", driver=ScriptedDriver(reply), tools=[publish]) as sessions:
+        with pytest.raises(SessionNotActive):
+            await workflow.run(sessions, "go")
+        with pytest.raises(RunFailed):
+            await sessions.approve("w.publish")
+        with pytest.raises(SessionNotActive):
+            await workflow.run(sessions, "go")
+        broken.clear()
+        broken.append(False)
+        await sessions.approve("w.publish")
+        assert (await workflow.run(sessions, "go")).text == "published"
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "none": (lambda: Workflow("w", []), "at least one stage"),
     "twice": (lambda: Workflow("w", [Stage("a"), Stage("a")]), "taken"),

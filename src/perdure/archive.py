@@ -17,9 +17,10 @@ import msgspec
 
 from perdure.archive_lines import Found, encode_session, first_line, last_line, message_count, read_sessions
 from perdure.errors import InvalidData, SessionNotFound, StoreError
-from perdure.model.ids import SessionId
+from perdure.model.ids import SessionId, new_id
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import Archive, ArchivedSession, SessionStore
+from perdure.stores.landing import check
 from perdure.stores.moving import split_name
 from perdure.stores.rows import decode_info
 
@@ -107,33 +108,54 @@ def _check_owner(found: Found, owner: str | None) -> None:
 
 async def _take_in(store: Archive, found: Found, present: set[str]) -> bool:
     archived = found.archived
-    if not archived.owners.keys() <= present | {split_name(name)[0] for name in archived.lent}:
-        missing = ", ".join(sorted(archived.owners.keys() - present))
-        raise InvalidData(found.where, f"session {archived.session_id!r} shows parts of {missing}, not in the file")
     try:
-        return await store.restore(archived)
+        missing = _not_in_the_file(archived, present)
+        if not missing:
+            return await store.restore(archived)
     except InvalidData as error:
         raise InvalidData(found.where, f"session {archived.session_id!r} is not whole: {error}") from None
+    names = ", ".join(sorted(missing))
+    raise InvalidData(found.where, f"session {archived.session_id!r} shows parts of {names}, not in the file")
+
+
+def _not_in_the_file(archived: ArchivedSession, present: set[str]) -> set[str]:
+    """Whom a session shows without bringing along what: linked to one who is here, it would tell that one's secrets."""
+    absent = archived.owners.keys() - present
+    if not absent:
+        return set()
+    carried = archived.logs.keys() | archived.lent.keys()
+    shown = {str(name) for name, _, _ in check(archived)}
+    return {owner for owner, _ in map(split_name, shown - carried)} & absent
 
 
 async def _export_to_path(
     store: ArchivingStore, path: str, session_ids: Iterable[str] | None, progress: Progress | None
 ) -> MoveReport:
-    unfinished = f"{path}.{os.getpid()}.tmp"
+    unfinished = f"{path}.{new_id()}.tmp"
     try:
-        # What was said is for its owner's eyes, wherever it goes.
-        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # What was said is for its owner's eyes, wherever it goes; nor does it go where somebody's link leads.
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "wb") as file:
             report = await export_sessions(store, file, session_ids, progress=progress)
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
         os.replace(unfinished, path)
+        await asyncio.to_thread(_sync_directory, os.path.dirname(path) or ".")
     except OSError as error:
         raise StoreError(f"{path} could not be written: {error.strerror}. Name another file, or make room.") from None
     finally:
         with suppress(OSError):
             os.unlink(unfinished)
     return report
+
+
+def _sync_directory(path: str) -> None:
+    """Make a renaming last: until then a power cut may undo it."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 async def _chunks(

@@ -16,6 +16,8 @@ from perdure.protocols import ArchivedSession, Entry
 FORMAT = 1
 _LONGEST = 2 * codec.MAX_BYTES
 _NOTHING = msgspec.Raw(b"null")
+# What bytes that are no JSON, or are nested too deep, can bring about.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -130,7 +132,7 @@ def _check_first(lines: _Lines) -> None:
     raw = lines.raw()
     try:
         first = msgspec.json.decode(raw, type=_First)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _UNREADABLE:
         lines.refuse("this is not a file that perdure has exported")
     if first.perdure != "export":
         lines.refuse("this is not a file that perdure has exported")
@@ -161,7 +163,7 @@ class _Lines:
         self.met.append(raw)
         try:
             return msgspec.json.decode(raw, type=Line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             self.refuse(f"it cannot be read: {error}")
 
     def is_over(self) -> bool:
@@ -227,7 +229,7 @@ class _Draft:
     def _sound(self, read: Callable[[], Any]) -> Any:
         try:
             return read()
-        except (InvalidData, InvalidSessionId, msgspec.MsgspecError) as error:
+        except (InvalidData, InvalidSessionId, *_UNREADABLE) as error:
             self._lines.refuse(str(error))
 
     def archived(self) -> ArchivedSession:

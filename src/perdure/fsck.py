@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import msgspec
 
@@ -118,11 +118,22 @@ class _Survey:
                 return
 
     async def check_session(self, info: AgentSessionInfo) -> None:
+        """Look at one session. If it was erased meanwhile, what was not found of it is no damage."""
+        known = len(self.problems)
+        await self._look_at(info)
+        if len(self.problems) > known and await self._is_gone(info.id):
+            del self.problems[known:]
+
+    async def _is_gone(self, session_id: SessionId) -> bool:
+        with suppress(*_DAMAGE):
+            return not await self._store.exists(session_id)
+        return False
+
+    async def _look_at(self, info: AgentSessionInfo) -> None:
         async with self.watching(info.id, "newest version"):
             session = await self._store.load(info.id)
             if session is None:
-                if await self._store.exists(info.id):  # and was not erased just now
-                    self.note(info.id, "header", "it is listed, and cannot be loaded", RESTORE)
+                self.note(info.id, "header", "it is listed, and cannot be loaded", RESTORE)
                 return
             if session.info != info and session.version == info.version:
                 self.note(info.id, "header", "the list does not show what the newest version says", _HEADER)

@@ -27,7 +27,7 @@ from perdure.model.loop_events import (
     ToolExecutionUpdate,
 )
 from perdure.model.message import Message
-from perdure.model.said import Said
+from perdure.model.said import NOTHING_SAID, Said, SaidByRun
 from perdure.model.session import AgentSession
 from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
 
@@ -37,15 +37,12 @@ T = TypeVar("T")
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
-def entry_of(event: LoopEvent, said: Said | None = None) -> Entry:
+def entry_of(event: LoopEvent, said: Said = NOTHING_SAID) -> Entry:
     """An event as it is stored: messages by id, and without what they or the record's columns say already."""
     form = _form(type(event))
-    raw = _encoder.encode(form.refer(event, said or _NOTHING_SAID))
+    raw = _encoder.encode(form.refer(event, said))
     # The tag comes first, and stands in a column of its own.
     return Entry(form.kind, msgspec.Raw(b"{" + raw[form.tag_length :]), None if form.is_of_group else event.loop_id)
-
-
-_NOTHING_SAID = Said()
 
 
 class _Form(NamedTuple):
@@ -96,7 +93,7 @@ def event_of(
     session_id: str,
     agent_id: str,
     message_of: Callable[[str], Message],
-    said: Said = _NOTHING_SAID,
+    said: Said = NOTHING_SAID,
 ) -> AnyLoopEvent:
     """The event that an entry of the record stands for; `message_of` finds a message by its id."""
     plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id, "cursor": entry.seq}
@@ -121,7 +118,7 @@ class _Unwritten:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._events: list[LoopEvent] = []
-        self._said = Said()
+        self._said = SaidByRun()
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -143,7 +140,7 @@ class _Unwritten:
 
     def entries(self) -> list[Entry]:
         """Made as late as can be: an outcome's event comes before the message that it can point at."""
-        return [entry_of(event, self._said) for event in self._events]
+        return [entry_of(event, self._said.of(event.loop_id)) for event in self._events]
 
     def take(self) -> tuple[list[Message], list[Entry]]:
         """All of it, to be written now."""

@@ -11,7 +11,7 @@ from itertools import count
 import msgspec
 
 from perdure.actions.definition import ChangeDefinition
-from perdure.errors import ConfigurationError, InvalidData, SessionConflict, SessionNotActive
+from perdure.errors import ConfigurationError, InvalidData, SessionConflict, SessionNotActive, SessionNotFound
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
@@ -137,7 +137,7 @@ class Workflow:
             await sessions.recover(session_id)
             attempt, given = await self._given(sessions, stage, session_id)
             if given is not None and callable(stage.prompt):
-                return given  # what it is told may be another text each time it is asked for
+                return _answered(given)  # what it is told may be another text each time it is asked for
             if given is None:
                 await self._hand_over(sessions, stage, session_id)
         else:
@@ -154,10 +154,7 @@ class Workflow:
                 raise
             problem = f"workflow {self.id!r} has been run with another input; a new run needs a new id"
             raise InvalidData("$.input", problem) from None
-        current = await sessions.session(session_id) if reply.pending_calls else reply.session
-        if _loop_of(current) == _loop_of(reply.session) and Reply(current).pending_calls:
-            raise SessionNotActive(session_id, current.status.value)
-        return reply if _loop_of(current) != _loop_of(reply.session) else Reply(current)
+        return _answered(Reply(await _since(sessions, reply.session)))
 
     def _key(self, stage: Stage, attempt: int) -> str:
         return f"workflow {self.id} stage {stage.name} attempt {attempt}"
@@ -171,7 +168,7 @@ class Workflow:
             found = await journal.find_key(session_id, self._key(stage, attempt))
             if found is None:
                 return attempt, None
-            session = await sessions.session(session_id, found[1])
+            session = await _since(sessions, await sessions.session(session_id, found[1]))
             if not _is_given_up(session):
                 return attempt, Reply(session)
             if await journal.find_key(session_id, self._key(stage, attempt + 1)) is None:
@@ -201,6 +198,26 @@ class Workflow:
             return _filled(stage.prompt, results)
         before = [results[name] for name in self._after[stage.name]]
         return "\n\n".join(before) if before else results["input"]
+
+
+async def _since(sessions: Sessions, session: AgentSession) -> AgentSession:
+    """The session once its run has gone on, if it waited for a person when it was saved."""
+    while Reply(session).pending_calls:
+        try:
+            after = await sessions.session(session.id, session.version + 1)
+        except SessionNotFound:
+            break
+        if _loop_of(after) != _loop_of(session):
+            break
+        session = after
+    return session
+
+
+def _answered(reply: Reply) -> Reply:
+    """A reply that is one; SessionNotActive while its run waits for a person."""
+    if reply.pending_calls:
+        raise SessionNotActive(reply.session.id, reply.session.status.value)
+    return reply
 
 
 def _loop_of(session: AgentSession) -> str | None:

@@ -22,6 +22,7 @@ from perdure import (
     InvalidData,
     LoopFactory,
     MemoryStore,
+    ResetTranscript,
     ResumeSession,
     SendMessage,
     SessionBusy,
@@ -32,6 +33,7 @@ from perdure import (
     SqliteStore,
     StopReason,
     ToolCall,
+    TrimTranscript,
     tool,
 )
 from perdure.protocols import Entry
@@ -281,3 +283,28 @@ def _fresh() -> AgentSession:
     from perdure import SessionFactory
 
     return SessionFactory().create(AGENT)
+
+
+async def test_a_call_that_waits_is_not_trimmed_away() -> None:
+    """Its result would come into a view that does not show it, and the model would be shown nothing at all."""
+    shop, runtime = Shop(), SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    await runtime.execute(session.id, SendMessage("Go on", shop.loops))
+    trimmed = await runtime.execute(session.id, TrimTranscript(0))
+    assert trimmed.state.messages[0].tool_calls == tuple(shop.calls)
+    after = await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    assert {result.call_id for message in after.state.messages for result in message.tool_results} == {"1", "2", "3"}
+    assert list(shop.driver.requests[-1].messages) == list(after.state.messages)[:-1]
+
+
+async def test_a_reset_gives_up_what_waits() -> None:
+    """The session stays suspended, as it does when the message is taken back; resumed, it begins anew."""
+    shop, runtime = Shop(), SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    await runtime.execute(session.id, SendMessage("Go on", shop.loops))
+    after = await runtime.execute(session.id, ResetTranscript())
+    assert (after.state.execution, after.status) == (None, SessionStatus.SUSPENDED)
+    with pytest.raises(InvalidData, match="waits for a decision"):
+        await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    await runtime.execute(session.id, ResumeSession())
+    assert shop.done == ["look cup"]

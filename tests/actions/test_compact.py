@@ -478,6 +478,26 @@ async def test_providers_counts_move_the_trigger():
         assert list(after.state.transcript.blocks())
 
 
+async def test_a_summary_that_fails_half_way_is_charged_for():
+    """Truncation takes its place, and what the model had used until then counts in the run and on its record."""
+    asked: list[int] = []
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt != INSTRUCTIONS:
+            return "fine"
+        asked.append(1)
+        return "sum" if len(asked) == 1 else DriverError("out of order")
+
+    used = Usage(input_tokens=100, output_tokens=10)
+    loops = auto(ScriptedDriver(reply, usage=used), AutoCompaction(compact_strategy="llm"))
+    async with windowed(MemoryStore(), *turns(20, LONG[:1000])) as runtime:
+        after = await runtime.execute("s", SendMessage("hi", loops))
+        assert len(asked) == 2
+        assert [block.by for block in after.state.transcript.blocks()] == ["truncate"]
+        assert (after.state.execution.compaction_usage, after.state.usage) == (used, used + used)
+        assert (await runtime.record("s")).total_usage() == used + used
+
+
 @pytest.mark.parametrize("share", [0, 1.1, "much", True])
 def test_a_wrong_setting_is_named(share):
     """So is a wrong option, and something that is no setting at all."""

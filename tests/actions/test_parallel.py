@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from perdure import (
     SessionRuntime,
     SqliteStore,
     StopReason,
+    StoreError,
     SuspendSession,
     ToolCall,
     Usage,
@@ -51,7 +52,7 @@ from perdure.model.ids import use
 from perdure.model.loop_events import ParallelLoopEnd
 from perdure.model.step import InferenceResponse
 from perdure.protocols import Entry
-from perdure.testing import Delay, FrozenClock, ScriptedDriver
+from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("agent", model="own", system_prompt="Be kind.")
 CONFIGS = ("brief", "long", "slow")
@@ -637,3 +638,55 @@ async def test_a_group_that_was_given_up_as_its_process_died_leaves_no_claim() -
 
 async def _nothing(*given: Any) -> None:
     return None
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_the_first_answer_is_the_first_after_a_crash_too(after: bool) -> None:
+    """Answers stand on record in the order in which they came; a function that chose is not there any more."""
+    for call in range(1, 30):
+        store, clock = MemoryStore(), FrozenClock(tick=0.001)
+        failing = FailingStore(store)
+        with use(clock=clock):
+            session = await SessionRuntime(store).create(AGENT)
+            failing.crash(call=call, after=after)
+            action = SendParallel(
+                "Is it?", loops_of(replies), configs=["long", "brief"], strategy=lambda got: got[0].index
+            )
+            try:
+                await SessionRuntime(failing).execute(session.id, action)
+            except StoreError:
+                clock.advance(60)
+                await recover(SessionRuntime(store), loops_of(replies))
+            kept = await SessionRuntime(store).get_session(session.id)
+        assert texts(kept) in ([], ["Is it?", "Yes."])
+        if not failing.has_crashed:
+            break
+    assert texts(kept)
+    assert 6 < call < 29
+
+
+async def test_an_evaluation_in_which_something_was_redacted_is_resumed(a_store: Any) -> None:
+    """What is told of the redaction stands between its entries, and hides neither the group nor its selection."""
+    clock = FrozenClock(tick=0.001)
+    for call in range(3, 30):
+        with use(clock=clock):
+            async with a_store as store:
+                failing = FailingStore(store)
+                session = await SessionRuntime(store).create(AGENT)
+                failing.crash(call=call, after=True)
+                with suppress(StoreError):
+                    action = SendParallel(
+                        "Is it?", loops_of(replies), configs=["brief", "long"], strategy=LongestAnswer()
+                    )
+                    await SessionRuntime(failing).execute(session.id, action)
+                for _ in range(2):  # the second time there is nothing to be resumed
+                    clock.advance(60)
+                    log, _end = await store.log_of(session.id)
+                    (asked,) = await store.messages(log, 0, 1)
+                    await store.redact(session.id, [asked.id])
+                    await recover(SessionRuntime(store), loops_of(replies), session_id=session.id)
+                kept = await SessionRuntime(store).get_session(session.id)
+                assert texts(kept) == ["[redacted]", "Yes, that is quite so."]
+                assert selected(await SessionRuntime(store).record(session.id)) == [False, True]
+        if not failing.has_crashed or not isinstance(a_store, MemoryStore):
+            break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perdure import (
     AgentDefinition,
     EventBus,
@@ -15,9 +17,12 @@ from perdure import (
     SessionRecorder,
     SessionRuntime,
     StopReason,
+    StoreError,
     Warned,
+    recover,
 )
-from perdure.testing import ScriptedDriver
+from perdure.model.ids import use
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("guarded")
 
@@ -68,3 +73,30 @@ async def test_the_first_rejection_has_the_last_word() -> None:
     assert asked == []
     assert session.state.execution is not None
     assert session.state.execution.continuation.stop_signals[0].message == "first"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_rejected_input_does_not_reach_the_model_after_a_crash(after: bool) -> None:
+    """Whichever call of the store is the last, the run that is recovered ends as rejected, too."""
+    for call in range(1, 20):
+        store, clock, driver = MemoryStore(), FrozenClock(tick=0.001), ScriptedDriver(["no"])
+        loops = LoopFactory(driver=driver, input_filters=[lambda messages: Rejected("no numbers")])
+        failing = FailingStore(store)
+        with use(clock=clock):
+            session = await SessionRuntime(store).create(AGENT)
+            failing.crash(call=call, after=after)
+            try:
+                await SessionRuntime(failing).execute(session.id, SendMessage("4711", loops))
+            except StoreError:
+                clock.advance(60)
+                await recover(SessionRuntime(store), loops)
+            assert driver.requests == []
+            loops_on_record = (await SessionRuntime(store).record(session.id)).loops
+            assert [(each.status, each.rejection) for each in loops_on_record] in (
+                [],
+                [(LoopStatus.REJECTED, "no numbers")],
+            )
+        if not failing.has_crashed:
+            break
+    assert loops_on_record
+    assert 4 < call < 19

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,20 +27,26 @@ from perdure import (
     LoopFactory,
     LoopStatus,
     MemoryStore,
+    Message,
     MessageEnd,
+    ModelReply,
     ModelRequest,
     SendMessage,
     SendParallel,
     SessionNotFound,
     SessionRuntime,
     SqliteStore,
+    StoreError,
     ToolCall,
+    ToolExecution,
+    ToolExecutionEnd,
     Usage,
+    recover,
     tool,
 )
-from perdure.model.ids import now
-from perdure.protocols import SessionStore
-from perdure.testing import ScriptedDriver
+from perdure.model.ids import now, use
+from perdure.protocols import OnDelta, SessionStore
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("agent", tools=("add",))
 
@@ -408,3 +414,61 @@ async def test_the_end_of_a_resumed_loop_tells_all_its_messages(home: Home) -> N
         assert [message.id for message in whole.messages] == expected
         (read,) = [event for event in whole.events if isinstance(event, AgentEnd)]
         assert read.messages == end.messages
+
+
+class SameIds:
+    """A driver that gives the calls of every run the same ids, as some models do."""
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        last = request.messages[-1]
+        if last.role == "user":
+            call = ToolCall("look", {"what": f"{last.text} {request.model.name}"}, id="call_0")
+            return ModelReply(Message.assistant("", tool_calls=[call]))
+        return ModelReply(Message.assistant(f"done: {last.text}"))
+
+
+@tool(idempotent=True)
+def look(what: str) -> str:
+    """Look."""
+    return f"saw {what}"
+
+
+def looked(executions: Iterable[ToolExecution]) -> list[Any]:
+    return [(each.call.arguments["what"], each.result) for each in executions]
+
+
+async def test_calls_of_several_runs_may_have_one_id(home: Home) -> None:
+    """Each run's record tells of its own call and its own result."""
+    loops = LoopFactory(driver=SameIds(), tools=[look])
+    async with home.runtime() as runtime:
+        session = await runtime.create(AgentDefinition("agent", model="m", tools=("look",)))
+        ran = [await runtime.execute(session.id, SendMessage(text, loops)) for text in "abcd"]
+        ended = [e.execution async for e in runtime.events(session.id) if isinstance(e, ToolExecutionEnd)]
+        assert looked(ended) == [(f"{text} m", f"saw {text} m") for text in "abcd"]
+        for each, text in zip(ran, "abcd", strict=True):
+            assert each.state.execution is not None
+            loop = await runtime.loop(session.id, each.state.execution.execution_id)
+            assert looked(loop.turns[0].tool_executions) == [(f"{text} m", f"saw {text} m")]
+
+
+async def test_calls_of_branches_may_have_one_id_whatever_the_crash() -> None:
+    """A branch that goes on after a crash has the outcomes that it had, not those of the branch beside it."""
+    loops = LoopFactory(driver=SameIds(), tools=[look])
+    for call in range(1, 40):
+        store, clock = MemoryStore(), FrozenClock(tick=0.001)
+        failing = FailingStore(store)
+        with use(clock=clock):
+            session = await SessionRuntime(store).create(AgentDefinition("agent", tools=("look",)))
+            failing.crash(call=call, after=True)
+            action = SendParallel("go", loops, configs=["a", "bbb", "cc"], strategy=LongestAnswer())
+            try:
+                await SessionRuntime(failing).execute(session.id, action)
+            except StoreError:
+                clock.advance(60)
+                await recover(SessionRuntime(store), loops)
+            kept = await SessionRuntime(store).get_session(session.id)
+        for step in kept.state.steps[:1]:
+            assert looked(step.tool_executions) == [("go bbb", "saw go bbb")]
+        if not failing.has_crashed:
+            break
+    assert 10 < call < 39

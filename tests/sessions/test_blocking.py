@@ -128,3 +128,37 @@ def test_a_store_that_does_not_open_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(perdure.PerdureError), perdure.connect_blocking(f"sqlite:///{tmp_path}/file"):
         pass
     assert [thread.name for thread in threading.enumerate() if thread not in before] == []
+
+
+def test_whoever_still_waits_when_the_sessions_close_is_told() -> None:
+    """A thread that follows events, or waits for an answer, would wait for ever; its run ends in good order."""
+    told: list[Any] = []
+
+    def wait_for(what: Any) -> None:
+        try:
+            for _ in what():
+                pass
+        except ConfigurationError as error:
+            told.append(str(error))
+
+    store = perdure.MemoryStore()
+    with perdure.connect_blocking(store, driver=ScriptedDriver([Delay(30, "late")])) as sessions:
+        chat = sessions.open("mine")
+        waiting = (lambda: chat.events(follow=True), lambda: [chat.send("hello")])
+        threads = [threading.Thread(target=wait_for, args=(what,), daemon=True) for what in waiting]
+        for thread in threads:
+            thread.start()
+        while not chat.history():
+            time.sleep(0.01)
+    for thread in threads:
+        thread.join(5)
+    assert told == ["These sessions were closed while this thread waited for them."] * 2
+    with perdure.connect_blocking(store, driver=ScriptedDriver(["yes"])) as sessions:
+        assert sessions.session("mine").state.stop_reason is perdure.StopReason.USER_REQUESTED
+
+
+def test_a_chat_may_be_named() -> None:
+    with connect() as sessions:
+        chat = sessions.open()
+        chat.send("hello")
+        assert len(chat.diff(other=chat.fork()).common) == 2

@@ -19,6 +19,7 @@ from perdure import (
     InvalidSessionId,
     Message,
     RunFailed,
+    SessionBusy,
     SessionConflict,
     SessionNotFound,
     Sessions,
@@ -236,6 +237,34 @@ async def test_whoever_stops_listening_stops_the_run(connect: Connect) -> None:
         await stream.aclose()  # type: ignore[attr-defined]
         assert (await shown(sessions, chat.id))[0] == "count"
         assert (await chat.send("and?")).text == "done"
+
+
+async def test_a_stream_is_of_its_own_run_alone(connect: Connect) -> None:
+    """What is queued meanwhile is answered behind it, and whoever comes too late hears nothing of another's answer."""
+
+    def reply(request: Any) -> Any:
+        return Chunks(["to ", Delay(0.05, request.messages[-1].text)])
+
+    async with connect(driver=ScriptedDriver(reply)) as sessions:
+        chat = await sessions.open()
+        first = chat.stream("one")
+        heard = [await anext(first)]
+        queued = await chat.send("two", when_busy="queue")
+        with pytest.raises(SessionBusy):
+            assert [chunk async for chunk in chat.stream("three")] == []
+        heard += [chunk async for chunk in first]
+        assert ("".join(heard), queued.session.version) == ("to one", 1)
+        assert await shown(sessions, chat.id) == ["one", "to one", "two", "to two"]
+
+
+async def test_recover_tells_whether_there_was_a_run_to_go_on_with(connect: Connect) -> None:
+    async with connect(driver=ScriptedDriver(["yes"])) as sessions:
+        chat = await sessions.open()
+        assert not await chat.recover()
+        sent = await chat.send("hi")
+        assert not await chat.recover()
+        await chat.redact([sent.session.state.messages[0].id])
+        assert not await chat.recover()
 
 
 async def test_a_streams_error_reaches_the_listener(connect: Connect) -> None:

@@ -196,6 +196,48 @@ async def test_gc_erases_what_nobody_shows_in_sqlite(tmp_path: Path) -> None:
         assert await store.search("three") == []
 
 
+async def test_gc_removes_the_traces_that_a_killed_deletion_has_left_in_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between its commit and the scrubbing, a deletion leaves text in the write-ahead log and the index."""
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        session = await store.create(new_session(f"code {SECRET}", "ok"))
+        await store.create(new_session("another"))
+        await store.search("another")
+        with monkeypatch.context() as killing:
+
+            async def die(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            killing.setattr("perdure.stores.sqlite._Open.erase_everywhere", die)
+            with pytest.raises(KeyboardInterrupt):
+                await store.delete(session.id)
+        assert SECRET.encode() in bytes_of(tmp_path)
+        assert await store.gc() == 0
+        assert SECRET.encode() not in bytes_of(tmp_path)
+        assert len(await store.search("another")) == 1
+
+
+async def test_a_log_that_a_killed_redaction_was_writing_goes_with_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds all that was not to be redacted."""
+    async with FileStore(tmp_path) as store:
+        session = await store.create(new_session("replace me", f"code {SECRET}"))
+        with monkeypatch.context() as killing:
+
+            def die(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            killing.setattr(Folder, "put_in_place", die)
+            with pytest.raises(KeyboardInterrupt):
+                await store.redact(session.id, [session.state.messages[0].id])
+    assert SECRET.encode() in bytes_of(tmp_path)
+    async with FileStore(tmp_path) as store:
+        await store.delete(session.id)
+    assert SECRET.encode() not in bytes_of(tmp_path)
+
+
 async def test_gc_erases_what_a_killed_deletion_has_left_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,14 @@ def test_a_row_that_unpacks_to_more_than_is_ever_stored_is_refused(monkeypatch: 
         packing.unpack(bomb)
 
 
+def test_a_row_that_nobody_would_unpack_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put on record can be read again, however much one append held."""
+    monkeypatch.setattr(packing, "MOST", 1000)
+    entries = [Entry("tool_execution_end", {"result": "x" * 400}, "run") for _ in range(4)]
+    run, stored = packing.pack_entries([(entry, msgspec.json.encode(entry.body)) for entry in entries])
+    assert packing.unpack_entries(run, stored) == entries
+
+
 @pytest.mark.parametrize(
     "stored", [b'[["kind"]]', b"[[1, {}]]", b'[["kind", {}, 7]]', b'{"kind": 1}', b"7", b"nonsense"]
 )

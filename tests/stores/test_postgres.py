@@ -16,11 +16,20 @@ import pytest
 from tests import postgres_server
 from tests.loop.scenes import loops_of
 
-from perdure import AgentDefinition, PostgresStore, SendMessage, SessionRuntime
-from perdure.errors import CorruptRecord, InvalidData, SessionBusy, SessionConflict, SessionNotFound, StoreError
+from perdure import AgentDefinition, AgentSession, PostgresStore, SendMessage, SessionRuntime
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    InvalidData,
+    SessionBusy,
+    SessionConflict,
+    SessionNotFound,
+    StoreError,
+)
 from perdure.model import ids
 from perdure.protocols import Entry, SessionQuery
 from perdure.stores import postgres_reads, postgres_writer
+from perdure.stores.urls import store_of
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import fork, new_session, note, say, texts
 
@@ -182,6 +191,21 @@ async def test_tenants_are_kept_apart_by_schema(schema: str) -> None:
             PostgresStore("postgresql://", schema=odd)
 
 
+async def test_a_url_can_name_the_schema(schema: str) -> None:
+    """`schema` is taken out of the query, and everything else in it is left to the driver."""
+    dsn = postgres_server.dsn()
+    query = f"{'&' if '?' in dsn else '?'}schema={schema}&connect_timeout=5"
+    async with store_in(schema) as store, store_of(dsn + query) as named:
+        session = await store.create(new_session("a"))
+        assert await named.load(session.id) == session
+    assert store_of("postgresql://host/name")._schema == "perdure"
+    for odd in ("", "a-b", "a%22b", "%00", "1a", "a.b"):
+        with pytest.raises(InvalidData, match="schema"):
+            store_of(f"postgresql://host/name?schema={odd}")
+    with pytest.raises(ConfigurationError, match="2 schemas"):
+        store_of("postgresql://ann:secret@host/name?schema=a&sslmode=require&schema=b")
+
+
 async def test_a_server_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening fails with a StoreError, not with psycopg's."""
     with pytest.raises(StoreError, match="Check the DSN"):
@@ -293,6 +317,83 @@ async def test_erasure_leaves_no_row(schema: str) -> None:
             await store.delete(session.id)
         for table in TABLES:
             assert await execute(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+async def test_many_are_erased_at_once(schema: str) -> None:
+    """Those that run, and those that are not there, are left; what a fork shows stays."""
+    async with store_in(schema) as store, store_in(schema) as other, sql(schema) as execute:
+        made = [await store.create(new_session(f"s{number}")) for number in range(4)]
+        child = await store.create(fork(made[0]))
+        await other.load(made[1].id)
+        claim, _ = await store.claim(made[3].id, version=1, owner="ann")
+        asked = [*(session.id for session in made), "unknown", made[0].id]
+        ((before,),) = await execute("SELECT erasures FROM meta")
+        assert await store.delete_many(asked) == [session.id for session in made[:3]]
+        assert await execute("SELECT erasures FROM meta") == [(before + 1,)]
+        assert await other.load(made[1].id) is None
+        assert texts(await other.load(child.id)) == ["s0"]
+        await store.release(claim)
+        assert await store.delete_many(asked) == [made[3].id]
+        assert await store.delete_many([child.id]) == [child.id]
+        assert await store.delete_many([]) == []
+        for table in TABLES:
+            assert await execute(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+async def test_erasures_of_many_and_saves_do_not_wait_for_each_other(schema: str) -> None:
+    """Saves with values of their own, in any order, while all of their sessions are being erased."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        for round in range(5):
+            made = [await store.create(new_session(f"{round} {number}")) for number in range(12)]
+            saves = [store.save(note(session, "long", f"{session.id}" * 50)) for session in made[::-1]]
+            answers = await asyncio.gather(
+                other.delete_many([session.id for session in made]), *saves, return_exceptions=True
+            )
+            assert sorted(answers[0]) == sorted(session.id for session in made)
+            assert all(isinstance(each, AgentSession | SessionNotFound) for each in answers[1:]), answers
+            assert not await other.list()
+
+
+async def test_an_erasure_that_is_caught_in_a_deadlock_is_tried_again(schema: str) -> None:
+    """Somebody who indexes messages holds some of them, and asks for others that are being erased."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        first, second = [await store.create(new_session("a")) for _ in range(2)]
+        held = "SELECT 1 FROM msg JOIN session ON session.log = msg.log WHERE session.id = %s FOR KEY SHARE OF msg"
+        await execute("BEGIN")
+        await execute(held, second.id)
+        erasing = asyncio.create_task(store.delete_many([first.id, second.id]))
+        await asyncio.sleep(0.3)
+        assert not erasing.done()
+        assert await execute(held, first.id) == [(1,)]
+        await execute("COMMIT")
+        assert await erasing == [first.id, second.id]
+        assert not await store.list()
+
+
+async def test_what_is_pinned_stays_at_hand(schema: str) -> None:
+    """However many others are used; until it is let go."""
+    async with store_in(schema, cache=2) as store:
+        first = await store.create(new_session("first"))
+        store.pin(first.id)
+        for _ in range(4):
+            await store.create(new_session("another"))
+        assert await store.load(first.id) is first
+        store.unpin(first.id)
+        store.evict(first.id)
+        assert await store.load(first.id) is not first
+        assert await store.load(first.id) == first
+
+
+def test_schemas_of_the_tests_are_dropped() -> None:
+    """From a server that was given, with all that is in them; others stay."""
+    names = ("t_dropped", "t_dropped_too", "t_kept")
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+        for name in names:
+            connection.execute(f"CREATE SCHEMA {name}; CREATE TABLE {name}.one (n int)".encode())
+        postgres_server.drop(postgres_server.dsn(), ["t_dropped"])
+        left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname = ANY (%s)", (list(names),))
+        assert left.fetchall() == [("t_kept",)]
+        connection.execute("DROP SCHEMA t_kept CASCADE")
 
 
 FOUND_BY_CHECK = {

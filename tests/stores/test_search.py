@@ -6,15 +6,20 @@ import asyncio
 import os
 import random
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perdure.errors import StoreError
+from perdure.model.message import Message
 from perdure.stores import sqlite_search
-from perdure.stores.sqlite import SqliteStore
+from perdure.stores.search import _WORD, Place, Term, _folded, show
+from perdure.stores.sqlite import SqliteStore, _Open
 from perdure.testing.samples import fork, new_session, say
 
 
@@ -224,4 +229,85 @@ async def test_many_may_catch_up_and_erase_at_once(tmp_path: Path) -> None:
                 assert set(await ids(store, word)) == {session_id}
         known = {word for each in kept for word, _ in each}
         assert {word for word in words_in(path) if "word" in word} == known
+    check_index(path)
+
+
+WORD = st.sampled_from(["one", "One", "on", "two", "été", "e\u0301te\u0301", "字", "x" * 90, "--", "\n", "_", "3"])
+TERM = st.builds(Term, st.lists(WORD.map(_folded).filter(_WORD.fullmatch), min_size=1, max_size=3).map(tuple))
+
+
+@given(st.lists(WORD, max_size=60).map(" ".join), st.lists(TERM, min_size=1, max_size=3), st.booleans())
+def test_a_snippet_shows_the_first_words_that_were_asked_for(text: str, terms: list[Term], prefix: bool) -> None:
+    """Whatever the text: every word of the snippet that belongs to a term is marked, and no other."""
+    asked = [term._replace(prefix=prefix) for term in terms]
+    found = [(match.start(), _folded(match[0])) for match in _WORD.finditer(text)]
+    words = [word for _, word in found]
+    hits = [_hits(words, term) for term in asked]
+    hit = show(Place("s", Message.user(text), 0), asked, 1.0)
+    assert (hit is None) == (not all(hits))
+    if hit is None:
+        return
+    inner = hit.snippet.removeprefix("…").removesuffix("…")
+    shown = [_folded(hit.snippet[low:high]) for low, high in hit.matches]
+    marked = [words[at] for at in sorted(set[int]().union(*hits))]
+    assert inner in text
+    assert shown == marked[: len(shown)]
+    rest = hit.snippet[hit.matches[-1][1] :].removesuffix("…") if shown else ""
+    assert len(shown) == len(marked) or len(marked[len(shown)]) > len(rest) or hit.snippet.endswith("…")
+
+
+def _hits(words: list[str], term: Term) -> set[int]:
+    """The places of the words that are part of a term, found in the plainest way."""
+    size, places = len(term.words), set[int]()
+    for at in range(len(words) - size + 1):
+        *before, last = words[at : at + size]
+        ends = last.startswith(term.words[-1]) if term.prefix else last == term.words[-1]
+        if ends and tuple(before) == term.words[:-1]:
+            places |= set(range(at, at + size))
+    return places
+
+
+async def test_a_very_long_message_does_not_hold_a_search_up(tmp_path: Path) -> None:
+    """What tools answer may be megabytes: only what is shown of it is looked at closely."""
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        await store.create(new_session("word " * 400_000 + "needle at the end"))
+        (hit,) = await store.search("needle")
+        assert [hit.snippet[low:high] for low, high in hit.matches] == ["needle"]
+        started = time.perf_counter()
+        (hit,) = await store.search("word")
+        assert time.perf_counter() - started < 1.0  # 0.1 s here; all its words one by one take 1.7 s
+        assert {hit.snippet[low:high] for low, high in hit.matches} == {"word"}
+
+
+async def test_an_index_that_has_lost_its_place_is_made_anew(tmp_path: Path) -> None:
+    """It would else meet messages that it has, and refuse every search."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await store.create(new_session("alpha", "beta"))
+        assert len(await store.search("alpha")) == 1
+        db = apsw.Connection(str(index_of(path)))
+        db.execute("UPDATE note SET value = 1 WHERE key = 'cursor'")
+        db.close()
+        assert len(await store.search("beta")) == 1
+    check_index(path)
+
+
+async def test_what_is_saved_and_sought_while_traces_are_removed_is_indexed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clearing up looks for traces though there be nothing to erase, and others go on meanwhile."""
+    path = tmp_path / "sessions.db"
+    original = _Open.erase_everywhere
+    async with SqliteStore(path) as store:
+        await store.create(new_session("alpha"))
+        await store.search("alpha")
+
+        async def late(opened: _Open, erased: sqlite_search.Erased) -> None:
+            await store.create(new_session("beta"))
+            assert len(await store.search("beta")) == 1
+            await original(opened, erased)
+
+        monkeypatch.setattr(_Open, "erase_everywhere", late)
+        assert await store.gc() == 0
+        assert (len(await store.search("alpha")), len(await store.search("beta"))) == (1, 1)
     check_index(path)

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.actions.running import LEASE, owner_here
+from perdure.actions.transcript import open_calls
 from perdure.errors import ConfigurationError, InvalidData, StoreError
 from perdure.loop.compaction_options import CompactionOptions
 from perdure.loop.compactor import Compacted, Compactor, overlaid
@@ -21,7 +22,6 @@ from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
 from perdure.model.loop_events import AgentEnd, AgentStart, Compaction, ContinuationKind
 from perdure.model.session import AgentSession
-from perdure.model.state import AgentState
 from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
 from perdure.protocols import ActionContext, Journal
 from perdure.recording import JournalRecord
@@ -49,7 +49,7 @@ class CompactTranscript:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         state = session.state
         async with _claimed(session, context) as record:
-            made = await self._compactor(session).compact(state.transcript, open_calls=_open_calls(state))
+            made = await self._compactor(session).compact(state.transcript, open_calls=open_calls(state))
             if made is None:
                 await _leave_as_it_is(session, context, record)
                 return session
@@ -131,15 +131,6 @@ async def _read_span(span: Span, journal: Journal) -> Span:
         return span
     messages = await journal.messages(span.tape.ref, span.start, span.stop)
     return Span(Tape(list(messages), span.tape.ref, span.start), span.start, span.stop)
-
-
-def _open_calls(state: AgentState) -> set[str]:
-    """The calls of a run that waits for a person: their results are still to come."""
-    execution = state.execution
-    if execution is None:
-        return set()
-    step = execution.current_step.tool_calls if execution.current_step else ()
-    return {call.id for call in (*execution.pending_calls, *step)}
 
 
 @asynccontextmanager

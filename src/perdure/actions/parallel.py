@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -132,7 +133,7 @@ class Group:
         self._record = _GroupRecord(journal, session, owner=owner_here(), lease=LEASE) if journal else None
         self._branches = [BranchRecord(self._record, loop_id) for loop_id in loop_ids] if self._record else []
         self._runs: list[Run] = []
-        self._over: set[int] = set()
+        self._over: dict[int, datetime] = {}
         self._finished: list[Branch] = []
         self._selection: Selection | None = None
 
@@ -147,12 +148,11 @@ class Group:
         asked = {message.id for message in self._messages}
         tells_input = any(isinstance(event, MessageEnd) and event.message.id in asked for event in story)
         replay = Replay(state if tells_input else state.with_messages(*self._messages)).apply_all(story)
-        if any(isinstance(event, AgentEnd) for event in story):
-            self._over.add(index)
-        record: Record = self._branches[index] if self._branches else Unrecorded()
+        for end in (event for event in story if isinstance(event, AgentEnd)):
+            self._over[index] = end.at
         return self._loop(definition, replay).start(
             replay.state,
-            record=record,
+            record=self._record_of(index),
             session_id=self._session.id,
             decisions=replay.decisions,
             inputs=() if story else self._messages,
@@ -161,6 +161,9 @@ class Group:
             spawn=Spawner(self._session, self._context, waits=False) if self._context is not None else None,
             told=_told(story),
         )
+
+    def _record_of(self, index: int) -> Record:
+        return self._branches[index] if self._branches else Unrecorded()
 
     def _configured(self, config: Config) -> tuple[AgentDefinition, AgentState]:
         state = self._session.state
@@ -269,9 +272,10 @@ class Group:
 
     async def _run(self) -> None:
         """Run all branches, none taking another down. They are finished in the order in which they ended."""
-        self._finished += [self._ended(index) for index in sorted(self._over)]
+        in_order = sorted(self._over, key=lambda index: (self._over[index], index))
+        self._finished += map(self._ended, in_order)
         open_ones = [index for index in range(len(self._runs)) if index not in self._over]
-        tasks = {asyncio.ensure_future(_to_the_end(self._runs[index])): index for index in open_ones}
+        tasks = {asyncio.ensure_future(self._to_the_end(index)): index for index in open_ones}
         waiting = set(tasks)
         try:
             while waiting and not (self._strategy.ends_early and any(map(_has_answer, self._finished))):
@@ -282,6 +286,13 @@ class Group:
         finally:
             await see_through(_stop(*tasks))
         await self._flush()
+
+    async def _to_the_end(self, index: int) -> None:
+        """Take every step of a branch. Its end is on record before another's can be: the order may decide."""
+        async with aclosing(self._runs[index].steps()) as steps:
+            async for _ in steps:
+                pass
+        await self._record_of(index).barrier()
 
     async def _flush(self) -> None:
         for record in self._branches:
@@ -351,12 +362,6 @@ class _GroupRecord(JournalRecord):
     ) -> Mapping[str, StoredAt]:
         own = [message for message in messages if message.id not in self.written]
         return await super().write_branch(name, own, entries)
-
-
-async def _to_the_end(run: Run) -> None:
-    async with aclosing(run.steps()) as steps:
-        async for _ in steps:
-            pass
 
 
 def _has_answer(branch: Branch) -> bool:

@@ -25,12 +25,14 @@ from perdure.loop.tool_use import Decisions
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopStart
 from perdure.model.message import Message
-from perdure.model.said import Said
+from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
 from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
 from perdure.recording import event_of
 from perdure.runtime.runtime import SessionRuntime
+
+REDACTED = "redacted"
 
 
 class ResumeExecution:
@@ -41,6 +43,8 @@ class ResumeExecution:
     def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
         self._loops = loops
         self._depth = depth
+        self.has_found_one = False
+        """Whether there was a run to be continued."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         journal = require_journal(context, "ResumeExecution")
@@ -52,6 +56,7 @@ class ResumeExecution:
             await _clear_claim(journal, session)
             context.answer = session
             return session
+        self.has_found_one = True
         written = await _unsaved_messages(journal, session, story)
         events = list(_events(session, story, written))
         if isinstance(events[0], ParallelLoopStart):
@@ -94,7 +99,7 @@ def _unspent(decisions: Decisions) -> Decisions:
 
 async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:
     """The entries of the last run, or of the last group of runs, if it set out from this version and was not saved."""
-    newest = next(iter(await journal.read(session.id, last=1)), None)
+    newest = await _newest(journal, session)
     if newest is None or newest.kind == "parallel_loop_end":
         return ()
     if newest.kind == "parallel_loop_start":
@@ -110,12 +115,29 @@ async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[Jo
     return () if first is None else [entry for entry in entries if entry.seq >= first.seq]
 
 
+async def _newest(journal: Journal, session: AgentSession) -> JournalEntry | None:
+    """The last entry that tells of a run. One that tells of a redaction may stand behind it."""
+    looked_at, asked = -1, 1
+    entries: Sequence[JournalEntry] = ()
+    while looked_at < len(entries):
+        looked_at, entries = len(entries), await journal.read(session.id, last=asked)
+        found = next((entry for entry in reversed(entries) if entry.kind != REDACTED), None)
+        if found is not None:
+            return found
+        asked *= 8
+    return None
+
+
 async def _group_story(journal: Journal, session: AgentSession, group: Sequence[str]) -> Sequence[JournalEntry]:
     """What was told of a parallel group, from its announcement on: right before the first of its branches began."""
     firsts = [run.first.seq for loop in group for run in await journal.runs(session.id, run=loop)]
-    entries = await journal.read(session.id, after=min(firsts) - 2)
+    place = min(firsts) - 1
+    entries = await journal.read(session.id, after=place - 1)
+    while entries[0].kind == REDACTED:
+        place -= 1
+        entries = await journal.read(session.id, after=place - 1)
     is_unsaved = entries[0].kind == "parallel_loop_start" and entries[0].body.get("base_version") == session.version
-    return entries if is_unsaved else ()
+    return [entry for entry in entries if entry.kind != REDACTED] if is_unsaved else ()
 
 
 async def _unsaved_messages(
@@ -142,7 +164,7 @@ async def _messages_at(journal: Journal, log: LogRef, start: int, end: int) -> d
 def _events(
     session: AgentSession, entries: Iterable[JournalEntry], written: dict[str, tuple[Message, StoredAt]]
 ) -> Iterable[AnyLoopEvent]:
-    said = Said(message for message, _ in written.values())
+    said = SaidByRun(message for message, _ in written.values())
 
     def message_of(message_id: str) -> Message:
         if message_id not in written:
@@ -150,7 +172,7 @@ def _events(
         return written[message_id][0]
 
     for entry in entries:
-        yield event_of(entry, session.id, session.state.agent_id, message_of, said)
+        yield event_of(entry, session.id, session.state.agent_id, message_of, said.of(entry.run))
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
@@ -179,15 +201,17 @@ async def recover(runtime: SessionRuntime, loops: LoopFactory, *, session_id: st
     outcomes: dict[str, list[SessionId]] = {"resumed": [], "suspended": [], "busy": []}
     failed: list[tuple[SessionId, str]] = []
     for each in _children_first(wanted):
+        action = ResumeExecution(loops)
         try:
-            session = await runtime.execute(each, ResumeExecution(loops))
+            session = await runtime.execute(each, action)
         except (SessionBusy, SessionConflict):
             outcomes["busy"].append(each)
         except PerdureError as error:
             failed.append((each, str(error)))
         else:
             waits = session.state.execution is not None and session.state.execution.pending_calls
-            outcomes["suspended" if waits else "resumed"].append(each)
+            if action.has_found_one:
+                outcomes["suspended" if waits else "resumed"].append(each)
     return RecoveryReport(failed=tuple(failed), **{name: tuple(found) for name, found in outcomes.items()})
 
 

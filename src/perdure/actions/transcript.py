@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
+from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
 from perdure.protocols import ActionContext
 
@@ -27,7 +28,10 @@ class InjectMessage:
 
 @dataclass(frozen=True, slots=True)
 class TrimTranscript:
-    """Show the last `keep_last` messages, or a few more where a tool result would else lose its call."""
+    """Show the last `keep_last` messages, or a few more where a tool result would else lose its call.
+
+    That result may be still to come: what a person is to decide about stays.
+    """
 
     keep_last: int
 
@@ -36,15 +40,22 @@ class TrimTranscript:
             raise InvalidData("$.keep_last", f"expected a count of at least 0, got {self.keep_last!r}")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        return session.with_state(session.state.with_transcript(session.state.transcript.trim(self.keep_last)))
+        view, waiting = session.state.transcript, open_calls(session.state)
+        at_least = (len(view) - place for place, message in enumerate(view) if waiting & _calls_of(message))
+        kept = view.trim(max(self.keep_last, next(at_least, 0) if waiting else 0))
+        return session.with_state(session.state.with_transcript(kept))
 
 
 @dataclass(frozen=True, slots=True)
 class ResetTranscript:
-    """Show nothing of what was said so far; prompt, metadata and the rest stay."""
+    """Show nothing of what was said so far; prompt, metadata and the rest stay.
+
+    A run that waits for a person is given up: it would go on with results of calls that are no longer shown.
+    """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        return session.with_state(session.state.with_transcript(session.state.transcript.reset()))
+        state = session.state.for_next_execution() if open_calls(session.state) else session.state
+        return session.with_state(state.with_transcript(state.transcript.reset()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,19 @@ class Undo:
         while session.state.rewound_to:
             session = await _at_version(session, session.state.rewound_to, context)
         return session
+
+
+def open_calls(state: AgentState) -> set[str]:
+    """The calls of a run that waits for a person: their results are still to come."""
+    execution = state.execution
+    if execution is None:
+        return set()
+    step = execution.current_step.tool_calls if execution.current_step else ()
+    return {call.id for call in (*execution.pending_calls, *step)}
+
+
+def _calls_of(message: Message) -> set[str]:
+    return {call.id for call in message.tool_calls}
 
 
 async def _at_version(session: AgentSession, version: int, context: ActionContext | None) -> AgentSession:

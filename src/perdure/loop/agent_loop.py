@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
 from perdure.loop.compaction_auto import AutoCompactor, Trigger
 from perdure.loop.compactor import overlaid
-from perdure.loop.filters import InputFilter, judge
+from perdure.loop.filters import InputFilter, judge, refusal
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.narrator import Narrator, Record, Told, Unrecordable, Unrecorded
@@ -202,8 +202,7 @@ class Run:
             await self._narrator.message_ended(note)
         if rejected is not None:
             await self._narrator.rejected(rejected.reason)
-            signal = StopSignal(StopReason.ERROR_FORBADE, rejected.reason, source="input_filter")
-            self.state = self.state.with_stop_signal(signal)
+            self.state = self.state.with_stop_signal(refusal(rejected.reason))
 
     def _restart_step(self) -> None:
         """A step that goes on after an interruption counts from now: nobody worked on it meanwhile."""

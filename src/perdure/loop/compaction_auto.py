@@ -64,13 +64,15 @@ class AutoCompactor:
     async def compact(self, view: Transcript, request: ModelRequest, trigger: Trigger) -> Compacted | None:
         """What to lay over a view so that its request fits; None if that gains too little."""
         options = self._options_for(view, request, trigger)
-        if trigger == "window" and self._compactor(options).possible_gain(view) < LEAST_GAIN:
+        compactor = self._compactor(options)
+        if trigger == "window" and compactor.possible_gain(view) < LEAST_GAIN:
             return None
         try:
-            return await self._compactor(options).compact(view, step=request.step, is_lenient=True)
+            return await compactor.compact(view, step=request.step, is_lenient=True)
         except CompactionFailed:
             without_model = replace(options, compact_strategy="truncate", hard_limit_strategy="truncate")
-            return await self._compactor(without_model).compact(view, step=request.step, is_lenient=True)
+            made = await self._compactor(without_model).compact(view, step=request.step, is_lenient=True)
+            return None if made is None else replace(made, usage=compactor.spent)
 
     def _compactor(self, options: CompactionOptions) -> Compactor:
         return Compactor(options, self._tokens, self._summariser, model=self._model.name)

@@ -29,6 +29,14 @@ CHARS_READ_PER_TOKEN = 2
 MOST_HALVINGS = 6
 
 
+class SummaryFailed(DriverError):
+    """The model has failed, after having used so much."""
+
+    def __init__(self, reason: str, usage: Usage) -> None:
+        self.usage = usage
+        super().__init__(reason)
+
+
 class NoteTaker(Protocol):
     """Writes notes on messages, and tells what that took."""
 
@@ -64,12 +72,14 @@ class Summariser:
         while read < len(text):
             try:
                 notes, spent = await self._ask(notes, text[read : read + room], step)
-            except ContextTooLong:
+            except ContextTooLong as error:
                 halvings += 1
                 if halvings > MOST_HALVINGS:
-                    raise
+                    raise SummaryFailed(str(error), used) from error
                 room = max(1, min(room, len(text) - read) // 2)
                 continue
+            except DriverError as error:
+                raise SummaryFailed(str(error), used) from error
             used += spent
             read += room
         return notes, used

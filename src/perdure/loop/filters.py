@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 
 import msgspec
 
 from perdure.model.message import Message
+from perdure.model.stop import StopReason, StopSignal
+
+SOURCE = "input_filter"
 
 
 class Warned(msgspec.Struct, frozen=True):
@@ -37,3 +40,13 @@ async def judge(filters: Sequence[InputFilter], messages: Sequence[Message]) -> 
         if isinstance(verdict, Warned):
             warnings.append(verdict)
     return warnings, None
+
+
+def refusal(reason: str) -> StopSignal:
+    """What stops a run whose input was rejected."""
+    return StopSignal(StopReason.ERROR_FORBADE, reason, source=SOURCE)
+
+
+def rejection_in(signals: Iterable[StopSignal]) -> str | None:
+    """Why a run's input was rejected, if it was; also of a run that goes on after a crash."""
+    return next((signal.message for signal in signals if signal.source == SOURCE), None)

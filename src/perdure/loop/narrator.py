@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from perdure.loop.filters import rejection_in
 from perdure.model.definition import ModelConfig
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import (
@@ -82,7 +83,6 @@ class Narrator:
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
         self._seq = told.seq
-        self._rejection: str | None = None
         self._is_on_record = False
         self._telling = asyncio.Lock()
         self._messages: list[Message] = list(told.messages)
@@ -135,7 +135,6 @@ class Narrator:
         await self._tell(AgentStart, **self._start)
 
     async def rejected(self, reason: str) -> None:
-        self._rejection = reason
         await self._tell(InputRejected, reason=reason)
 
     async def compacted(
@@ -203,7 +202,7 @@ class Narrator:
             stop_signals=execution.continuation.stop_signals,
             usage=execution.usage,
             errors=execution.errors,
-            rejection=self._rejection,
+            rejection=rejection_in(execution.continuation.stop_signals),
         )
 
 

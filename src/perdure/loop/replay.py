@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.loop.compactor import overlaid
+from perdure.loop.filters import refusal
 from perdure.loop.tool_use import Decisions
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.ids import use
@@ -19,6 +20,7 @@ from perdure.model.loop_events import (
     AgentStart,
     AnyLoopEvent,
     Compaction,
+    InputRejected,
     MessageEnd,
     ToolExecutionEnd,
     ToolExecutionStart,
@@ -61,6 +63,8 @@ class Replay:
             case TurnStart():
                 self._step_id = event.step_id
                 self._change(self._execution.with_continuation_requested(False).with_step_started())
+            case InputRejected():
+                self.state = self.state.with_stop_signal(refusal(event.reason))
             case MessageEnd():
                 self._say(event)
             case ToolExecutionStart():

@@ -6,7 +6,7 @@ same calls; where they are stored, they point at the messages, and when they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,8 +17,9 @@ from perdure.model.message import Message, ToolCall, ToolResult
 from perdure.model.step import AgentStep, ToolExecution
 from perdure.model.value import EMPTY
 
-_SAID: Any = {"$said": True}
-"""Stands for a result that a message holds. A result that is this very value is one that a message holds, too."""
+_KEY = "$said"
+_SAID: Any = {_KEY: True}
+"""Stands for a result that a message holds. A result that looks like it is stored inside of another such mapping."""
 
 
 class Said:
@@ -34,10 +35,11 @@ class Said:
         if "compaction" in message.metadata:
             return  # a copy that a compaction shows, with less in it
         for part in message.parts:
+            # The first of an id is the run's own: what is heard later must not change what was pointed at.
             if type(part) is ToolCall:
-                self._calls[part.id] = part
+                self._calls.setdefault(part.id, part)
             elif type(part) is ToolResult:
-                self._results[part.call_id] = part.content
+                self._results.setdefault(part.call_id, part.content)
 
     def pointing_call(self, call: ToolCall) -> ToolCall:
         """A call as it is stored: by its id alone, if a message holds the same."""
@@ -50,12 +52,43 @@ class Said:
         """An outcome as it is stored: without what messages hold of it."""
         call = self.pointing_call(execution.call)
         is_said = execution.result is not None and _is_same(self._results.get(execution.call.id), execution.result)
-        return replace(execution, call=call, result=_SAID) if is_said else replace(execution, call=call)
+        return replace(execution, call=call, result=_SAID if is_said else _plain(execution.result))
 
     def whole(self, execution: ToolExecution) -> ToolExecution:
         """An outcome with what messages hold of it."""
         call, result = self.whole_call(execution.call), execution.result
-        return replace(execution, call=call, result=self._results.get(call.id, result) if result == _SAID else result)
+        if _looks_pointing(result):
+            result = self._results.get(call.id, result) if result[_KEY] is True else result[_KEY]
+        return replace(execution, call=call, result=result)
+
+
+class SaidByRun:
+    """What was said in several runs. Models number their calls anew: one id may stand for another call in each run."""
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._runs: dict[str, Said] = {}
+        for message in messages:
+            self.hear(message)
+
+    def hear(self, message: Message) -> None:
+        run = message.metadata.get("execution_id")
+        if isinstance(run, str):  # what a run was given is none of its own
+            self._runs.setdefault(run, Said()).hear(message)
+
+    def of(self, run: str | None) -> Said:
+        return self._runs.get(run or "", NOTHING_SAID)
+
+
+NOTHING_SAID = Said()
+
+
+def _looks_pointing(result: Any) -> bool:
+    return isinstance(result, Mapping) and len(result) == 1 and _KEY in result
+
+
+def _plain(result: Any) -> Any:
+    """A result that no message holds, in a form that cannot be taken for one that does."""
+    return {_KEY: result} if _looks_pointing(result) else result
 
 
 def _is_same(said: Any, given: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from perdure.errors import CorruptRecord, SessionNotFound
-from perdure.model.loop_events import AgentEnd, AnyLoopEvent, ParallelLoopEnd
+from perdure.model.loop_events import AgentEnd, AnyLoopEvent, ParallelLoopEnd, Redacted
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.said import Said
@@ -59,10 +59,12 @@ async def _selection(
     elsewhere = [run for loop in group if loop not in known for run in await journal.runs(session_id, run=loop)]
     here = [known[loop] for loop in group if loop in known]
     last = max(run.last.seq for run in (*here, *elsewhere))
-    for entry in await journal.read(session_id, after=last, limit=1):
-        event = event_of(entry, session_id, "", _unread)
+    while entries := await journal.read(session_id, after=last, limit=1):
+        event, last = event_of(entries[0], session_id, "", _unread), entries[0].seq
         if isinstance(event, ParallelLoopEnd) and event.loop_ids == tuple(group):
             return event
+        if not isinstance(event, Redacted):  # which may be told at any time
+            return None
     return None
 
 
@@ -170,7 +172,8 @@ class _Story:
             known |= {message.id: message for message in await self._input_of(run)}
         for message in await self._journal.messages(run.log, start, run.stop) if start < run.stop else ():
             known[message.id] = message
-            self._said[run.loop_id].hear(message)
+            if message.metadata.get("execution_id") == run.loop_id:  # a log may be read with what other runs have said
+                self._said[run.loop_id].hear(message)
         self._read_to[run.loop_id] = max(start, run.stop)
 
     async def _input_of(self, run: RunOnRecord) -> Sequence[Message]:

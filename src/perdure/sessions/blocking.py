@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from functools import wraps
 from typing import Any, Self
 
@@ -22,15 +23,23 @@ class _Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="perdure blocking", daemon=True)
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._under_way: set[asyncio.Task[Any]] = set()
         self._thread.start()
 
     def wait(self, work: Awaitable[Any]) -> Any:
         """What a coroutine comes to. Ctrl-C cancels it, and waits until it has put its things in order."""
-        self._require_usable(work)
         tasks: list[asyncio.Task[Any]] = []
-        future = asyncio.run_coroutine_threadsafe(_noted(work, tasks), self._loop)
+        with self._closing:  # what is begun before the end is cancelled by it, and nothing is begun after it
+            self._require_usable(work)
+            future = asyncio.run_coroutine_threadsafe(self._noted(work, tasks), self._loop)
         try:
             return future.result()
+        except CancelledError:
+            if self._is_closed:
+                raise ConfigurationError("These sessions were closed while this thread waited for them.") from None
+            raise
         except KeyboardInterrupt:
             future.cancel()
             asyncio.run_coroutine_threadsafe(_ended(tasks), self._loop).result()
@@ -38,7 +47,7 @@ class _Loop:
 
     def _require_usable(self, work: Awaitable[Any]) -> None:
         problem = None
-        if self._loop.is_closed():
+        if self._is_closed:
             problem = NOT_OPEN
         elif threading.current_thread() is self._thread:
             problem = "A blocking verb was called from inside a run. Tools and subscribers use await."
@@ -57,23 +66,41 @@ class _Loop:
                 yield item
         finally:
             close = getattr(source, "aclose", None)
-            if close is not None:
+            if close is not None and not self._is_closed:
                 self.wait(close())
 
-    def close(self) -> None:
-        self.wait(self._loop.shutdown_asyncgens())
-        self.wait(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
+        """End what other threads still wait for, then do the last thing there is to be done, and stop."""
+        with self._closing:
+            self._is_closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._shut_down(last), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
+    async def _shut_down(self, last: Coroutine[Any, Any, Any] | None) -> None:
+        for task in self._under_way:
+            task.cancel()  # those who wait for it would wait for ever
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        try:
+            if last is not None:
+                await last
+        finally:
+            await self._loop.shutdown_asyncgens()
+            await self._loop.shutdown_default_executor()
 
-async def _noted(work: Awaitable[Any], tasks: list[asyncio.Task[Any]]) -> Any:
-    """Wait for something, having written down which task does."""
-    task = asyncio.current_task()
-    assert task is not None
-    tasks.append(task)
-    return await work
+    async def _noted(self, work: Awaitable[Any], tasks: list[asyncio.Task[Any]]) -> Any:
+        """Wait for something, having written down which task does."""
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        self._under_way.add(task)
+        try:
+            return await work
+        finally:
+            self._under_way.discard(task)
 
 
 async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
@@ -95,8 +122,8 @@ class _Blocking:
 
         @wraps(found)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = [each._target if isinstance(each, _Blocking) else each for each in args]
-            return self._passed_on(found(*given, **kwargs))
+            named = {name: _awaitable(each) for name, each in kwargs.items()}
+            return self._passed_on(found(*map(_awaitable, args), **named))
 
         return call
 
@@ -116,6 +143,10 @@ class _Blocking:
 
     def __repr__(self) -> str:
         return f"<blocking {self._target!r}>"
+
+
+def _awaitable(given: Any) -> Any:
+    return given._target if isinstance(given, _Blocking) else given
 
 
 class BlockingChat(_Blocking):
@@ -138,13 +169,11 @@ class BlockingSessions(_Blocking):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close(self._target.__aexit__(None, None, None))
+
+    def _close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
         assert self._loop is not None
         try:
-            self._loop.wait(self._target.__aexit__(None, None, None))
+            self._loop.close(last)
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        assert self._loop is not None
-        self._loop.close()
-        self._loop = None
+            self._loop = None

@@ -127,7 +127,8 @@ class Chat:
 
     async def recover(self) -> bool:
         """Go on with a run that was killed; whether there was one."""
-        return bool((await self._sessions.recover(self._id)).resumed)
+        report = await self._sessions.recover(self._id)
+        return bool(report.resumed or report.suspended)
 
     async def close(self) -> None:
         await self._sessions.close(self._id)

@@ -24,7 +24,7 @@ from perdure.loop.factory import LoopFactory
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
-from perdure.model.loop_events import AnyLoopEvent, MessageUpdate
+from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
@@ -34,6 +34,7 @@ from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.chat import Chat
 from perdure.sessions.family import Ancestry, Diff, ancestry_of, diff_of
 from perdure.sessions.history import all_said
+from perdure.sessions.listener import Listener
 from perdure.sessions.live import LiveSet, LiveSubscription
 from perdure.sessions.reply import Chunk, Reply
 from perdure.stores.memory import MemoryStore
@@ -142,24 +143,17 @@ class Sessions:
         """
         action = SendMessage(message, self.loops, key=key)
         session_id = await self._reach(session_id)
-        queue: asyncio.Queue[Chunk | None] = asyncio.Queue()
-
-        def hear(event: MessageUpdate) -> None:
-            if event.session_id == session_id and event.kind in ("text", "restart"):
-                queue.put_nowait(_chunk(event))
-
-        listening = self._events.subscribe(MessageUpdate, hear)
-        work = asyncio.ensure_future(self._run(session_id, action))
-        work.add_done_callback(lambda _: queue.put_nowait(None))
+        listener = Listener(session_id)
+        listening = self._events.wiretap(listener.hear)
+        work = listener.listen_to(self._run(session_id, action))
         try:
-            while (chunk := await queue.get()) is not None:
+            while (chunk := await listener.chunks.get()) is not None:
                 yield chunk
             yield Chunk(reply=await work)
         finally:
             listening.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            work.cancel()  # which does nothing to one that is done
+            await asyncio.gather(work, return_exceptions=True)
 
     async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
         """Ask once, without a session: nothing is kept but what the reply holds."""
@@ -339,7 +333,7 @@ class Sessions:
             key = None if session_id is None else (await self.info(session_id)).id
             return await recover(self.runtime, self.loops, session_id=key)
         lapsed = await self.runtime.journal.lapsed() if self.runtime.journal is not None else ()
-        own = [each for each in lapsed if await self._find(each) is not None]
+        own = [each for each in reversed(lapsed) if await self._find(each) is not None]  # children first
         return RecoveryReport.joined([await recover(self.runtime, self.loops, session_id=each) for each in own])
 
     async def export(
@@ -423,10 +417,6 @@ class Sessions:
 
 def _cannot(store: SessionStore, what: str) -> ConfigurationError:
     return ConfigurationError(f"A {type(store).__name__} cannot {what}. Use a store of perdure's own that can.")
-
-
-def _chunk(event: MessageUpdate) -> Chunk:
-    return Chunk(restarts=True) if event.kind == "restart" else Chunk(event.text)
 
 
 def _answered(session: AgentSession) -> Reply:

@@ -109,5 +109,5 @@ def _trim_remainders(directory: Directory, shown: Shown) -> int:
 
 def leftovers(directory: Directory, session_id: str) -> list[str]:
     """What killed writers of a session may have left lying."""
-    left = re.compile(rf"{re.escape(session_id)}(\.torn-[0-9]+|\.json\.tmp|@[0-9]+\.jsonl\.tmp)")
+    left = re.compile(rf"{re.escape(session_id)}(\.torn-[0-9]+|\.jsonl?\.tmp|@[0-9]+\.jsonl\.tmp)")
     return [name for name in directory.folder.names() if left.fullmatch(name)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionConflict, SessionNotFound
@@ -12,6 +13,9 @@ from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.moving import LENT, LogsAtHand, Rows, merged, name_of_log, own_name, split_name
 from perdure.stores.renaming import OpenHead
 from perdure.stores.rows import Shelf, Stretch, Values, hash_of
+
+# Beyond any log that could be moved. A position costs memory in some stores, so that a false one could cost all of it.
+_LONGEST = 2**26
 
 
 class Landing:
@@ -90,6 +94,11 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
         owner, branch = split_name(name)
         if owner != archived.session_id or branch.startswith(LENT):
             raise InvalidData(f"$.logs.{name}", "it is not a log of this session")
+        _check_positions(f"$.logs.{name}", archived.logs[name])
+        if max(archived.logs[name], default=-1) != len(archived.logs[name]) - 1:
+            raise InvalidData(f"$.logs.{name}", "a message is missing from it")
+    for name, rows in archived.lent.items():
+        _check_positions(f"$.lent.{name}", rows)
     for name, (_, version) in archived.keys.items():
         if not 1 <= version <= len(archived.heads):
             raise InvalidData(f"$.keys.{name}", f"there is no version {version}")
@@ -97,6 +106,11 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
     for log, start, stop in stretches:
         _check_stretch(archived, str(log), start, stop)
     return stretches
+
+
+def _check_positions(where: str, rows: Rows) -> None:
+    if rows and not 0 <= min(rows) <= max(rows) < _LONGEST:
+        raise InvalidData(where, f"no log has a message {max(rows)}")
 
 
 def _read_heads(archived: ArchivedSession) -> list[Stretch]:
@@ -118,6 +132,8 @@ def _read_heads(archived: ArchivedSession) -> list[Stretch]:
 
 
 def _check_stretch(archived: ArchivedSession, name: str, start: int, stop: int) -> None:
+    if not 0 <= start <= stop <= _LONGEST:
+        raise InvalidData(f"$.logs.{name}", f"no log has messages {start} to {stop}")
     rows = archived.logs.get(name, archived.lent.get(name))
     if rows is None and split_name(name)[0] in archived.owners:
         return
@@ -189,6 +205,11 @@ def _messages_of(entry: Entry) -> list[str]:
     """The ids of the messages that an entry of a run names."""
     if not isinstance(entry.body, Mapping):
         return []
-    made = [part.get("message") for part in entry.body.get("shown") or () if isinstance(part, Mapping)]
-    named = [entry.body.get("message"), *(entry.body.get("messages") or ()), *made]
+    made = [part.get("message") for part in _listed(entry.body.get("shown")) if isinstance(part, Mapping)]
+    named = [entry.body.get("message"), *_listed(entry.body.get("messages")), *made]
     return [message["id"] for message in named if isinstance(message, Mapping) and isinstance(message.get("id"), str)]
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A list, or nothing: an entry may be anybody's, and of any form."""
+    return value if isinstance(value, list | tuple) else ()

@@ -61,7 +61,9 @@ _DICTIONARY = (
 
 
 def pack(plain: bytes) -> bytes:
-    """JSON packed, or as it is where that is no shorter."""
+    """JSON packed, or as it is where that is no shorter, or where nobody would unpack it again."""
+    if len(plain) > MOST:
+        return plain
     deflate = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=_DICTIONARY)
     packed = _MARK + deflate.compress(plain) + deflate.flush()
     return packed if len(packed) < len(plain) else plain

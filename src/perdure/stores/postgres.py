@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self, Unpack
@@ -43,6 +43,7 @@ from perdure.stores import postgres_journal as journal
 from perdure.stores import postgres_reads as reads
 from perdure.stores import postgres_redaction as redaction
 from perdure.stores import postgres_search as search
+from perdure.stores.batches import LAST, prepare_batch, prepare_entries
 from perdure.stores.live import LRU, Live
 from perdure.stores.postgres_changes import Append, Change, Keep, Take
 from perdure.stores.postgres_check import check
@@ -52,10 +53,8 @@ from perdure.stores.postgres_rows import given_time
 from perdure.stores.postgres_schema import check_schema, migrate
 from perdure.stores.postgres_writer import Writer
 from perdure.stores.redaction import Request
-from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand
+from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, page_start
 from perdure.stores.search import Query
-from perdure.stores.sqlite_jobs import page_start
-from perdure.stores.sqlite_tables import LAST, prepare_batch, prepare_entries
 
 
 class PostgresStore:
@@ -103,6 +102,17 @@ class PostgresStore:
             raise StoreError("This store is not open. Use it inside `async with PostgresStore(dsn) as store:`.")
         self._open.link.check()
         return self._open
+
+    def pin(self, session_id: str) -> None:
+        """Keep a session at hand, however long it is not used."""
+        self._live.pinned.add(session_id)
+
+    def unpin(self, session_id: str) -> None:
+        self._live.pinned.discard(session_id)
+
+    def evict(self, session_id: str) -> None:
+        """Let go of a session that is at hand; the next load reads it again."""
+        self._live.pop(session_id, None)
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         if session.version != 0:
@@ -201,6 +211,14 @@ class PostgresStore:
         self._live.pop(key, None)
         self._definitions.clear()
         await erasure.delete(self._db.link, key)
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        """Erase sessions at the price of one, and say which; those that are being run, or gone already, are left."""
+        keys = list(dict.fromkeys(map(SessionId, session_ids)))
+        for key in keys:
+            self._db.writer.forget(key)
+        self._forget_all()
+        return await erasure.delete_many(self._db.link, keys)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         request = Request.of(session_id, message_ids, replacement)

@@ -14,15 +14,14 @@ from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
 from perdure.stores import packing
+from perdure.stores.batches import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
 from perdure.stores.landing import Landing, require_same, run_stretches
 from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy
 from perdure.stores.postgres_journal import entries_of
 from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_reads import unpacked_value
 from perdure.stores.postgres_rows import holder_of, plain, restored
-from perdure.stores.rows import Stretch, Values, check_row, checksum, decode_info
-from perdure.stores.sqlite_jobs import unpacked_head
-from perdure.stores.sqlite_tables import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
+from perdure.stores.rows import Stretch, Values, check_row, checksum, decode_info, unpacked_head
 
 Db = psycopg.Connection[Any]
 _ENTRIES_AT_ONCE = 32

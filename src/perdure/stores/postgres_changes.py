@@ -19,6 +19,7 @@ from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Key, StoredAt
 from perdure.stores import packing
+from perdure.stores.batches import Batch, batch_checksum
 from perdure.stores.claims import Holder
 from perdure.stores.live import Live
 from perdure.stores.postgres_rows import Facts, Parcel, Place, given_time, plain, require_gone, wanted_of
@@ -31,7 +32,6 @@ from perdure.stores.rows import (
     foreign_stretches,
     operation_id,
 )
-from perdure.stores.sqlite_tables import Batch, batch_checksum
 
 
 class Change:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from perdure.errors import SessionNotFound
+from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.stores.postgres_link import GATE, Connection, Link
 from perdure.stores.postgres_rows import given_time, require_gone
 
+# In the order in which a batch of changes locks them too, so that no two wait for each other.
 _FOUND = """
-    SELECT sid, claim,
+    SELECT id, sid, claim,
         expires > coalesce(%s::double precision, extract(epoch FROM clock_timestamp())::double precision)
-    FROM session WHERE id = %s FOR UPDATE
+    FROM session WHERE id = ANY (%s) ORDER BY sid FOR UPDATE
 """
+_AT_ONCE = 500
 # Those who are about to use a value or a log hold the lock together; see write.sql. Every statement after this one
 # sees what they have written.
 _ALONE = "SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))"
@@ -39,20 +42,64 @@ async def delete(link: Link, session_id: SessionId) -> None:
     await link.read(erase)
 
 
+async def delete_many(link: Link, session_ids: Sequence[SessionId]) -> list[SessionId]:
+    """Erase sessions, but for those that are being run or gone already; which they were."""
+    erased: list[SessionId] = []
+    for start in range(0, len(session_ids), _AT_ONCE):
+        erased += await _delete_some(link, session_ids[start : start + _AT_ONCE])
+    return erased
+
+
+async def _delete_some(link: Link, session_ids: Sequence[SessionId]) -> list[SessionId]:
+    were_there: set[SessionId] = set()
+
+    async def erase(connection: Connection) -> list[SessionId]:
+        async with connection.transaction():
+            found: dict[SessionId, int] = {}
+            left: set[SessionId] = set()
+            for session_id, sid, claim, stands in await _locked(connection, session_ids):
+                try:
+                    _require_free(session_id, claim, stands)
+                    found[session_id] = sid
+                except SessionBusy:
+                    left.add(session_id)
+            were_there.update(found)
+            if found:
+                await _erase(connection, *found.values())
+        # What is not found any more went when this was tried before, and the connection broke.
+        return [each for each in session_ids if each in were_there - left]
+
+    return await link.read(erase)
+
+
 async def _find(connection: Connection, session_id: SessionId) -> int | None:
     """The number of a session that nobody runs, locked; SessionBusy if somebody does."""
-    rows = await _fetch(connection, _FOUND, (given_time(), str(session_id)))
-    if not rows:
-        return None
-    ((sid, claim, stands),) = rows
+    for _, sid, claim, stands in await _locked(connection, [session_id]):
+        _require_free(session_id, claim, stands)
+        return sid
+    return None
+
+
+async def _locked(
+    connection: Connection, session_ids: Sequence[SessionId]
+) -> list[tuple[SessionId, int, str | None, bool | None]]:
+    rows = await _fetch(connection, _FOUND, (given_time(), list(map(str, session_ids))))
+    return [(SessionId(session_id), sid, claim, stands) for session_id, sid, claim, stands in rows]
+
+
+def _require_free(session_id: SessionId, claim: str | None, stands: bool | None) -> None:
     if claim is not None and stands:
         require_gone(session_id, claim)
-    return int(sid)
 
 
-async def _erase(connection: Connection, sid: int) -> None:
+async def _erase(connection: Connection, *sids: int) -> None:
     await connection.execute(_ALONE, (GATE,))
     await connection.execute("UPDATE meta SET erasures = erasures + 1")
+    for sid in sids:
+        await _erase_one(connection, sid)
+
+
+async def _erase_one(connection: Connection, sid: int) -> None:
     shown = await _fetch(connection, "DELETE FROM ref WHERE child = %s RETURNING log", (sid,))
     own = await _fetch(connection, "SELECT log FROM log WHERE sid = %s", (sid,))
     hashes = await _fetch(connection, "DELETE FROM uses WHERE sid = %s RETURNING hash", (sid,))

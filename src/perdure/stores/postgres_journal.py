@@ -11,11 +11,11 @@ from perdure.errors import ClaimLost, CorruptRecord, InvalidData, SessionNotFoun
 from perdure.model.ids import SessionId
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, Entry, JournalEntry, Key, RunOnRecord
+from perdure.stores.batches import LAST, Batch, batch_checksum, entry_checksum
 from perdure.stores.packing import unpack_entries
 from perdure.stores.postgres_link import Connection, Link
 from perdure.stores.postgres_rows import given_time, holder_of, plain, restored
 from perdure.stores.rows import operation_id
-from perdure.stores.sqlite_tables import LAST, Batch, batch_checksum, entry_checksum
 
 _TIME = "coalesce(%(at)s::double precision, extract(epoch FROM clock_timestamp())::double precision)"
 _HEARTBEAT = f"""

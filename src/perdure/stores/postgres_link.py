@@ -118,7 +118,10 @@ class Link:
             yield connection
 
     async def read(self, job: Callable[[Connection], Awaitable[T]]) -> T:
-        """What a job reads, tried again while the server is lost. If it writes, then what may be written twice."""
+        """What a job reads, tried again while the server is lost, or others' locks are in the way.
+
+        If it writes, then what may be written twice.
+        """
         self.check()
         deadline = asyncio.get_running_loop().time() + PATIENCE
         while True:
@@ -126,7 +129,8 @@ class Link:
                 async with self._pool.connection() as connection:
                     return await job(connection)
             except Exception as error:  # around a request: what psycopg says is said in perdure's words
-                if not is_lost(error) or asyncio.get_running_loop().time() > deadline:
+                may_pass = is_lost(error) or is_passing(error)
+                if not may_pass or asyncio.get_running_loop().time() > deadline:
                     raise as_store_error(error) from None
             await asyncio.sleep(_PAUSE)
 

@@ -15,8 +15,7 @@ from perdure.stores import packing
 from perdure.stores.memory import matches
 from perdure.stores.postgres_link import Link
 from perdure.stores.postgres_rows import Place, decode_rows, plain
-from perdure.stores.rows import Shelf, StoredHead, decode_info, hash_of
-from perdure.stores.sqlite_jobs import page_start, unpacked_head
+from perdure.stores.rows import Shelf, StoredHead, decode_info, hash_of, page_start, unpacked_head
 
 _PEEK = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures

@@ -8,6 +8,7 @@ from datetime import datetime
 from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.protocols import Entry
 from perdure.stores import packing, redaction
+from perdure.stores.batches import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
 from perdure.stores.postgres_archive import (
     Db,
     first_row,
@@ -21,10 +22,9 @@ from perdure.stores.postgres_archive import (
 )
 from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_rows import require_gone, restored
-from perdure.stores.postgres_search import forget
+from perdure.stores.postgres_words import forget
 from perdure.stores.redaction import Log, Places, Redone, Request, Row, Version, next_version
 from perdure.stores.rows import StoredHead, check_row, checksum
-from perdure.stores.sqlite_tables import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
 
 _ALONE = "SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))"
 _ORPHANS = """

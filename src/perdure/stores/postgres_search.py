@@ -1,49 +1,41 @@
-"""Searching messages in PostgreSQL: an index of their words finds them, and Python looks at what was found.
+"""Searching messages in PostgreSQL: the server ranks what has the words, and only the best are read and looked at.
 
-What is written is only noted as not indexed yet; whoever searches brings the index up to date before.
+What ranks them is BM25, as in every store. The server knows it but for phrases and beginnings of words, where it takes
+a good guess; the best by that are then put in order by what they really say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-import psycopg
-
-from perdure import codec
-from perdure.errors import InvalidData
 from perdure.model.ids import SessionId
-from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import SearchHit
-from perdure.stores.postgres_archive import Db, first_row, rows_of, write_many
-from perdure.stores.postgres_link import Link
+from perdure.stores.postgres_link import Connection, Link
 from perdure.stores.postgres_rows import plain, restored
-from perdure.stores.rows import checksum
-from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, attributed, rank, text_of, words_of
+from perdure.stores.postgres_words import all_phrases, all_words, catch_up, decoded, lexemes
+from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, age, attributed, counts_of, score, show, weight
 
-_LOCK = 0x70657266
-_STRETCHES_AT_ONCE = 500
-# PostgreSQL's own bounds are 2 KB for a word and 1 MB for all of a message.
-_LONGEST_WORD = 200
-_MOST_BYTES = 500_000
+# Other statements look up rows by keys, come what may; these are planned for what they ask for.
+_PLANNED = """
+    SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET LOCAL plan_cache_mode = force_custom_plan;
+    SET LOCAL enable_bitmapscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL jit = off; SET LOCAL work_mem = '16MB'
+"""
+_SPARE = 20
+_MOST_COUNTED = 8
+"""The server counts so many words in each message; those of a longer query are counted when it is looked at."""
+_ALL = "1.644934::double precision"
+_DAMPING = "0.3::double precision + 0.9::double precision * size / greatest(mean, 1)"
 
-_UNINDEXED = f"""
-    DELETE FROM unindexed WHERE ctid = ANY (ARRAY(SELECT ctid FROM unindexed LIMIT {_STRETCHES_AT_ONCE}))
-    RETURNING log, start, stop
-"""
-_FOUND = f"""
-    SELECT word.log, word.pos, msg.crc, msg.body, session.id, session.agent, session.status, session.owner
-    FROM word JOIN msg ON msg.log = word.log AND msg.pos = word.pos
-    LEFT JOIN log ON log.log = word.log LEFT JOIN session ON session.sid = log.sid
-    WHERE word.words @@ %s::tsquery
-        AND (%s::text IS NULL OR session.owner = %s OR session.sid IS NULL OR session.status = 'deleted')
-        AND (%s::bigint[] IS NULL OR word.log = ANY (%s::bigint[]))
-    ORDER BY word.number DESC LIMIT {MOST_RANKED}
-"""
 _LOGS = """
     SELECT log.log FROM log JOIN session ON session.sid = log.sid WHERE session.id = %s
     UNION SELECT ref.log FROM ref JOIN session ON session.sid = ref.child WHERE session.id = %s
+"""
+_READ = """
+    SELECT msg.log, msg.pos, msg.crc, msg.body, session.id, session.agent, session.status, session.owner
+    FROM unnest(%s::bigint[], %s::bigint[]) AS best (log, pos)
+    JOIN msg ON msg.log = best.log AND msg.pos = best.pos
+    LEFT JOIN log ON log.log = msg.log LEFT JOIN session ON session.sid = log.sid
 """
 _LENT = """
     SELECT ref.log, ref.start, ref.stop, session.id, session.agent, session.status, session.owner
@@ -54,78 +46,134 @@ _LENT = """
 async def search(link: Link, query: Query) -> list[SearchHit]:
     if not query.terms:
         return []
-    while await link.whole(_index):
-        pass
-    places = await link.whole(lambda db: list(_found(db, query)), snapshot=True)
-    return rank(places, query)
+    await catch_up(link)
+
+    async def find(connection: Connection) -> list[SearchHit]:
+        async with connection.transaction():
+            await connection.execute(_PLANNED, prepare=False)
+            return await _find(connection, query)
+
+    return await link.read(find)
 
 
-def _index(db: Db) -> bool:
-    """Index some of what is not indexed yet; whether there was any. One at a time: who waits finds it done."""
-    db.execute("SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))", (_LOCK,))
-    stretches = rows_of(db, _UNINDEXED)
-    # A message that is erased meanwhile waits until the index of it is there, to go with it.
-    sql = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s FOR KEY SHARE"
-    for log, start, stop in stretches:
-        indexed = []
-        for pos, crc, body in rows_of(db, sql, log, start, stop):
-            message = _message(log, pos, crc, body)
-            if message is not None:
-                indexed.append((log, pos, _words(message)))
-        write_many(
-            db,
-            "INSERT INTO word (log, pos, words) VALUES (%s, %s, array_to_tsvector(%s::text[]))"
-            " ON CONFLICT (log, pos) DO UPDATE SET words = excluded.words",
-            indexed,
-        )
-    return bool(stretches)
-
-
-def _message(log: int, pos: int, crc: int, body: bytes) -> Message | None:
-    """A message, or None if it is damaged: then others are found all the same."""
-    try:
-        return codec.decode_message(body) if checksum(body, log, pos) == crc else None
-    except InvalidData:
-        return None
-
-
-def _words(message: Message) -> list[str]:
-    found: list[str] = []
-    size = 0
-    for word in dict.fromkeys(each[:_LONGEST_WORD] for each in words_of(text_of(message))):
-        size += len(word.encode())
-        if size > _MOST_BYTES:
+async def _find(connection: Connection, query: Query) -> list[SearchHit]:
+    """The best hits. Some may turn out not to be shown to who asks: then all are gone through."""
+    weights = await _weights(connection, query.terms)
+    statement, parameters = await _ranking(connection, query, weights)
+    hits: list[SearchHit] = []
+    passed = 0
+    for most in (query.limit + _SPARE, MOST_RANKED):
+        ranked = await _fetch(connection, statement, {**parameters, "passed": passed, "most": most})
+        for start in range(0, len(ranked), query.limit):
+            hits += await _looked_at(connection, ranked[start : start + query.limit], query, weights)
+            if len(hits) >= query.limit:
+                return hits[: query.limit]
+        if len(ranked) < most:
             break
-        found.append(word)
+        passed += len(ranked)
+    return hits
+
+
+async def _weights(connection: Connection, terms: tuple[Term, ...]) -> list[float]:
+    """What each term weighs. How many messages have it is what the planner expects: to count them would take long."""
+    total = max((await _fetch(connection, "SELECT reltuples FROM pg_class WHERE oid = 'word'::regclass", ()))[0][0], 1)
+    found = []
+    for term in terms:
+        asked = "EXPLAIN (FORMAT JSON) SELECT FROM word WHERE words @@ %s::tsquery"
+        ((plan,),) = await _fetch(connection, asked, (all_words((term,)),))
+        found.append(weight(int(total), int(plan[0]["Plan"]["Plan Rows"])))
     return found
 
 
-def _tsquery(terms: tuple[Term, ...]) -> str:
-    """All words of all terms. Whether those of a phrase stand together is seen when it is looked at."""
-    wanted: dict[str, None] = {}
-    for term in terms:
-        for place, word in enumerate(term.words):
-            is_stem = (term.prefix and place == len(term.words) - 1) or len(word) > _LONGEST_WORD
-            quoted = word[:_LONGEST_WORD].replace("\\", "\\\\").replace("'", "''")
-            wanted[f"'{quoted}'{':*' if is_stem else ''}"] = None
-    return " & ".join(wanted)
+class _Filter(NamedTuple):
+    joins: str
+    condition: str
+    values: dict[str, Any]
 
 
-def _found(db: psycopg.Connection[Any], query: Query) -> Iterator[Place]:
-    db.execute("SET LOCAL enable_bitmapscan = on")  # the only way in which an index of words is read
-    owner = None if query.owner is None else plain(query.owner)
-    logs = None
+async def _filter(connection: Connection, query: Query) -> _Filter:
+    """What keeps out others' messages, so that those who ask find their own however many there are of others."""
     if query.session_id is not None:
-        logs = [log for (log,) in rows_of(db, _LOGS, query.session_id, query.session_id)]
-    rows = rows_of(db, _FOUND, _tsquery(query.terms), owner, owner, logs, logs)
-    shown: dict[int, list[Lent]] = {}
-    for log, start, stop, *info in rows_of(db, _LENT, sorted({row[0] for row in rows})) if rows else ():
-        shown.setdefault(log, []).append(Lent(start, stop, _info(*info)))
+        rows = await _fetch(connection, _LOGS, (query.session_id, query.session_id))
+        return _Filter("", "word.log = ANY (%(logs)s::bigint[])", {"logs": [log for (log,) in rows]})
+    if query.owner is not None:
+        joins = "LEFT JOIN log ON log.log = word.log LEFT JOIN session ON session.sid = log.sid"
+        condition = "(session.owner = %(owner)s OR session.sid IS NULL OR session.status = 'deleted')"
+        return _Filter(joins, condition, {"owner": plain(query.owner)})
+    return _Filter("", "true", {})
+
+
+async def _ranking(connection: Connection, query: Query, weights: list[float]) -> tuple[str, dict[str, Any]]:
+    """The statement that ranks the newest messages with all the words, and its parameters."""
+    filter = await _filter(connection, query)
+    parameters: dict[str, Any] = {"words": all_words(query.terms), "phrases": all_phrases(query.terms), **filter.values}
+    together = "AND (NOT word.whole OR word.words @@ %(phrases)s::tsquery)"
+    counts, scores = _scores(query.terms, weights, parameters)
+    statement = f"""
+        SELECT log, pos, mean, {" + ".join(scores)} AS score FROM (
+            SELECT *, {_DAMPING} AS damping FROM (
+                SELECT *, avg(size) OVER () AS mean FROM (
+                    SELECT word.log, word.pos, word.number, word.size::double precision AS size, {", ".join(counts)}
+                    FROM word {filter.joins}
+                    WHERE word.words @@ %(words)s::tsquery AND {filter.condition}
+                        {together if any(len(term.words) > 1 for term in query.terms) else ""}
+                    ORDER BY word.number DESC LIMIT {MOST_RANKED}
+                ) AS newest
+            ) AS measured
+        ) AS damped
+        ORDER BY score DESC, number DESC LIMIT %(most)s OFFSET %(passed)s
+    """
+    return statement, parameters
+
+
+def _scores(terms: tuple[Term, ...], weights: list[float], parameters: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Columns with the count of each term, and what each adds to a score."""
+    counts: list[str] = []
+    scores: list[str] = []
+    counted = 0
+    for at, (term, each) in enumerate(zip(terms, weights, strict=True)):
+        words = lexemes(term)[-max(_MOST_COUNTED - counted, 1) :]
+        if at and counted + len(words) > _MOST_COUNTED:
+            break
+        names = [f"word{counted + place}" for place in range(len(words))]
+        parameters |= dict(zip(names, words, strict=True))
+        parameters[f"weight{at}"] = each * 2.2
+        pairs = zip(names, words, strict=True)
+        counts.append(f"least({', '.join(_count(name, word) for name, word in pairs)}) AS count{at}")
+        scores.append(f"%(weight{at})s::double precision * count{at} / (count{at} + damping)")
+        counted += len(words)
+    return counts, scores
+
+
+def _count(name: str, lexeme: str) -> str:
+    """How often a message has a word, out of the only number that PostgreSQL has for it.
+
+    `ts_rank` of a word that is there n times is the sum of 1/i² up to n over that of all, π²/6; what is missing to 1
+    is nearly 1/(n + ½) over π²/6. Of several words with the same beginning it is the sum of theirs: at least so many.
+    """
+    rank = f"ts_rank('{{1, 1, 1, 1}}', word.words, %({name})s::tsquery)::double precision"
+    if lexeme.endswith(":*"):
+        return f"greatest({rank} * {_ALL}, 1)"
+    return f"round(1 / ({_ALL} * greatest(1 - {rank}, 0.0001)) - 0.5)"
+
+
+async def _looked_at(connection: Connection, ranked: list[Any], query: Query, weights: list[float]) -> list[SearchHit]:
+    """The hits among the ranked messages, the best first."""
+    rows = await _fetch(connection, _READ, ([row[0] for row in ranked], [row[1] for row in ranked]))
+    lent: dict[int, list[Lent]] = {}
+    gone = sorted({row[0] for row in rows if row[6] in (None, SessionStatus.DELETED)})
+    for log, start, stop, *info in await _fetch(connection, _LENT, (gone,)) if gone else ():
+        lent.setdefault(log, []).append(Lent(start, stop, _info(*info)))
+    found: list[tuple[float, Place]] = []
     for log, pos, crc, body, *info in rows:
-        message = _message(log, pos, crc, body)
+        message = decoded(log, pos, crc, body)
         if message is not None:
+            counts, size = counts_of(message, query.terms)
+            value = score(weights, counts, size, max(ranked[0][2], 1.0))
             whose = _info(*info) if info[0] is not None else None
-            yield from attributed(whose, [(pos, message)], shown.get(log, ()), query)
+            found += ((value, place) for place in attributed(whose, [(pos, message)], lent.get(log, ()), query))
+    found.sort(key=lambda each: (each[0], age(each[1])), reverse=True)
+    return [hit for value, place in found if (hit := show(place, query.terms, value))]
 
 
 def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentSessionInfo:
@@ -134,7 +182,5 @@ def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentS
     return AgentSessionInfo(SessionId(session_id), restored(agent), status=SessionStatus(status), owner=whose)
 
 
-def forget(db: Db, log: int, pos: int) -> None:
-    """Have a message that was replaced indexed anew."""
-    if first_row(db, "DELETE FROM word WHERE log = %s AND pos = %s RETURNING 1", log, pos) is not None:
-        db.execute("INSERT INTO unindexed (log, start, stop) VALUES (%s, %s, %s)", (log, pos, pos + 1))
+async def _fetch(connection: Connection, statement: str, parameters: Any) -> list[Any]:
+    return await (await connection.execute(statement.encode(), parameters, binary=True)).fetchall()

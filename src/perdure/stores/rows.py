@@ -31,6 +31,7 @@ from perdure.model.transcript import LogRef, Piece, Span, Tape, Transcript, ever
 from perdure.model.value import EMPTY, Value
 from perdure.protocols import NOTHING_WRITTEN, JournalEntry, RunOnRecord, StoredAt
 from perdure.stores.live import LRU
+from perdure.stores.packing import unpack
 
 INLINE = 256
 PREFIX = 32
@@ -415,6 +416,25 @@ class StoredHead:
 
     def _pieces(self, values: Mapping[str, bytes]) -> list[Any]:
         return [*self._decoded("prefix", values, []), *self._decoded("transcript", values, [])]
+
+
+def unpacked_head(body: bytes, crc: int, session_id: str, sid: int, version: int) -> bytes:
+    """A head's JSON; CorruptRecord unless its row is what was written."""
+    where = f"head {version}"
+    check_row(body, crc, session_id, where, sid, version)
+    try:
+        return unpack(body)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+
+
+def page_start(after: str | None) -> int | None:
+    """The number that a page's `next` stands for."""
+    if after is None:
+        return None
+    if not after.isdecimal() or len(after) > 18:
+        raise InvalidData("$.after", f"{after!r} is not a page's `next`")
+    return int(after)
 
 
 def decode_info(raw: bytes, session_id: str, version: int) -> AgentSessionInfo:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
+from itertools import islice, takewhile
 from math import log
 from typing import Any, NamedTuple
 
@@ -184,10 +185,19 @@ def _count(words: Sequence[str], term: Term) -> int:
 
 
 def _places_of(words: Sequence[str], term: Term) -> Iterator[int]:
-    size = len(term.words)
-    for at in range(len(words) - size + 1):
+    end = len(words) - len(term.words) + 1
+    if term.prefix and len(term.words) == 1:
+        yield from (at for at, word in enumerate(words) if word.startswith(term.words[0]))
+        return
+    at = 0
+    while at < end:
+        try:
+            at = words.index(term.words[0], at, end)
+        except ValueError:
+            return
         if _matches(words, at, term):
             yield at
+        at += 1
 
 
 def _matches(words: Sequence[str], at: int, term: Term) -> bool:
@@ -210,13 +220,16 @@ def score(weights: Sequence[float], counts: Sequence[int], length: int, mean: fl
 def show(place: Place, terms: Sequence[Term], value: float) -> SearchHit | None:
     """The hit that a message is; None if it has not all the terms after all."""
     text = text_of(place.message)
-    spans = _spans(text, terms)
-    if not spans:
+    words = words_of(text)
+    firsts = [next(_places_of(words, term), len(words)) for term in terms]
+    if not firsts or len(words) in firsts:
         return None
-    start, stop = _window(text, spans[0][0])
+    first = min(firsts)
+    start, stop = _window(text, next(_word_spans(text, first))[0])
     snippet = ("…" if start else "") + text[start:stop] + ("…" if stop < len(text) else "")
     shift = start - (1 if start else 0)
-    inside = tuple((low - shift, high - shift) for low, high in spans if low >= start and high <= stop)
+    spans = takewhile(lambda span: span[1] <= stop, _word_spans(text, first))
+    inside = tuple((low - shift, high - shift) for low, high in _asked_for(list(spans), words[first:], terms))
     message = place.message
     made = created_at(message.id)
     return SearchHit(
@@ -224,17 +237,22 @@ def show(place: Place, terms: Sequence[Term], value: float) -> SearchHit | None:
     )
 
 
-def _spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
-    """Where in a text the words stand that terms ask for; nothing unless all terms are there."""
-    found = [(match.span(), _folded(match[0])) for match in _WORD.finditer(text)]
-    words = [word for _, word in found]
-    hit: set[int] = set()
-    for term in terms:
-        places = list(_places_of(words, term))
-        if not places:
-            return []
-        hit.update(at + step for at in places for step in range(len(term.words)))
-    return [found[at][0] for at in sorted(hit)]
+def _word_spans(text: str, first: int) -> Iterator[tuple[int, int]]:
+    """Where the words of a text stand, from one of them on."""
+    pattern = _ASCII_SPAN if text.isascii() else _WORD
+    return (match.span() for match in islice(pattern.finditer(text), first, None))
+
+
+_ASCII_SPAN = re.compile(r"[A-Za-z0-9]+")
+
+
+def _asked_for(
+    spans: Sequence[tuple[int, int]], words: Sequence[str], terms: Sequence[Term]
+) -> Iterator[tuple[int, int]]:
+    """Those of the first words' spans that terms ask for. A long text has many more words than are shown."""
+    near = words[: len(spans) + _MOST_WORDS]
+    hit = {at + step for term in terms for at in _places_of(near, term) for step in range(len(term.words))}
+    return (span for at, span in enumerate(spans) if at in hit)
 
 
 def _window(text: str, first: int) -> tuple[int, int]:

@@ -40,10 +40,11 @@ from perdure.stores import sqlite_erasure as erasure
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores import sqlite_journal as journal
 from perdure.stores import sqlite_tables as tables
+from perdure.stores.batches import LAST, prepare_batch, prepare_entries
 from perdure.stores.claims import Holder
 from perdure.stores.live import LRU, Live
 from perdure.stores.redaction import Request
-from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, operation_id
+from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, operation_id, page_start
 from perdure.stores.search import Query
 from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
@@ -125,7 +126,7 @@ class SqliteStore:
             self._db.origin,
             self._known(session),
             claim,
-            tables.prepare_batch(entries),
+            prepare_batch(entries),
             taken,
             key,
         )
@@ -151,7 +152,7 @@ class SqliteStore:
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
-        if version is not None and not 0 < version <= tables.LAST:
+        if version is not None and not 0 < version <= LAST:
             return None
         live = self._live.recall(key)
         newest = live is not None and version in (None, live.session.version) and self._is_current(key, live)
@@ -216,8 +217,8 @@ class SqliteStore:
 
     async def gc(self) -> int:
         erased: Erased = await self._db.writer.run(erasure.gc)
-        if erased.after != erased.before:
-            await self._db.erase_everywhere(erased)
+        # Though there be nothing to erase: a deletion may have been killed before it had removed its traces.
+        await self._db.erase_everywhere(erased)
         return len(erased.changed)
 
     async def search(
@@ -227,7 +228,7 @@ class SqliteStore:
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         query = SessionQuery.of(filters)
-        jobs.page_start(query.after)
+        page_start(query.after)
         page: SessionInfoList = await self._db.reader.run(partial(jobs.list_sessions, query=query))
         return page
 
@@ -250,7 +251,7 @@ class SqliteStore:
             at=now().timestamp(),
             origin=self._db.origin,
             rows=_encoded(messages),
-            batch=tables.prepare_batch(entries),
+            batch=prepare_batch(entries),
         )
         taken: tuple[Claim, Appended] = await self._db.writer.run(job)
         return taken
@@ -277,7 +278,7 @@ class SqliteStore:
             origin=self._db.origin,
             log_name=log,
             rows=_encoded(messages),
-            batch=tables.prepare_batch(entries),
+            batch=prepare_batch(entries),
             taken=taken,
         )
         appended: Appended = await self._db.writer.run(job)
@@ -337,7 +338,7 @@ class SqliteStore:
         return claimed
 
     async def post(self, session_id: str, entry: Entry) -> int:
-        (prepared,) = tables.prepare_entries([entry])
+        (prepared,) = prepare_entries([entry])
         seq: int = await self._db.writer.run(partial(journal.post, session_id=SessionId(session_id), entry=prepared))
         return seq
 

@@ -12,21 +12,13 @@ from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
 from perdure.stores import packing
+from perdure.stores.batches import prepare_batch, prepare_entries
 from perdure.stores.landing import Landing, require_same, run_stretches
 from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy
-from perdure.stores.rows import Stretch, Values, check_row, checksum, decode_info
-from perdure.stores.sqlite_jobs import read_value, unpacked_head
+from perdure.stores.rows import Stretch, Values, check_row, checksum, decode_info, unpacked_head
+from perdure.stores.sqlite_jobs import read_value
 from perdure.stores.sqlite_journal import read_inbox, read_record
-from perdure.stores.sqlite_tables import (
-    first_row,
-    holder_of,
-    prepare_batch,
-    prepare_entries,
-    require_absent,
-    rows_of,
-    write_batch,
-    write_posted,
-)
+from perdure.stores.sqlite_tables import first_row, holder_of, require_absent, rows_of, write_batch, write_posted
 
 _ENTRIES_AT_ONCE = 32
 

@@ -11,8 +11,8 @@ from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Problem
 from perdure.stores.moving import merged
 from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Stretch, decode_info
-from perdure.stores.sqlite_jobs import read_value, unpacked_head
+from perdure.stores.rows import Stretch, decode_info, unpacked_head
+from perdure.stores.sqlite_jobs import read_value
 from perdure.stores.sqlite_tables import rows_of
 
 _FILE = (

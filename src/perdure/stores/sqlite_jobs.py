@@ -23,6 +23,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoLis
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, Key, SessionQuery
 from perdure.stores import packing
+from perdure.stores.batches import Batch
 from perdure.stores.live import Live
 from perdure.stores.memory import matches
 from perdure.stores.rows import (
@@ -31,15 +32,15 @@ from perdure.stores.rows import (
     StoredHead,
     Stretch,
     another_session,
-    check_row,
     checksum,
     decode_info,
     encode_head,
     foreign_stretches,
     hash_of,
+    page_start,
+    unpacked_head,
 )
 from perdure.stores.sqlite_tables import (
-    Batch,
     first_row,
     meta,
     read_messages,
@@ -264,16 +265,6 @@ def load(
     return Loaded(head, values, fetched, _erasures(db))
 
 
-def unpacked_head(body: bytes, crc: int, session_id: str, sid: int, version: int) -> bytes:
-    """A head's JSON; CorruptRecord unless its row is what was written."""
-    where = f"head {version}"
-    check_row(body, crc, session_id, where, sid, version)
-    try:
-        return packing.unpack(body)
-    except InvalidData as error:
-        raise CorruptRecord(session_id, where, str(error)) from None
-
-
 def read_value(db: apsw.Connection, session_id: str, key: str) -> bytes:
     where, row = f"value {key}", first_row(db, "SELECT body FROM value WHERE hash = ?", (key,))
     if row is None:
@@ -361,15 +352,6 @@ def _conditions(query: SessionQuery) -> tuple[list[str], list[Any]]:
     return where or ["1"], values
 
 
-def page_start(after: str | None) -> int | None:
-    """The number that a page's `next` stands for."""
-    if after is None:
-        return None
-    if not after.isdecimal() or len(after) > 18:
-        raise InvalidData("$.after", f"{after!r} is not a page's `next`")
-    return int(after)
-
-
 def delete(db: apsw.Connection, session_id: str, at: float) -> None:
     """Erase a session, but for those of its messages that another session's versions show."""
     row = first_row(db, "SELECT sid, claim, expires FROM session WHERE id = ?", (session_id,))
@@ -417,5 +399,5 @@ def checkpoint(db: apsw.Connection) -> None:
     if busy:
         raise StoreError(
             "The session is erased, but another process is reading, so its text may still stand in the -wal file. "
-            "It goes with the next checkpoint; call delete on any session, or close the readers, to force one."
+            "It goes with the next checkpoint; call gc() when the others have read, or close them, to force one."
         )

@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from perdure.errors import ConfigurationError, StoreError
-from perdure.stores.sqlite_tables import Batch, batch_checksum, entry_checksum
+from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
@@ -121,14 +121,18 @@ def _migrations() -> Iterator[str]:
             yield script.read_text()
 
 
-def _batch_body(kind: str, body: bytes) -> bytes:
-    return b"[[%s,%s]]" % (msgspec.json.encode(kind), body)
+def _batch_body(kind: bytes, body: bytes) -> bytes:
+    return b"[[%s,%s]]" % (msgspec.json.encode(kind.decode(errors="replace")), body)
 
 
-def _batch_crc(sid: int, seq: int, loop: str | None, kind: str, crc: int, body: bytes) -> int:
-    """The checksum of an old row in its new form; a wrong one, if the old one was."""
-    batch = Batch(1, loop, {}, _batch_body(kind, body))
-    was_sound = entry_checksum(sid, seq, loop, kind, body) == crc
+def _batch_crc(sid: int, seq: int, loop: bytes | None, kind: bytes, crc: int, body: bytes) -> int:
+    """The checksum of an old row in its new form; a wrong one, if the old one was.
+
+    Texts come as bytes: one that is damaged may be no UTF-8, and must not keep all the others from being read.
+    """
+    run = None if loop is None else loop.decode(errors="replace")
+    batch = Batch(1, run, {}, _batch_body(kind, body))
+    was_sound = entry_checksum(sid, seq, run, kind.decode(errors="replace"), body) == crc
     return batch_checksum(sid, seq, batch) ^ (0 if was_sound else 1)
 
 

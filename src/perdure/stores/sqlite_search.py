@@ -135,7 +135,7 @@ class SearchIndex:
         """Do something with the index; with a new one, if the one there is damaged or has been removed."""
         try:
             return job(self._opened())
-        except (apsw.CorruptError, apsw.NotADBError, _Gone):
+        except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone):
             self.close()
             self.path.unlink(missing_ok=True)
             self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, islice, repeat
 from typing import Any
 from zlib import crc32
@@ -18,21 +18,12 @@ from perdure.errors import (
 )
 from perdure.model.message import Message
 from perdure.protocols import Entry
+from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 from perdure.stores.claims import Holder
-from perdure.stores.packing import pack_entries
 from perdure.stores.rows import (
     checksum,
     seed_of,
 )
-
-
-def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
-    """Entries with their bytes; InvalidData before anything is written."""
-    prepared = []
-    for entry in entries:
-        codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
-        prepared.append((entry, codec.encode_json(entry.body, f"$.{entry.kind}")))
-    return prepared
 
 
 def holder_of(session_id: str, raw: bytes) -> Holder:
@@ -70,9 +61,6 @@ def first_row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> 
 
 def rows_of(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
     return db.execute(sql, bindings).fetchall()
-
-
-LAST = 2**63 - 1
 
 
 def read_messages(db: apsw.Connection, session_id: str | None, log: int, start: int, stop: int) -> list[Message]:
@@ -116,27 +104,6 @@ def _damage(session_id: str | None, log: int, start: int, rows: Sequence[Any]) -
     raise AssertionError("it is called where something is wrong")
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """What one append puts on record, packed; and how far in it each run reaches, counted from its first entry."""
-
-    count: int
-    run: str | None
-    reach: Mapping[str, tuple[int, int]]
-    body: bytes
-
-
-def prepare_batch(entries: Sequence[Entry]) -> Batch | None:
-    """Entries made ready for the writer; InvalidData before anything is written."""
-    if not entries:
-        return None
-    reach: dict[str, tuple[int, int]] = {}
-    for place, entry in enumerate(entries):
-        if entry.run is not None:
-            reach[entry.run] = (reach.get(entry.run, (place, place))[0], place)
-    run, body = pack_entries(prepare_entries(entries))
-    return Batch(len(entries), run, reach, body)
-
-
 def write_batch(db: apsw.Connection, sid: int, last: int, batch: Batch | None, stretch: tuple[int, int, int]) -> None:
     """Put a batch on record, the last of whose entries has that number; its runs' messages stand in that stretch."""
     if batch is not None:
@@ -145,10 +112,6 @@ def write_batch(db: apsw.Connection, sid: int, last: int, batch: Batch | None, s
             "INSERT INTO batch (sid, last, count, run, crc, body) VALUES (?, ?, ?, ?, ?, ?)",
             (sid, last, batch.count, runs.get(batch.run), batch_checksum(sid, last, batch), batch.body),
         )
-
-
-def batch_checksum(sid: int, last: int, batch: Batch) -> int:
-    return checksum(batch.body, sid, last, checksum(f"{batch.run}/{batch.count}".encode()))
 
 
 def write_posted(db: apsw.Connection, sid: int, seq: int, entry: Entry, body: bytes) -> None:
@@ -174,10 +137,6 @@ def _write_runs(
         loop: first_row(db, upsert, (sid, loop, first + start, first + end, *stretch))[0]
         for loop, (start, end) in reach.items()
     }
-
-
-def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) -> int:
-    return checksum(body, sid, seq, checksum(f"{run}/{kind}".encode()))
 
 
 def require_same(found: str, session_id: str) -> None:

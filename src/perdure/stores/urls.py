@@ -62,7 +62,15 @@ def _postgres(url: str, rest: str, cache: int) -> SessionStore:
         from perdure.stores.postgres import PostgresStore
     except ImportError:
         raise ConfigurationError("PostgreSQL needs psycopg: pip install 'perdure[postgres]'.") from None
-    return PostgresStore(url, cache=cache)
+    address, _, asked = url.partition("?")
+    options = [each for each in asked.split("&") if each]
+    schemas = [unquote(each.removeprefix("schema=")) for each in options if each.startswith("schema=")]
+    if len(schemas) > 1:
+        raise ConfigurationError(f"{_without_password(url)!r} names {len(schemas)} schemas; a store is in one.")
+    # The rest is the driver's to read; `schema` is an option that it does not know.
+    others = "&".join(each for each in options if not each.startswith("schema="))
+    dsn = f"{address}?{others}" if others else address
+    return PostgresStore(dsn, schema=schemas[0], cache=cache) if schemas else PostgresStore(dsn, cache=cache)
 
 
 _OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {

@@ -9,10 +9,17 @@ CREATE TABLE batch (
     UNIQUE (sid, last)
 ) STRICT;
 
-INSERT INTO batch (sid, last, count, run, crc, body)
-    SELECT event.sid, event.seq, 1, event.run,
-        batch_crc(event.sid, event.seq, run.loop, event.kind, event.crc, event.body),
-        batch_body(event.kind, event.body)
-    FROM event LEFT JOIN run ON run.run = event.run ORDER BY event.rowid;
+-- A flipped bit can make anything of a column: such a row comes over with a wrong checksum, or is found missing, and
+-- the rest of the file is read as before.
+INSERT OR IGNORE INTO batch (sid, last, count, run, crc, body)
+    SELECT sid, seq, 1, run, batch_crc(sid, seq, loop, kind, crc, body), batch_body(kind, body)
+    FROM (
+        SELECT event.sid, event.seq, event.crc, CAST(run.loop AS BLOB) AS loop,
+            iif(typeof(event.run) = 'integer', event.run, NULL) AS run,
+            coalesce(CAST(event.kind AS BLOB), x'') AS kind, coalesce(CAST(event.body AS BLOB), x'') AS body
+        FROM event LEFT JOIN run ON run.run = event.run
+        WHERE typeof(event.sid) = 'integer' AND typeof(event.seq) = 'integer'
+        ORDER BY event.rowid
+    );
 
 DROP TABLE event;

@@ -1,0 +1,115 @@
+"""The words of messages in PostgreSQL: how they are indexed, and how the index is asked for them.
+
+What is written is only noted as not indexed yet; whoever searches brings the index up to date before.
+"""
+
+from __future__ import annotations
+
+from perdure import codec
+from perdure.errors import InvalidData
+from perdure.model.message import Message
+from perdure.stores.postgres_archive import Db, first_row, rows_of
+from perdure.stores.postgres_link import Link
+from perdure.stores.rows import checksum
+from perdure.stores.search import Term, text_of, words_of
+
+_LOCK = 0x70657266
+_STRETCHES_AT_ONCE = 500
+# PostgreSQL's own bounds: 2 KB for a word, 1 MB for all of a message, its highest place, and the places of one word.
+_LONGEST_WORD = 200
+_MOST_BYTES = 1_000_000
+_LAST_PLACE = 16_383
+_MOST_PLACES = 255
+
+_UNINDEXED = f"""
+    DELETE FROM unindexed WHERE ctid = ANY (ARRAY(SELECT ctid FROM unindexed LIMIT {_STRETCHES_AT_ONCE}))
+    RETURNING log, start, stop
+"""
+# A message that is erased meanwhile waits until the index of it is there, to go with it.
+_MESSAGES = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s ORDER BY pos FOR KEY SHARE"
+_INSERT = """
+    INSERT INTO word (log, pos, size, whole, words)
+    SELECT log, pos, size, whole, words::tsvector
+    FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::boolean[], %s::text[])
+        AS new (log, pos, size, whole, words)
+    ON CONFLICT (log, pos) DO UPDATE SET size = excluded.size, whole = excluded.whole, words = excluded.words
+"""
+
+
+async def catch_up(link: Link) -> None:
+    """Have everything indexed that was committed before."""
+    while await link.row("SELECT 1 FROM unindexed LIMIT 1") is not None:
+        await link.whole(_index_some)
+
+
+def _index_some(db: Db) -> None:
+    """Index some of what is not indexed yet. One at a time: who waits finds it done."""
+    db.execute("SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))", (_LOCK,))
+    indexed: dict[tuple[int, int], tuple[int, bool, str]] = {}
+    for log, start, stop in rows_of(db, _UNINDEXED):
+        for pos, crc, body in rows_of(db, _MESSAGES, log, start, stop):
+            message = decoded(log, pos, crc, body)
+            if message is not None:
+                indexed[log, pos] = vector_of(message)
+    if indexed:
+        columns = zip(*((*key, *vector) for key, vector in indexed.items()), strict=True)
+        db.execute(_INSERT, [list(column) for column in columns])
+
+
+def decoded(log: int, pos: int, crc: int, body: bytes) -> Message | None:
+    """A message, or None if it is damaged: then others are found all the same."""
+    try:
+        return codec.decode_message(body) if checksum(body, log, pos) == crc else None
+    except InvalidData:
+        return None
+
+
+def vector_of(message: Message) -> tuple[int, bool, str]:
+    """How many words a message has, whether all of their places are in its vector, and the vector as it is written."""
+    words = words_of(text_of(message))
+    places: dict[str, list[int]] = {}
+    room, whole = _MOST_BYTES, len(words) <= _LAST_PLACE
+    for place, word in enumerate((each[:_LONGEST_WORD] for each in words), 1):
+        found = places.get(word)
+        # A place takes two bytes; a new word itself, how many places it has, and what aligns them.
+        room -= 2 if found else len(word.encode()) + 6
+        if room < 0:
+            whole = False
+            break
+        if found is None:
+            places[word] = [min(place, _LAST_PLACE)]
+        elif len(found) < _MOST_PLACES:
+            found.append(min(place, _LAST_PLACE))
+        else:
+            whole = False
+    return len(words), whole, " ".join(f"{_quoted(word)}:{','.join(map(str, at))}" for word, at in places.items())
+
+
+def forget(db: Db, log: int, pos: int) -> None:
+    """Have a message that was replaced indexed anew."""
+    if first_row(db, "DELETE FROM word WHERE log = %s AND pos = %s RETURNING 1", log, pos) is not None:
+        db.execute("INSERT INTO unindexed (log, start, stop) VALUES (%s, %s, %s)", (log, pos, pos + 1))
+
+
+def lexemes(term: Term) -> list[str]:
+    """A tsquery for each of a term's words."""
+    last = len(term.words) - 1
+    return [_lexeme(word, term.prefix and place == last) for place, word in enumerate(term.words)]
+
+
+def _lexeme(word: str, is_stem: bool) -> str:
+    return _quoted(word[:_LONGEST_WORD]) + (":*" if is_stem or len(word) > _LONGEST_WORD else "")
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def all_words(terms: tuple[Term, ...]) -> str:
+    """A tsquery for the messages that have all words of all terms."""
+    return " & ".join(dict.fromkeys(each for term in terms for each in lexemes(term)))
+
+
+def all_phrases(terms: tuple[Term, ...]) -> str:
+    """A tsquery for those among them, as far as their vectors are whole, whose phrases stand together."""
+    return " & ".join(f"({' <-> '.join(lexemes(term))})" for term in terms)

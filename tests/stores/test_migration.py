@@ -1,0 +1,174 @@
+"""A SQLite file of the first schema, whatever state its sessions are in, is read and goes on as before."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+from tests import stories
+from tests.stories import ledger_loops, opened
+
+from perdure import CorruptRecord, SessionRuntime, SqliteStore, recover
+from perdure.archive import export_sessions
+from perdure.fsck import fsck
+from perdure.model.ids import use
+from perdure.stores.batches import entry_checksum
+from perdure.stores.packing import unpack_entries
+from perdure.stores.sqlite_schema import _FUNCTIONS
+from perdure.testing import FrozenClock
+from perdure.testing.samples import texts
+
+OPEN = """
+import asyncio, sys
+from perdure import SqliteStore
+
+async def main():
+    async with SqliteStore(sys.argv[1]) as store:
+        print(len(await store.read("talk")))
+
+asyncio.run(main())
+"""
+
+
+def make_old(path: Path) -> None:
+    """Give a file the form that the first schema had: each entry of a record in a row of its own, unpacked."""
+    script = (files("perdure.stores") / "sql" / "sqlite" / "0001_initial.sql").read_text()
+    (create,) = re.findall(r"CREATE TABLE event \(.*?STRICT;", script, re.DOTALL)
+    db = apsw.Connection(str(path))
+    with db:
+        db.execute(create)
+        runs: dict[Any, Any] = {}
+        for run, sid, loop in db.execute("SELECT run, sid, loop FROM run"):
+            runs[run] = loop
+            runs[sid, loop] = run
+        rows = db.execute("SELECT sid, last, count, run, body FROM batch ORDER BY rowid").fetchall()
+        for sid, last, count, run, body in rows:
+            for seq, entry in enumerate(unpack_entries(runs.get(run), body), last - count + 1):
+                raw = msgspec.json.encode(entry.body)
+                crc = entry_checksum(sid, seq, entry.run, entry.kind, raw)
+                values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
+                db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
+        db.execute("DROP TABLE batch")
+        db.pragma("user_version", 1)
+    db.close()
+
+
+async def exported(store: SqliteStore) -> bytes:
+    file = io.BytesIO()
+    await export_sessions(store, file)
+    return file.getvalue()
+
+
+async def _tell(where: Path) -> bytes:
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        async with opened("sqlite", where) as store:
+            await stories.tell(store, clock)
+            return await exported(store)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> tuple[Path, bytes]:
+    """A file of the first schema in which a good deal has happened, and what an export of it said."""
+    said = asyncio.run(_tell(tmp_path))
+    make_old(tmp_path / "sessions.db")
+    return tmp_path / "sessions.db", said
+
+
+async def test_an_old_file_is_read_as_before(old: tuple[Path, bytes]) -> None:
+    """Runs, branches that were recorded by turns, erased parents, interrupted runs: all of it, byte for byte."""
+    path, said = old
+    async with SqliteStore(path) as store:
+        assert await exported(store) == said
+        assert (await fsck(store)).problems == ()
+
+
+async def test_killed_runs_in_an_old_file_are_recovered(old: tuple[Path, bytes]) -> None:
+    """Their records tell how far they had come."""
+    path, _ = old
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        clock.advance(3600)
+        async with SqliteStore(path) as store:
+            report = await recover(SessionRuntime(store), ledger_loops())
+            assert sorted(report.resumed) == ["killed", "killed-early"]
+            assert [texts(await store.load(each))[-1] for each in report.resumed] == ["done", "done"]
+            assert (await fsck(store)).problems == ()
+
+
+async def test_many_processes_that_open_an_old_file_at_once(old: tuple[Path, bytes]) -> None:
+    """One of them brings it up to date, and all of them read it."""
+    path, said = old
+    command = (sys.executable, "-c", OPEN, str(path))
+    started = [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(8)]
+    told = [(await each.communicate())[0] for each in started]
+    assert len(set(told)) == 1
+    assert int(told[0]) > 0
+    async with SqliteStore(path) as store:
+        assert await exported(store) == said
+
+
+async def test_a_migration_that_fails_changes_nothing(old: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one transaction: the next who opens the file begins again."""
+    path, said = old
+    with monkeypatch.context() as dying:
+        dying.setitem(_FUNCTIONS, "batch_body", lambda kind, body: 1 / 0 if kind == b"agent_end" else b"[]")
+        with pytest.raises(ZeroDivisionError):
+            await SqliteStore(path).__aenter__()
+    async with SqliteStore(path) as store:
+        assert await exported(store) == said
+
+
+DAMAGES = {
+    "another body": "UPDATE event SET body = x'7b' WHERE rowid = {0}",
+    "no body": "UPDATE event SET body = NULL WHERE rowid = {0}",
+    "a kind that is no text": "UPDATE event SET kind = CAST(x'ff6162' AS TEXT) WHERE rowid = {0}",
+    "no kind": "UPDATE event SET kind = NULL WHERE rowid = {0}",
+    "a checksum that is no number": "UPDATE event SET crc = 'seven' WHERE rowid = {0}",
+    "a number that is none": "UPDATE event SET seq = 'three' WHERE rowid = {0}",
+    "a run that is none": "UPDATE event SET run = x'01' WHERE rowid = {0}",
+    "a loop that is no text": (
+        "UPDATE run SET loop = CAST(x'ff6162' AS TEXT) WHERE run = (SELECT run FROM event WHERE rowid = {0})"
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+async def test_damage_in_an_old_file_stays_where_it_is(old: tuple[Path, bytes], damage: str) -> None:
+    """A flipped bit may make anything of a column. Its session is found damaged, and every other is read."""
+    path, _ = old
+    rowid = spoil(path, damage)
+    async with SqliteStore(path) as store:
+        with pytest.raises(CorruptRecord):
+            await store.read("talk")
+        assert await store.load("talk") is not None
+        others = [info.id for info in await store.list() if info.id != "talk"]
+        assert [len(await store.read(each)) >= 0 for each in others]
+        assert {problem.session_id for problem in (await fsck(store)).problems} == {"talk"}, rowid
+
+
+def spoil(path: Path, damage: str) -> int:
+    """Damage a row of the session `talk` that is one of a run, past what SQLite would allow."""
+    db = apsw.Connection(str(path))
+    db.execute("PRAGMA writable_schema = ON")
+    db.execute(
+        "UPDATE sqlite_schema SET sql = replace(replace(sql, 'STRICT', ''), 'NOT NULL', '')"
+        " WHERE name IN ('event', 'run')"
+    )
+    db.close()
+    db = apsw.Connection(str(path))
+    ((rowid,),) = db.execute(
+        "SELECT event.rowid FROM event JOIN session USING (sid) WHERE id = 'talk' AND run IS NOT NULL LIMIT 1 OFFSET 2"
+    ).fetchall()
+    db.execute(damage.format(rowid))
+    assert db.changes() == 1
+    db.close()
+    return int(rowid)

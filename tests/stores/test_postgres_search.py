@@ -1,0 +1,166 @@
+"""What searching in PostgreSQL promises beyond the contract: the server ranks, and only the best are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests import postgres_server
+
+from perdure import PostgresStore
+from perdure.model.message import Message
+from perdure.stores import postgres_search, postgres_words
+from perdure.stores.search import Query, Term
+from perdure.testing.samples import fork, new_session
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> str:
+    return postgres_server.schema_of(tmp_path)
+
+
+def store_in(schema: str) -> PostgresStore:
+    return PostgresStore(postgres_server.dsn(), schema=schema)
+
+
+def test_the_server_counts_words_exactly() -> None:
+    """Out of the rank that PostgreSQL gives comes the number of times that a word is there."""
+    with psycopg.connect(postgres_server.dsn()) as connection:
+        for number in (*range(1, 40), 100, 254, 255):
+            size, whole, vector = postgres_words.vector_of(Message.user("pot " + "kettle " * number))
+            assert (size, whole) == (number + 1, True)
+            sql = f"SELECT {postgres_search._count('one', 'x')} FROM (SELECT %(vector)s::tsvector AS words) AS word"
+            found = connection.execute(sql.encode(), {"one": "'kettle'", "vector": vector}).fetchone()
+            assert found == (number,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(f"word{n}" for n in range(150_000)),
+        "a b " * 100_000,
+        " ".join(map(chr, range(0x4E00, 0x9FFF))),
+        "x" * 3_000_000,
+        "it's a \\ 'quoted' \x00 text",
+        "",
+    ],
+    ids=["many", "two", "unspaced", "one", "odd", "none"],
+)
+def test_any_text_has_a_vector(text: str) -> None:
+    """PostgreSQL's bounds on words, places and bytes are kept, whatever is said."""
+    with psycopg.connect(postgres_server.dsn()) as connection:
+        _, _, vector = postgres_words.vector_of(Message.user(text))
+        connection.execute("SELECT %s::tsvector", (vector,))
+
+
+async def test_phrases_are_found_where_places_end(schema: str) -> None:
+    """In messages with more words, or a word more often, than PostgreSQL has places for."""
+    late = " ".join(f"w{n}" for n in range(17_000)) + " red green"
+    often = "red " * 400 + "green"
+    apart = "green red " + "filler " * 20_000
+    async with store_in(schema) as store:
+        session = await store.create(new_session(late, often, apart, "green red", "red green"))
+        ids = [message.id for message in session.state.messages]
+        hits = await store.search('"red green"')
+        assert {hit.message_id for hit in hits} == {ids[0], ids[1], ids[4]}
+        assert hits[0].message_id == ids[4]
+
+
+async def test_only_the_best_are_read(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many messages match, no more are read than asked for."""
+    async with store_in(schema) as store:
+        said = [f"kettle number {number}" for number in range(300)]
+        session = await store.create(new_session(*said, "kettle kettle"))
+        assert len(await store.search("kettle", limit=1)) == 1
+        read: list[int] = []
+        decoded = postgres_search.decoded
+
+        def counting(*row: Any) -> Message | None:
+            read.append(row[1])
+            return decoded(*row)
+
+        monkeypatch.setattr(postgres_search, "decoded", counting)
+        hits = await store.search("kettle", limit=5)
+        assert [hit.position for hit in hits] == [300, 299, 298, 297, 296]
+        assert sorted(read) == [296, 297, 298, 299, 300]
+        assert {hit.session_id for hit in hits} == {session.id}
+
+
+async def test_what_may_not_be_shown_is_passed_over(schema: str) -> None:
+    """Better hits in a hidden session do not keep the others away, nor what a fork of it shows."""
+    async with store_in(schema) as store:
+        hidden = await store.create(new_session(*["kettle kettle"] * 100))
+        child = await store.create(fork(hidden))
+        other = await store.create(new_session("a kettle among other things", owner="ann"))
+        await store.save(hidden.deleted())
+        assert {hit.session_id for hit in await store.search("kettle", limit=1000)} == {child.id, other.id}
+        await store.save(child.deleted())
+        assert [hit.session_id for hit in await store.search("kettle", limit=2)] == [other.id]
+
+
+async def test_others_messages_do_not_crowd_out_an_owners(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many of the newest are ranked: of those that the owner may see."""
+    monkeypatch.setattr(postgres_search, "MOST_RANKED", 5)
+    async with store_in(schema) as store:
+        mine = await store.create(new_session("tea", owner="ann"))
+        await store.create(new_session(*["tea"] * 20, owner="bob"))
+        assert [hit.session_id for hit in await store.search("tea", owner="ann")] == [mine.id]
+        assert [hit.session_id for hit in await store.search("tea", session_id=mine.id)] == [mine.id]
+        assert len(await store.search("tea")) == 5
+
+
+async def test_rare_words_weigh_more(schema: str) -> None:
+    """Once the server knows how often words are, the rarer of two decides."""
+    async with store_in(schema) as store:
+        filler = [f"common filler {number}" for number in range(200)]
+        session = await store.create(new_session("rare common common", "rare rare common", *filler))
+        first, second, *_ = (message.id for message in session.state.messages)
+        await store.search("rare")
+        with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+            connection.execute(f"ANALYZE {schema}.word".encode())
+        assert [hit.message_id for hit in await store.search("common rare")] == [second, first]
+
+
+def test_words_are_asked_for_as_they_are_indexed() -> None:
+    """Quotes are doubled; a word too long for the index is asked for by its beginning."""
+    assert postgres_words.lexemes(Term(("it's", "x" * 300))) == ["'it''s'", f"'{'x' * 200}':*"]
+    assert postgres_words.all_phrases((Term(("a", "b"), prefix=True), Term(("c",)))) == "('a' <-> 'b':*) & ('c')"
+    assert postgres_words.all_words((Term(("a", "b")), Term(("a",)))) == "'a' & 'b'"
+
+
+async def test_plans_use_the_indexes(schema: str) -> None:
+    """At 100,000 messages: rare words are found by their index, common ones by going back, a session's by its log."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        async with store._db.link.connection() as connection:
+            await connection.execute(GENERATE)
+            await connection.execute("ANALYZE word")
+            for index, text, session_id in (
+                ("word_by_words", "seldom", None),
+                ("word_by_words", "seldom common", None),
+                ("word_by_words", "sel*", None),
+                ("word_by_number", "common", None),
+                ("word_pkey", "common", session.id),
+            ):
+                query = Query.of(text, None, session_id, 20)
+                async with connection.transaction():
+                    await connection.execute(postgres_search._PLANNED, prepare=False)
+                    weights = await postgres_search._weights(connection, query.terms)
+                    statement, values = await postgres_search._ranking(connection, query, weights)
+                    asked = f"EXPLAIN {statement}".encode()
+                    rows = await (await connection.execute(asked, {**values, "most": 40, "passed": 0})).fetchall()
+                plan = "\n".join(row[0] for row in rows)
+                assert index in plan, plan
+                assert "Seq Scan" not in plan, plan
+
+
+GENERATE = """
+    WITH said AS (
+        INSERT INTO msg SELECT 1000 + n / 100, n % 100, 0, '' FROM generate_series(1, 100000) AS n RETURNING log, pos
+    )
+    INSERT INTO word (log, pos, size, whole, words)
+    SELECT log, pos, 2, true, (CASE WHEN pos = 7 THEN 'common:1 seldom:2' ELSE 'common:1 other:2' END)::tsvector
+    FROM said
+"""
