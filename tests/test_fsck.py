@@ -245,3 +245,21 @@ async def test_a_session_that_is_erased_meanwhile_is_no_damage(
         monkeypatch.setattr(store, moment, late)
         assert (await fsck(store)).problems == ()
         assert not await store.exists(session.id)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE run SET first_seq = first_seq + 1 WHERE run = (SELECT max(run) FROM run WHERE first_seq < last_seq)",
+        "UPDATE run SET last_seq = last_seq - 1 WHERE run = (SELECT max(run) FROM run WHERE first_seq < last_seq)",
+        "DELETE FROM uses WHERE sid = (SELECT sid FROM session WHERE id = 'talk')",
+    ],
+)
+async def test_notes_that_would_hide_or_erase_something_are_found(tmp_path: Path, told: Told, damage: str) -> None:
+    """How far a run reaches, and which values a session uses: nothing else would miss them until it is too late."""
+    await told("sqlite", tmp_path)
+    db = apsw.Connection(str(tmp_path / "sessions.db"))
+    db.execute(damage)
+    assert db.changes()
+    db.close()
+    assert_helpful(await checked("sqlite", tmp_path))

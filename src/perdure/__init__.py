@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from perdure.errors import RequestRefused as RequestRefused
     from perdure.errors import RetriesExhausted as RetriesExhausted
     from perdure.errors import RunFailed as RunFailed
+    from perdure.errors import RunInterrupted as RunInterrupted
     from perdure.errors import SessionBusy as SessionBusy
     from perdure.errors import SessionConflict as SessionConflict
     from perdure.errors import SessionLocked as SessionLocked
@@ -218,8 +219,8 @@ _HOMES = {
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord DriverError "
     "IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
-    "RetriesExhausted RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError "
-    "ToolError TransientDriverError",
+    "RetriesExhausted RunFailed RunInterrupted SessionBusy SessionConflict SessionLocked SessionNotActive "
+    "SessionNotFound StoreError ToolError TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction_auto": "AutoCompaction",
     "loop.compaction_options": "CompactionOptions",

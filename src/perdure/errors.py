@@ -4,7 +4,8 @@ PerdureError
 ├── SessionNotFound
 ├── SessionConflict
 ├── SessionBusy
-│   └── ClaimLost
+│   ├── ClaimLost
+│   └── RunInterrupted
 ├── SessionLocked
 ├── SessionNotActive
 ├── IllegalStatusChange
@@ -77,6 +78,18 @@ class SessionBusy(PerdureError):
         )
 
 
+class RunInterrupted(SessionBusy):
+    """The session's last run was killed, and what it had come to waits to be recovered: a change would drop it."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            session_id,
+            None,
+            f"The last run of session {session_id!r} was killed, and nothing was changed, or what it had done would be "
+            "forgotten. Go on with it by recover(), or end it where it stands by cancel().",
+        )
+
+
 class ClaimLost(SessionBusy):
     """This process no longer holds the claim it writes under; another has taken the session over."""
 
@@ -105,10 +118,15 @@ class SessionLocked(PerdureError):
 class SessionNotActive(PerdureError):
     """The session's status does not allow what was asked."""
 
-    def __init__(self, session_id: str, status: str) -> None:
+    def __init__(self, session_id: str, status: str, pending: Iterable[str] = ()) -> None:
         self.session_id = session_id
         self.status = status
-        super().__init__(f"Session {session_id!r} is {status}, not active. Execute ResumeSession() on it first.")
+        self.pending = tuple(pending)
+        advice = "Execute ResumeSession() on it first."
+        if self.pending:
+            calls = ", ".join(self.pending)
+            advice = f"It waits for a person to approve or deny what it is about to call: {calls}."
+        super().__init__(f"Session {session_id!r} is {status}, not active. {advice}")
 
 
 class IllegalStatusChange(PerdureError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import msgspec
@@ -14,7 +14,16 @@ from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, Sess
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
-from perdure.protocols import Archive, ArchivedSession, Checkable, Entry, Journal, Problem, SessionStore
+from perdure.protocols import (
+    Archive,
+    ArchivedSession,
+    Checkable,
+    Entry,
+    Journal,
+    JournalEntry,
+    Problem,
+    SessionStore,
+)
 from perdure.runtime.history import read_events
 from perdure.stores.landing import check
 
@@ -190,9 +199,14 @@ class _Survey:
             async for _ in read_events(journal, session_id, after=None, last=None, follow=False):
                 pass
         async with self.watching(session_id, "runs"):
+            told = _reach(await journal.read(session_id))
             for run in await journal.runs(session_id):
                 if run.start < run.stop:
                     await journal.messages(run.log, run.start, run.stop)
+                first, last, end = told.get(run.loop_id, (0, 0, 0))
+                if run.last.seq <= end and (run.first.seq, run.last.seq) != (first, last):  # else it went on meanwhile
+                    what = f"it is noted to reach from entry {run.first.seq} to {run.last.seq}, and it does to {last}"
+                    self.note(session_id, f"run {run.loop_id}", what, _RECORD)
         async with self.watching(session_id, "inbox"):
             await journal.read(session_id, inbox=True)
         async with self.watching(session_id, "claim"):
@@ -221,6 +235,16 @@ def _view_faults(session: AgentSession) -> Iterator[str]:
         # Of its own calls: one that somebody has rewound to stands in the view without its result, and may.
         own = {call.id for step in session.state.steps for call in step.tool_calls}
         yield from (f"call {call!r} has no result" for call in called if call in own and not answered[call])
+
+
+def _reach(entries: Sequence[JournalEntry]) -> dict[str, tuple[int, int, int]]:
+    """The first and the last entry of each run, and where the record ended when it was read."""
+    reach: dict[str, tuple[int, int, int]] = {}
+    for entry in entries:
+        if entry.run is not None:
+            first = reach[entry.run][0] if entry.run in reach else entry.seq
+            reach[entry.run] = (first, entry.seq, entries[-1].seq)
+    return reach
 
 
 def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:

@@ -408,6 +408,10 @@ class Journal(Protocol):
         """Whether somebody's claim on the session stands."""
         ...
 
+    async def is_interrupted(self, session_id: str) -> bool:
+        """Whether a claim lies on the session that stands no longer: its run was killed. False if there is none."""
+        ...
+
     async def post(self, session_id: str, entry: Entry) -> int:
         """Put an item into a session's inbox, claim or no claim; its sequence number."""
         ...

@@ -293,8 +293,10 @@ async def test_a_call_that_waits_is_not_trimmed_away() -> None:
     trimmed = await runtime.execute(session.id, TrimTranscript(0))
     assert trimmed.state.messages[0].tool_calls == tuple(shop.calls)
     after = await runtime.execute(session.id, ApproveToolCalls(shop.loops))
-    assert {result.call_id for message in after.state.messages for result in message.tool_results} == {"1", "2", "3"}
-    assert list(shop.driver.requests[-1].messages) == list(after.state.messages)[:-1]
+    results = {result.call_id for message in after.state.messages for result in message.tool_results}
+    assert results == {call.id for call in shop.calls}
+    shown = {message.id for message in shop.driver.requests[-1].messages}
+    assert shown == {message.id for message in after.state.messages[:-1]}
 
 
 async def test_a_reset_gives_up_what_waits() -> None:
@@ -307,4 +309,4 @@ async def test_a_reset_gives_up_what_waits() -> None:
     with pytest.raises(InvalidData, match="waits for a decision"):
         await runtime.execute(session.id, ApproveToolCalls(shop.loops))
     await runtime.execute(session.id, ResumeSession())
-    assert shop.done == ["look cup"]
+    assert not [line for line in shop.done if line.startswith("buy")]

@@ -264,6 +264,18 @@ async def test_queued_messages_are_sent_in_order_after_the_run(tmp_path: Path) -
         assert await busy.store.read(busy.id, inbox=True) == []
 
 
+async def test_a_queued_message_under_a_key_of_another_is_refused_alone(tmp_path: Path) -> None:
+    """It can never be sent. Neither the run before it nor any that comes later is told of an error that is not its."""
+    async with Scene(tmp_path, echo) as scene:
+        busy = await scene.start()
+        for text in ("A", "B"):
+            await busy.send(text, "queue", key="one key")
+        await busy.send("C", "queue")
+        session = await busy.end()
+        assert said(session) == ["First.", "Re: First.", "A", "Re: A", "C", "Re: C"]
+        assert await busy.store.read(busy.id, inbox=True) == []
+
+
 async def test_what_is_queued_before_a_steering_message_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.actions.running import LEASE, Inbox, owner_here, watched
+from perdure.actions.running import LEASE, Inbox, owner_here, pending_in, watched
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
 from perdure.errors import DriverError, InvalidData, PerdureError, SessionBusy, SessionNotActive, StoreError
@@ -72,7 +72,7 @@ class SendParallel:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if session.status is not SessionStatus.ACTIVE:
-            raise SessionNotActive(session.id, session.status.value)
+            raise SessionNotActive(session.id, session.status.value, pending_in(session))
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)
         return await group.evaluate()

@@ -23,26 +23,31 @@ from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
 from perdure.model.ids import SessionId
-from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopStart
+from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopEnd, ParallelLoopStart
 from perdure.model.message import Message
 from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
 from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
-from perdure.recording import event_of
+from perdure.recording import entry_of, event_of
 from perdure.runtime.runtime import SessionRuntime
 
 REDACTED = "redacted"
 
 
 class ResumeExecution:
-    """Continue the run that was under way when its process was killed; a session without one is left as it is."""
+    """Continue the run that was under way when its process was killed; a session without one is left as it is.
+
+    With `give_up` it is ended where it stands instead: what was said until then is kept, and it counts as cancelled.
+    """
 
     runs_model = True
+    ends_interruption = True
 
-    def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
+    def __init__(self, loops: LoopFactory, *, depth: int = 0, give_up: bool = False) -> None:
         self._loops = loops
         self._depth = depth
+        self._give_up = give_up
         self.has_found_one = False
         """Whether there was a run to be continued."""
 
@@ -60,11 +65,16 @@ class ResumeExecution:
         written = await _unsaved_messages(journal, session, story)
         events = list(_events(session, story, written))
         if isinstance(events[0], ParallelLoopStart):
+            if self._give_up:
+                return await _give_up_group(session, context, journal, events[0])
             stories = {loop: [event for event in events if event.loop_id == loop] for loop in events[0].loop_ids}
             stories[events[0].loop_id] = stories[events[0].loop_id][1:]
             return await resume_group(session, context, self._loops, events[0], stories, written)
         replay = Replay(session.state).apply_all(events)
+        if not self._give_up:
+            self._require_tools(session, replay)
         options = RunOptions(
+            give_up=self._give_up,
             decisions=_unspent(replay.decisions),
             depth=self._depth,
             written={message.id: at for message, at in written.values()},
@@ -75,6 +85,34 @@ class ResumeExecution:
         after = await run_agent(active, replay.state, self._loops, context, options, spawn)
         send_leftovers_after(context, self._loops, self._depth)
         return after
+
+    def _require_tools(self, session: AgentSession, replay: Replay) -> None:
+        """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""
+        known = {tool.name for tool in self._loops.tools_of(session.definition, self._depth)}
+        step = replay.state.execution.current_step if replay.state.execution else None
+        for call in step.tool_calls if step else ():
+            if call.id in replay.decisions.unknown and call.name not in known:
+                raise ConfigurationError(
+                    f"The run that was killed was calling {call.name!r}, and no tool of that name is here, so nobody "
+                    "can tell what became of the call. Recover the run where its tools are."
+                )
+
+
+async def _give_up_group(
+    session: AgentSession, context: ActionContext, journal: Journal, start: ParallelLoopStart
+) -> AgentSession:
+    """End a group of which no branch is to be selected; the session stays as it is."""
+    end = ParallelLoopEnd(
+        loop_id=start.loop_id,
+        session_id=session.id,
+        agent_id=start.agent_id,
+        seq=start.seq + 1,
+        loop_ids=start.loop_ids,
+    )
+    claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here(), entries=[entry_of(end)])
+    await journal.release(claim)
+    context.answer = session
+    return session
 
 
 async def _clear_claim(journal: Journal, session: AgentSession) -> None:

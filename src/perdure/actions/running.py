@@ -43,6 +43,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     taken: int = 0
     written: Mapping[str, StoredAt] = EMPTY
     """Where messages of the state stand in the log already, from before a crash."""
+    give_up: bool = False
+    """Whether the run is to be ended where it stands."""
 
 
 async def run_agent(
@@ -75,7 +77,10 @@ async def run_agent(
         told=await _told(session, state, context),
     )
     try:
-        await _carry_through(run, record, context.journal if context else None)
+        if options.give_up:
+            await run.end_cancelled()
+        else:
+            await _carry_through(run, record, context.journal if context else None)
     except asyncio.CancelledError:
         if context is not None and run.is_settled and (record is None or record.claim is not None):
             _hand_over(context, record, options)
@@ -248,6 +253,12 @@ async def take(journal: Journal, session: AgentSession, seq: int) -> None:
     claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
     await journal.append(claim, taken=seq)
     await journal.release(claim)
+
+
+def pending_in(session: AgentSession) -> list[str]:
+    """The names of the tools whose calls wait for a person."""
+    execution = session.state.execution
+    return [call.name for call in execution.pending_calls] if execution else []
 
 
 def require_journal(context: ActionContext | None, what: str) -> Journal:

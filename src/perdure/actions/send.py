@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,6 +13,7 @@ from perdure.actions.running import (
     STEER,
     RunOptions,
     messages_in,
+    pending_in,
     require_journal,
     run_agent,
     take,
@@ -25,6 +27,8 @@ from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key
 
 WhenBusy = Literal["raise", "steer", "queue"]
+
+_log = logging.getLogger("perdure.actions")
 
 
 class SendMessage:
@@ -72,7 +76,7 @@ class SendMessage:
         if self._key is not None and await self._is_answered(self._key, session, context):
             return session
         if session.status is not SessionStatus.ACTIVE:
-            raise SessionNotActive(session.id, session.status.value)
+            raise SessionNotActive(session.id, session.status.value, pending_in(session))
         options = RunOptions(inputs=self.messages, key=self._key, depth=self._depth, taken=self._taken)
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context) if context is not None else None
@@ -163,7 +167,14 @@ class SendPosted:
             return session
         key = entry.body.get("key")
         action = SendMessage(messages_in(entry), self._loops, key=key, depth=self._depth, taken=entry.seq)
-        after = await action.execute_on(session, context)
+        try:
+            after = await action.execute_on(session, context)
+        except InvalidData as error:
+            if error.path != "$.key":
+                raise
+            # It can never be sent; left in the inbox, it would be tried, and raised to others, after every run.
+            _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
+            context.answer = after = session
         if context.answer is not None:  # by its key: it has been sent before
             await take(journal, session, entry.seq)
         context.after_saved = None

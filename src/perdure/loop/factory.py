@@ -102,7 +102,7 @@ class LoopFactory:
         setup = LoopSetup(
             driver=self.driver_of(model),
             model=model,
-            tools=self._tools_of(definition, depth),
+            tools=self.tools_of(definition, depth),
             budget=definition.budget,
             interceptors=self._interceptors,
             input_filters=self._input_filters,
@@ -148,7 +148,7 @@ class LoopFactory:
             return self._driver
         return self._offline if model.name == OFFLINE.name else self._provider
 
-    def _tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
+    def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
         agents = self._agents_for(definition.name, depth)
         chosen = ToolRegistry((*self._tools, *agents)).select(definition.tools, definition.tools_deny)

@@ -19,6 +19,8 @@ from perdure.recording import event_of
 
 LOOK_EVERY = 0.05
 LOOK_ANYWAY = 1.0
+PAGE = 1000
+"""How many entries of a record are held at a time."""
 MOST_CHILDREN = 100
 """How many starts are looked at for the children of one loop; `record()` knows them all."""
 
@@ -124,7 +126,7 @@ async def read_events(
 ) -> AsyncIterator[AnyLoopEvent]:
     """Events on record, in order; then, if asked to follow, those to come as they are written."""
     story, cursor = _Story(journal, session_id), after or 0
-    entries = await journal.read(session_id, after=cursor, last=last)
+    entries = await journal.read(session_id, after=cursor, last=last, limit=PAGE if last is None else None)
     while True:
         for event in await story.events(entries):
             yield event
@@ -136,7 +138,7 @@ async def read_events(
             await _more(journal, session_id, cursor)
         if not follow and last is not None:
             return
-        entries = await journal.read(session_id, after=cursor, limit=1000)
+        entries = await journal.read(session_id, after=cursor, limit=PAGE)
 
 
 async def _more(journal: Journal, session_id: str, cursor: int) -> None:

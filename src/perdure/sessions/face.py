@@ -14,12 +14,20 @@ from perdure.actions.approval import ApproveToolCalls, DenyToolCalls
 from perdure.actions.compact import CompactTranscript, UncompactTranscript
 from perdure.actions.fork import ForkSession
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
-from perdure.actions.resume import RecoveryReport, recover
+from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
 from perdure.actions.running import CANCEL
 from perdure.actions.send import SendMessage, WhenBusy
 from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
 from perdure.archive import ArchivingStore, MoveReport, Progress, export_sessions, import_sessions
-from perdure.errors import ConfigurationError, InvalidData, RunFailed, SessionBusy, SessionConflict, SessionNotFound
+from perdure.errors import (
+    ConfigurationError,
+    InvalidData,
+    RunFailed,
+    RunInterrupted,
+    SessionBusy,
+    SessionConflict,
+    SessionNotFound,
+)
 from perdure.loop.factory import LoopFactory
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
@@ -172,15 +180,33 @@ class Sessions:
     async def _run(self, session_id: str, action: Action) -> Reply:
         key = await self._reach(session_id)
         with self.live.running(key):
+            try:
+                return _answered(await self.runtime.execute(key, action))
+            except RunInterrupted as error:
+                if error.session_id != key:
+                    raise
+            await self._resume(key)
             return _answered(await self.runtime.execute(key, action))
 
+    async def _resume(self, session_id: SessionId) -> None:
+        """Go on with a run that was killed, before anything else is said."""
+        report = await recover(self.runtime, self.loops, session_id=session_id)
+        if report.failed:
+            raise ConfigurationError(f"The last run was killed, and cannot be recovered: {report.failed[0][1]}")
+
     async def cancel(self, session_id: str) -> bool:
-        """Ask the run that is under way, in whichever process, to stop; False if there is none."""
+        """Ask the run that is under way, in whichever process, to stop; False if there is none.
+
+        One that was killed is ended where it stands.
+        """
         key, journal = (await self.info(session_id)).id, self.runtime.journal
         if journal is None:
             raise ConfigurationError("This store has no journal, so a run cannot be reached from here.")
         if not await journal.is_claimed(key):
-            return False
+            if not await journal.is_interrupted(key):
+                return False
+            await self.execute(key, ResumeExecution(self.loops, give_up=True), on_conflict="raise")
+            return True
         await journal.post(key, Entry(CANCEL))
         return True
 

@@ -197,6 +197,10 @@ class FileStore:
         key, at = SessionId(session_id), now().timestamp()
         return await self._files.run(lambda files: file_reads.is_claimed(files, key, at))
 
+    async def is_interrupted(self, session_id: str) -> bool:
+        key, at = SessionId(session_id), now().timestamp()
+        return await self._files.run(lambda files: file_reads.is_interrupted(files, key, at))
+
     async def post(self, session_id: str, entry: Entry) -> int:
         key, (encoded,) = SessionId(session_id), encode_entries([entry])
         return await self._files.run(lambda files: file_writes.post(files, key, encoded))

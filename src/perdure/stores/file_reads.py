@@ -148,6 +148,11 @@ def is_claimed(directory: Directory, session_id: str, at: float) -> bool:
     return _existing(directory, session_id).is_claimed(at)
 
 
+def is_interrupted(directory: Directory, session_id: str, at: float) -> bool:
+    log = directory.surely(session_id, lambda: directory.existing(session_id))
+    return log is not None and log.held is not None and not log.is_claimed(at)
+
+
 def _existing(directory: Directory, session_id: str) -> SessionLog:
     """A session's log; SessionNotFound if there is none."""
     log = directory.surely(session_id, lambda: directory.existing(session_id))

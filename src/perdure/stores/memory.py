@@ -322,6 +322,10 @@ class MemoryStore:
         shelved = self._find(session_id)
         return shelved.claim is not None and shelved.expires > now()
 
+    async def is_interrupted(self, session_id: str) -> bool:
+        shelved = self._sessions.get(session_id)
+        return shelved is not None and shelved.claim is not None and shelved.expires <= now()
+
     async def post(self, session_id: str, entry: Entry) -> int:
         shelved = self._find(session_id)
         _check_entries((entry,))

@@ -323,6 +323,9 @@ class PostgresStore:
     async def is_claimed(self, session_id: str) -> bool:
         return await journal.is_claimed(self._db.link, SessionId(session_id))
 
+    async def is_interrupted(self, session_id: str) -> bool:
+        return await journal.is_interrupted(self._db.link, SessionId(session_id))
+
     async def post(self, session_id: str, entry: Entry) -> int:
         ((given, body),) = prepare_entries([entry])
         return await journal.post(self._db.link, SessionId(session_id), given, body)

@@ -217,6 +217,12 @@ async def find_key(link: Link, session_id: str, name: str) -> tuple[Key, int] | 
     return None if row is None else (Key(name, restored(row[0])), row[1])
 
 
+async def is_interrupted(link: Link, session_id: str) -> bool:
+    row = await link.row(_CLAIM, {"id": session_id, "at": given_time()})
+    claim, stands = row or (None, None)
+    return claim is not None and (not stands or holder_of(session_id, claim).is_gone)
+
+
 async def is_claimed(link: Link, session_id: str) -> bool:
     row = await link.row(_CLAIM, {"id": session_id, "at": given_time()})
     if row is None:

@@ -337,6 +337,9 @@ class SqliteStore:
         claimed: bool = await self._db.reader.run(job)
         return claimed
 
+    async def is_interrupted(self, session_id: str) -> bool:
+        return self._db.is_interrupted(SessionId(session_id))
+
     async def post(self, session_id: str, entry: Entry) -> int:
         (prepared,) = prepare_entries([entry])
         seq: int = await self._db.writer.run(partial(journal.post, session_id=SessionId(session_id), entry=prepared))
@@ -403,6 +406,11 @@ class _Open:
         """Version and erasures, read at once: a few microseconds, less than handing it to a thread."""
         found: tuple[int, int] | None = self._look(partial(jobs.peek, session_id=session_id))
         return found
+
+    def is_interrupted(self, session_id: str) -> bool:
+        """Read at once, too: every action asks."""
+        job = partial(journal.is_interrupted, session_id=session_id, at=now().timestamp())
+        return bool(self._look(job))
 
     def erasures(self) -> int:
         return int(self._look(partial(tables.meta, key="erasures")))

@@ -11,7 +11,7 @@ from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Problem
 from perdure.stores.moving import merged
 from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Stretch, decode_info, unpacked_head
+from perdure.stores.rows import StoredHead, Stretch, decode_info, unpacked_head
 from perdure.stores.sqlite_jobs import read_value
 from perdure.stores.sqlite_tables import rows_of
 
@@ -23,6 +23,7 @@ _LEFT_OVER = "Nobody is shown it. Copy the store into a new file: what belongs t
 _ENDS = "Restore the session from a backup; until then nothing should be sent to it."
 _COLUMNS = "Save the session once (a tag or a note will do): that writes the columns anew. Or copy it into a new store."
 _REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new file mends it."
+_USES = "Delete no other session, which might erase it. Copying the store into a new file mends it."
 
 _BELONG_TO_NOBODY = {
     "head": "SELECT DISTINCT sid FROM head WHERE sid NOT IN (SELECT sid FROM session)",
@@ -106,6 +107,7 @@ def _heads(db: apsw.Connection) -> Iterator[Problem]:
             info = decode_info(heads[version], session_id, version)
             yield from _columns(db, sid, info, columns)
             yield from _refs(db, sid, session_id, heads)
+            yield from _uses(db, sid, session_id, heads)
         except (CorruptRecord, KeyError):
             continue  # a damaged head is reported by those who read the session
 
@@ -139,6 +141,14 @@ def _refs(db: apsw.Connection, sid: int, session_id: str, heads: dict[int, bytes
         if log not in own and not any(log == other and low <= start and stop <= high for other, low, high in noted):
             what = "the session shows it, and that is not noted where deletions look"
             yield Problem(session_id, f"messages {start} to {stop} of log {log}", what, _REFS)
+
+
+def _uses(db: apsw.Connection, sid: int, session_id: str, heads: dict[int, bytes]) -> Iterator[Problem]:
+    named = {key for version, raw in heads.items() for key in StoredHead(raw, session_id, version).hashes()}
+    for key in sorted(named - {key for (key,) in rows_of(db, "SELECT hash FROM uses WHERE sid = ?", (sid,))}):
+        yield Problem(
+            session_id, f"value {key}", "a version names it, and that is not noted where deletions look", _USES
+        )
 
 
 def _named(db: apsw.Connection, session_id: str, heads: dict[int, bytes]) -> Iterable[Stretch]:

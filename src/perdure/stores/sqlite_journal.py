@@ -280,3 +280,8 @@ def is_claimed(db: apsw.Connection, session_id: str, at: float) -> bool:
         raise SessionNotFound(session_id)
     claim, expires = row
     return claim is not None and expires > at and not holder_of(session_id, claim).is_gone
+
+
+def is_interrupted(db: apsw.Connection, session_id: str, at: float) -> bool:
+    row = first_row(db, "SELECT claim, expires FROM session WHERE id = ? AND claim IS NOT NULL", (session_id,))
+    return row is not None and (row[1] <= at or holder_of(session_id, row[0]).is_gone)

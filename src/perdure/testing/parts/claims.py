@@ -178,11 +178,16 @@ class Claims(Contract):
             session = await store.create(new_session("Hello"))
             await store.create(new_session("never claimed"))
             assert await store.is_claimed(session.id) is False
+            assert await store.is_interrupted(session.id) is False
             claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
             assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (True, [])
+            assert await store.is_interrupted(session.id) is False
             clock.advance(LEASE + 1)
             assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (False, [session.id])
+            assert await store.is_interrupted(session.id) is True
             await store.release(claim)
+            assert await store.is_interrupted(session.id) is False
+            assert await store.is_interrupted("nobody") is False
             assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (False, [])
             with refused(SessionNotFound):
                 await store.is_claimed("nobody")
