@@ -61,7 +61,7 @@ async def tell(store: Any, clock: FrozenClock) -> None:
     await _parallel(store)
     await _subagent(store)
     await _interrupted(store, "killed", agent_process.script(), clock)
-    await _interrupted(store, "killed-early", agent_process.script(), clock, at=3)
+    await _interrupted(store, "killed-early", agent_process.script(), clock, at=4)
 
 
 async def _conversation(store: Any) -> None:
@@ -78,7 +78,7 @@ async def _forks(store: Any) -> None:
     runtime = SessionRuntime(store)
     talk = await store.load("talk")
     # The child's id comes first in the alphabet, so that no order of names puts its parent before it.
-    await store.create(await ForkSession(at=3, dst="a-fork").execute_on(talk))
+    await store.create(await ForkSession(at=4, dst="a-fork").execute_on(talk))
     await runtime.execute("a-fork", SendMessage("Another way.", ledger_loops(["So be it."])))
     await store.create(await ForkSession(dst="a-fork-of-it").execute_on(await store.load("a-fork")))
     await store.create(new_session("to", "be", "erased", id="gone"))

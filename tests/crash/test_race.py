@@ -17,7 +17,7 @@ from tests.crash import racing_process
 from tests.crash.addresses import KINDS, address_of, store_at
 from tests.loop.scenes import loops_of
 
-from perdure import AgentDefinition, SendMessage, SessionRuntime
+from perdure import AgentDefinition, RunInterrupted, SendMessage, SessionRuntime, recover
 from perdure.testing import ScriptedDriver
 
 ROUNDS = 200 if os.environ.get("PERDURE_TORTURE") else 40
@@ -100,7 +100,11 @@ async def test_a_process_that_was_stopped_and_taken_over_is_fenced_off(tmp_path:
         await holder.ask(session.id)
         holder.process.send_signal(signal.SIGSTOP)
         await has_lapsed(store, session.id)
-        after = await runtime.execute(session.id, SendMessage("Hi", loops_of(ScriptedDriver(["Hello."]))))
+        loops = loops_of(ScriptedDriver(["Hello."]))
+        with pytest.raises(RunInterrupted):
+            await runtime.execute(session.id, SendMessage("Hi", loops))
+        await recover(runtime, loops)
+        after = await runtime.execute(session.id, SendMessage("Hi", loops))
         record = await store.read(session.id)
         holder.process.send_signal(signal.SIGCONT)
         refused = dict.fromkeys(("append", "branch", "heartbeat", "save"), "ClaimLost")

@@ -78,7 +78,7 @@ async def run_agent(
     )
     try:
         if options.give_up:
-            await run.end_cancelled()
+            await run.give_up()
         else:
             await _carry_through(run, record, context.journal if context else None)
     except asyncio.CancelledError:

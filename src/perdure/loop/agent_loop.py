@@ -389,6 +389,11 @@ class Run:
         if not isinstance(ended_by, AgentStop | TimeLimitReached):
             self.state = await self._interceptors.on_error(ended_by, self.state)
 
+    async def give_up(self) -> None:
+        """Take a run up again only to end it where it stands."""
+        await self._begin()
+        await self.end_cancelled()
+
     async def end_cancelled(self) -> None:
         """End the run as stopped because somebody asked for it, unless it has ended already."""
         if self.state.status is ExecutionStatus.IN_PROGRESS and not self.is_settled:
