@@ -123,10 +123,17 @@ async def test_a_prompt_is_a_text_or_a_function_of_the_results() -> None:
     async def told(results: Any) -> str:
         return f"{results['input']}!{results['a']}"
 
-    stages = [Stage("a", prompt="say {input} {b}"), Stage("b", prompt=told)]
+    stages = [Stage("a", prompt='say {input} {"b"}'), Stage("b", prompt=told)]
     async with echo.connect() as sessions:
         await Workflow("w", stages).run(sessions, "{b}{a}")
-        assert echo.asked == ["say {b}{a} {b}", "{b}{a}!plain(say {b}{a} {b})"]
+        assert echo.asked == ['say {b}{a} {"b"}', '{b}{a}!plain(say {b}{a} {"b"})']
+
+
+@pytest.mark.parametrize("name", ["b", "nobody"])
+async def test_a_prompt_cannot_ask_for_what_is_not_there_yet(name: str) -> None:
+    """Neither for the result of a later stage, nor for that of none."""
+    with pytest.raises(InvalidData, match=rf"is told {{{name}}}"):
+        Workflow("w", [Stage("a", prompt=f"say {{{name}}}"), Stage("b")])
 
 
 async def test_a_stage_that_failed_is_tried_again_by_the_next_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
@@ -88,6 +89,20 @@ class Workflow:
         _check_names(self.stages)
         self._after = {stage.name: self._dependencies(place) for place, stage in enumerate(self.stages)}
         _check_order(self._after)
+        self._before = {stage.name: self._all_before(stage.name) for stage in self.stages}
+        for stage in self.stages:
+            _check_prompt(stage, self._before[stage.name])
+
+    def _all_before(self, name: str) -> list[str]:
+        """The stages that are surely done when one begins, in their order."""
+        before: set[str] = set()
+        todo = list(self._after[SessionId(name)])
+        while todo:
+            each = todo.pop()
+            if each not in before:
+                before.add(each)
+                todo += self._after[SessionId(each)]
+        return [stage.name for stage in self.stages if stage.name in before]
 
     def _dependencies(self, place: int) -> tuple[str, ...]:
         """The stages that have to be done before one: those it names, and the one before it in its session."""
@@ -116,7 +131,7 @@ class Workflow:
         async def complete(stage: Stage) -> None:
             for name in self._after[stage.name]:
                 await asyncio.shield(tasks[name])
-            results = {"input": input, **{name: reply.text for name, reply in replies.items()}}
+            results = {"input": input, **{name: replies[name].text for name in self._before[stage.name]}}
             replies[stage.name] = await self._answer(sessions, stage, results)
 
         for stage in self.stages:
@@ -152,7 +167,7 @@ class Workflow:
         except InvalidData as error:
             if error.path != "$.key":
                 raise
-            problem = f"workflow {self.id!r} has been run with another input; a new run needs a new id"
+            problem = f"workflow {self.id!r} has been run with another input or prompt; a new run needs a new id"
             raise InvalidData("$.input", problem) from None
         return _answered(Reply(await _since(sessions, reply.session)))
 
@@ -250,6 +265,17 @@ def _check_names(stages: Sequence[Stage]) -> None:
         if stage.name in seen or stage.name == "input":
             raise InvalidData("$.stages", f"the name {stage.name!r} is taken; every stage has a name of its own")
         seen.add(stage.name)
+
+
+_PLACE = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9._-]*)\}")
+
+
+def _check_prompt(stage: Stage, before: Sequence[str]) -> None:
+    """Raise InvalidData if a prompt asks for a result that is not there when the stage begins."""
+    for name in _PLACE.findall(stage.prompt) if isinstance(stage.prompt, str) else ():
+        if name != "input" and name not in before:
+            known = ", ".join(f"{{{each}}}" for each in ("input", *before))
+            raise InvalidData("$.prompt", f"stage {stage.name!r} is told {{{name}}}, and has only {known}")
 
 
 def _check_order(after: Mapping[SessionId, Sequence[str]]) -> None:

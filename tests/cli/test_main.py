@@ -79,7 +79,8 @@ def test_a_mistyped_command(perdure: Callable[..., Any]) -> None:
 def test_a_reader_that_leaves(process: Callable[..., Any], home: Path) -> None:
     """`perdure … | head` ends quietly."""
     process("send", "--new", "long", "hello")
-    process("inject", "long", "word " * 20_000)
+    for _ in range(2):
+        process("inject", "long", "word\n" * 20_000)
     child = subprocess.Popen([*COMMAND, "show", "long"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stderr is not None

@@ -10,12 +10,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
+from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
@@ -56,7 +58,7 @@ async def run_agent(
     spawn: Spawn | None = None,
 ) -> AgentSession:
     """Run a state of a session to the end of its execution; the session comes back with what the run has made of it."""
-    loop = loops.build(session.definition, state, depth=options.depth)
+    loop = loops.build(_definition_for(session, options), state, depth=options.depth)
     record = None
     if context is not None and context.journal is not None:
         record = JournalRecord(context.journal, session, owner=owner_here(), lease=options.lease)
@@ -94,6 +96,13 @@ async def run_agent(
     if context is not None:
         _hand_over(context, record, options)
     return _after(session, run)
+
+
+def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
+    """What the run is made of; one that is only to be ended needs no tools."""
+    if not options.give_up:
+        return session.definition
+    return replace(session.definition, tools=(), tools_deny=(), capabilities=())
 
 
 async def _told(session: AgentSession, state: AgentState, context: ActionContext | None) -> Told:

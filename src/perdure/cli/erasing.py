@@ -40,16 +40,21 @@ def purge(
     if bool(sessions) == bool(older_than or status):
         raise click.UsageError("Name the sessions, or which by --older-than and --status.")
 
-    async def work() -> int:
+    async def find() -> list[str]:
         async with opened(ctx, must_exist=True) as store:
-            if not sessions:
-                return await store.purge(older_than=older_than, status=status)
-            for session_id in [await named(store, each) for each in sessions]:
-                await store.delete(session_id)
-            return len(sessions)
+            return [await named(store, each) for each in sessions]
 
-    _confirm(yes, f"erase {', '.join(sessions)}" if sessions else "erase these sessions")
-    say(f"sessions erased: {run(work())}")
+    async def work(found: list[str]) -> int:
+        async with opened(ctx, must_exist=True) as store:
+            if not found:
+                return await store.purge(older_than=older_than, status=status)
+            for session_id in found:
+                await store.delete(session_id)
+            return len(found)
+
+    found = run(find())
+    _confirm(yes, f"erase {', '.join(found)}" if found else "erase these sessions")
+    say(f"sessions erased: {run(work(found))}")
 
 
 @click.command()

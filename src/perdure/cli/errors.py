@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,9 +101,34 @@ def _failure(error: Exception) -> Failure:
 
 def _advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
-    from perdure.errors import ConfigurationError, RunFailed, SessionBusy, SessionNotActive, SessionNotFound
+    from perdure.errors import (
+        ConfigurationError,
+        IllegalStatusChange,
+        InvalidData,
+        InvalidSessionId,
+        RunFailed,
+        RunInterrupted,
+        SessionBusy,
+        SessionNotActive,
+        SessionNotFound,
+    )
 
     match error:
+        case SessionNotActive(pending=pending) if pending:
+            waits = f"Session {error.session_id!r} waits for a person to approve or deny: {', '.join(pending)}."
+            return f"{waits}\nType: perdure approve {error.session_id}, or: perdure deny {error.session_id} REASON"
+        case RunInterrupted():
+            key = error.session_id
+            killed = f"The last run of session {key!r} was killed. Nothing was changed."
+            return f"{killed}\nGo on with it: perdure recover {key}, or end it: perdure cancel {key}"
+        case IllegalStatusChange() if "ApproveToolCalls" in str(error):
+            key = error.session_id
+            return f"Session {key!r} waits for approval. Type: perdure approve {key}, or: perdure deny {key} REASON"
+        case InvalidSessionId():
+            return f"{str(error).partition('. ')[0]}. Type: perdure ls"
+        case InvalidData() if error.path.startswith("$"):
+            where = error.path.removeprefix("$").removeprefix(".")
+            return f"{error.problem} ({where})" if where else error.problem
         case SessionNotActive():
             return f"Session {error.session_id!r} is {error.status}. Type: perdure resume {error.session_id}"
         case SessionNotFound():
@@ -112,9 +138,12 @@ def _advised(error: Exception) -> str:
             return f"{failed}\nWhat was said is kept. Send again to go on, or type: perdure undo {error.session_id}"
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
             return f"{str(error).partition('. ')[0]}. Wait for it, or type: perdure cancel {error.session_id}"
-    if isinstance(error, ConfigurationError) and str(error).startswith("There is no tool named"):
+    if isinstance(error, ConfigurationError) and _NO_TOOL.search(str(error)):
         return f"{error}\nName the Python file that has it: --tools FILE.py"
     return str(error)
+
+
+_NO_TOOL = re.compile("no tool (named|of that name)")
 
 
 def _show_traceback() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from perdure.model.message import Message
     from perdure.model.session import AgentSession, SessionInfoList
     from perdure.protocols import SearchHit
+    from perdure.sessions.face import Sessions
     from perdure.sessions.family import Diff
 
 STATUSES = ("active", "suspended", "completed", "failed", "deleted")
@@ -47,9 +49,11 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
         async with opened(ctx, must_exist=True) as sessions:
             if parent is not None:
                 wanted["parent"] = await named(sessions, parent)
+            killed = await _killed(sessions)
             while True:
                 page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
                 _print_page(page, as_json)
+                _tell_of_killed(info.id for info in page if info.id in killed)
                 shown, left = shown + len(page), None if left is None else left - len(page)
                 after = page.next
                 if after is None:
@@ -60,6 +64,17 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
 
     if run(work()) == 0 and not as_json and is_terminal():
         note("No sessions here. Begin one: perdure chat")
+
+
+async def _killed(sessions: Sessions) -> set[str]:
+    """The sessions whose last run was killed and waits to be recovered."""
+    journal = sessions.runtime.journal
+    return set() if journal is None else {str(each) for each in await journal.lapsed()}
+
+
+def _tell_of_killed(session_ids: Iterable[str]) -> None:
+    for session_id in session_ids:
+        note(f"The last run of {session_id} was killed. Go on with it: perdure recover {session_id}")
 
 
 def _print_page(page: SessionInfoList, as_json: bool) -> None:
@@ -108,6 +123,7 @@ def show(
             session_id = await named(sessions, session)
             found = await sessions.session(session_id, version)
             messages = list(await sessions.history(session_id) if everything else found.state.messages)
+            _tell_of_killed({str(session_id)} & await _killed(sessions))
             return found, messages, _blocks(found)
 
     found, messages, blocks = run(work())
@@ -137,6 +153,9 @@ def _print_header(session: AgentSession, blocks: list[str]) -> None:
         say(f"# {how} {info.parent_id}")
     for block in blocks:
         say(f"# {block}")
+    execution = session.state.execution
+    for call in execution.pending_calls if execution else ():
+        say(f"# waits for approval: {line(call.name)} ({line(call.id)})")
 
 
 @click.command()

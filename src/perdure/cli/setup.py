@@ -142,6 +142,8 @@ def _home(variable: str, fallback: str) -> Path:
 
 def _chosen(ctx: click.Context, name: str, variable: str | None) -> Chosen | None:
     given = getattr(settings_of(ctx), name)
+    if given == "":
+        raise ConfigurationError(f"--{name} is empty. Name one, or leave it out.")
     if given:
         return Chosen(as_url(given) if name == "store" else given, f"--{name}")
     if variable and os.environ.get(variable):
@@ -195,4 +197,6 @@ def require_store(ctx: click.Context) -> None:
     scheme, _, rest = chosen.value.partition("://")
     path = Path(unquote(rest[1:] if scheme == "sqlite" else rest))
     if scheme in ("sqlite", "file") and chosen.by != "default" and not path.exists():
-        raise ConfigurationError(f"There is no store at {path}. Check --store, or begin one there with: perdure chat")
+        raise ConfigurationError(
+            f"There is no store at {path}. Check --store, or begin one there with: perdure chat --store {chosen.value}"
+        )

@@ -397,6 +397,9 @@ class Sessions:
         """Erase sessions for good, but for what their forks show; how many. One that is running is left alone."""
         if older_than is None and status is None:
             raise InvalidData("$", "name what is to be erased: older_than, status, or both")
+        if not isinstance(older_than, timedelta | datetime | None):
+            given = type(older_than).__name__
+            raise InvalidData("$.older_than", f"expected a timedelta, or a datetime with a time zone; got {given}")
         before = now() - older_than if isinstance(older_than, timedelta) else older_than
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
