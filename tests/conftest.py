@@ -6,12 +6,17 @@ import asyncio
 import functools
 import inspect
 import os
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import postgres_server
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all the processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no reason for a property to fail, so neither profile looks at the clock.
 settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])

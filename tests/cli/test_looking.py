@@ -153,12 +153,13 @@ def test_events_as_they_come(perdure: Callable[..., Any]) -> None:
         [*COMMAND, "events", "s", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert following.stdout is not None
-    line = ""
-    while "agent_end" not in line:
+    for wanted in ("agent_end", "and again"):
         line = following.stdout.readline()
-    perdure("send", "s", "and again")
-    while "and again" not in line:
-        line = following.stdout.readline()
+        while line and wanted not in line:
+            line = following.stdout.readline()
+        assert wanted in line
+        if wanted == "agent_end":
+            perdure("send", "s", "and again")
     os.kill(following.pid, signal.SIGINT)
     _, err = following.communicate(timeout=30)
     assert following.returncode == 130
