@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden.make import HERE, STORES, describe
+from tests.golden.make import CURRENT, HERE, STORES, describe
 
-from perdure import codec
+from perdure import MemoryStore
+from perdure.archive import import_sessions
 from perdure.model.session import AgentSession
 from perdure.testing.samples import say, texts
 
@@ -44,7 +45,21 @@ def as_values(described: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_current_format_has_golden_files() -> None:
     """A new format comes with files of its own: `python tests/golden/make.py` writes them, once."""
-    assert f"format-{codec.FORMAT}" in [path.name for path in FORMATS]
+    assert CURRENT in [path.name for path in FORMATS]
+
+
+@pytest.mark.parametrize("directory", [path for path in FORMATS if (path / "export.jsonl").exists()], ids=named)
+async def test_an_export_of_any_format_is_taken_in(directory: Path) -> None:
+    """Every version, header, record and inbox reads as it did where it comes from."""
+    async with MemoryStore() as store:
+        await import_sessions(store, directory / "export.jsonl")
+        found = as_values(json.loads(json.dumps(await describe(store))))["sessions"]
+        then = as_values(expected(directory))["sessions"]
+        assert found.keys() == then.keys()
+        for name, session in then.items():
+            assert found[name]["versions"] == session["versions"]
+            assert found[name]["record"] == session["record"]
+            assert [item[1:] for item in found[name]["inbox"]] == [item[1:] for item in session["inbox"]]
 
 
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)

@@ -10,11 +10,13 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from perdure import codec
+from perdure.archive import export_sessions
 from perdure.model import ids
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
@@ -24,10 +26,13 @@ from perdure.model.session import AgentSession
 from perdure.protocols import Entry, Key
 from perdure.stores.file import FileStore
 from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite_schema import newest_schema
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, tell, texts
 
 HERE = Path(__file__).parent
+CURRENT = f"format-{codec.FORMAT}-schema-{newest_schema()}"
+"""Values have a format, and SQLite files a schema besides. The first format came with schema 1, and says so nowhere."""
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
     "files": FileStore,
@@ -143,6 +148,8 @@ async def write(directory: Path) -> None:
                 await furnish(store)
                 described.append(await describe(store))
                 session = await store.load("alpha", 4)
+                with ids.use(clock=FrozenClock(datetime(2030, 1, 1, tzinfo=UTC))):  # when the claim has lapsed
+                    await export_sessions(store, directory / "export.jsonl")
     assert all(each == described[0] for each in described), "the stores do not agree"
     (directory / "expected.json").write_text(_json(described[0]))
     (directory / "session.json").write_text(_json(session.to_dict()))
@@ -153,7 +160,7 @@ def _json(plain: Any) -> str:
 
 
 def main() -> None:
-    directory = HERE / f"format-{codec.FORMAT}"
+    directory = HERE / CURRENT
     if directory.exists():
         sys.exit(f"{directory} is there. Golden files are never written again; a new format gets a new directory.")
     directory.mkdir()

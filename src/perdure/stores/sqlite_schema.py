@@ -96,7 +96,7 @@ def _require_own(connection: apsw.Connection) -> int:
     has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
     if known not in (0, APPLICATION_ID) or (known == 0 and has_tables):
         raise StoreError("This is a SQLite file, but not one of perdure's. Name another file.")
-    newest = len(list(_migrations()))
+    newest = newest_schema()
     if current > newest:
         raise StoreError(f"This file has schema {current}; this release knows up to {newest}. Upgrade perdure.")
     return int(current)
@@ -112,6 +112,11 @@ def exclusively(connection: apsw.Connection) -> Iterator[None]:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def newest_schema() -> int:
+    """The number of the schema that this release writes."""
+    return len(list(_migrations()))
 
 
 def _migrations() -> Iterator[str]:
