@@ -10,7 +10,7 @@ import click
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, json_option, session_argument, store_options
 from perdure.cli.setup import opened, run
-from perdure.cli.terminal import print_json, say
+from perdure.cli.terminal import note, print_json, say
 
 if TYPE_CHECKING:
     from perdure.sessions.face import Sessions
@@ -93,7 +93,15 @@ def trim(ctx: click.Context, session: str, keep_last: int, as_json: bool) -> Non
 def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) -> None:
     """Show the model a summary, or less, of what is older in SESSION. Nothing is lost: see uncompact."""
     given = {name: value for name, value in options.items() if value is not None}
-    _counted(ctx, session, lambda sessions, session_id: sessions.compact(session_id, **given), as_json)
+
+    async def verb(sessions: Sessions, session_id: str) -> int:
+        before = (await sessions.info(session_id)).version
+        shown = await sessions.compact(session_id, **given)
+        if (await sessions.info(session_id)).version == before:
+            note("There is nothing to compact. --keep-last says how many messages stay as they are.")
+        return shown
+
+    _counted(ctx, session, verb, as_json)
 
 
 @click.command()

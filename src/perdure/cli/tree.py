@@ -72,7 +72,7 @@ def _label(node: Node, title: int | None) -> str:
 def _pieces(node: Node, title: int | None) -> list[tuple[str, str]]:
     """What is said of a node, each with its style."""
     is_run = node.kind in ("loop", "branch", "group")
-    sign = _SIGNS.get(node.status, "") if is_run else ""
+    sign = ("■" if node.stop_reason and node.status == "completed" else _SIGNS.get(node.status, "")) if is_run else ""
     name = "" if is_run else _WORDS.get(node.kind, "") + line(node.id)
     spent = [f"{node.usage.total_tokens:,} tokens"] if node.usage.total_tokens else []
     spent += [f"${node.usage.cost:.4f}"] if node.usage.cost else []
