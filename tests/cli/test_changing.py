@@ -84,6 +84,9 @@ def test_a_copy(perdure: Callable[..., Any], session: str) -> None:
     report = perdure("copy", "file://copied", "--json").json
     assert (report["sessions"], report["verified"], report["differing"]) == (1, 1, [])
     assert "1 were there already" in perdure("copy", "file://copied").out
+    assert perdure("copy", "file://copied", "sqlite:///again.db", "--json").json["verified"] == 1
+    assert perdure("--store", "again.db", "ls").lines[0].startswith(session)
+    assert "nowhere.db" in perdure("copy", "nowhere.db", "sqlite:///again.db", code=9).err
     assert perdure("--store", "file://copied", "ls").out.startswith("s\t")
     perdure("--store", "file://copied", "copy", "file://copied", code=2)
     perdure("--owner", "ada", "copy", "x.db", code=2)

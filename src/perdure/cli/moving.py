@@ -62,15 +62,22 @@ def import_(ctx: click.Context, file: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("target", metavar="URL")
+@click.argument("urls", metavar="[SOURCE] TARGET", nargs=-1, required=True)
 @json_option
 @store_options
 @click.pass_context
-def copy(ctx: click.Context, target: str, as_json: bool) -> None:
-    """Copy every session into the store at URL, and compare both sides. It may be interrupted and repeated."""
+def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
+    """Copy every session of the store SOURCE into the store TARGET, both URLs, and compare both sides.
+
+    Without SOURCE it is the store that --store and the settings name. It may be interrupted and repeated.
+    """
     if settings_of(ctx).owner:
         raise click.UsageError("A copy is of the whole store; leave --owner out, or export and import.")
-    report = run(_copied(ctx, target))
+    if len(urls) > 2:
+        raise click.UsageError("Name a store to copy from and one to copy into, or only the second.")
+    if len(urls) == 2:
+        settings_of(ctx).store = urls[0]
+    report = run(_copied(ctx, urls[-1]))
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
