@@ -505,3 +505,17 @@ def test_unread_messages_have_a_length_and_raise_when_read():
 def test_it_prints_its_size_not_its_messages():
     """repr() says how long it is and of how many pieces."""
     assert repr(numbered(3)) == "<Transcript of 3 messages in 1 pieces>"
+
+
+def test_what_is_read_equals_what_is_not() -> None:
+    """The same places in a log are the same messages, whichever side has them at hand."""
+    log = LogRef("store", 1)
+    messages = [Message.user(str(number)) for number in range(4)]
+    read = Transcript([Span(Tape(messages, log), 0, 2), Span(Tape(messages[2:], log, 2), 2, 4)])
+    unread = Transcript([Span(Tape(None, log), 0, 4)])
+    assert read == unread == read
+    assert read != Transcript([Span(Tape(None, log), 0, 3)])
+    assert unread != Transcript([Span(Tape(None, LogRef("store", 2)), 0, 4)])
+    covered = read.cover(0, 3, [Message.user("less")], by="test", block_id="b")
+    assert covered != read
+    assert covered.uncover("b") == unread
