@@ -10,6 +10,7 @@ import click
 
 from perdure.cli.naming import named
 from perdure.cli.options import json_option, session_argument, store_options
+from perdure.cli.progress import patiently
 from perdure.cli.setup import opened, run
 from perdure.cli.shapes import of_hit, of_info, of_session
 from perdure.cli.spans import moment
@@ -196,7 +197,8 @@ def search(ctx: click.Context, text: str, session: str | None, limit: int, as_js
     async def work() -> list[SearchHit]:
         async with opened(ctx, must_exist=True) as sessions:
             session_id = None if session is None else await named(sessions, session)
-            return list(await sessions.search(text, session_id=session_id, limit=limit))
+            finding = sessions.search(text, session_id=session_id, limit=limit)
+            return list(await patiently("Indexing what was said since the last search …", finding))
 
     for hit in run(work()):
         if as_json:

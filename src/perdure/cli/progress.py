@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 PATIENCE = 1.0
+T = TypeVar("T")
 
 
 @contextmanager
@@ -19,6 +21,18 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         yield bar.tell if sys.stderr.isatty() else _ignore
     finally:
         bar.close()
+
+
+async def patiently(label: str, work: Awaitable[T]) -> T:
+    """What something comes to; a person is shown that it is under way, if it takes long."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task}, timeout=PATIENCE)
+    if not task.done() and sys.stderr.isatty():
+        from perdure.cli.terminal import console
+
+        with console(err=True).status(label):
+            await asyncio.wait({task})
+    return await task
 
 
 def _ignore(done: int, total: int) -> None:

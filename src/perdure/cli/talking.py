@@ -238,6 +238,8 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
                 say(f"{name}\t{each}")
         for each, reason in report.failed:
             note(f"failed\t{each}: {reason}")
+            if "no tool" in reason:
+                note("Name the Python file that has it: --tools FILE.py")
         if not any(columns.values()) and not report.failed:
             say("no run was killed")
     if report.failed:
