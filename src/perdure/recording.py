@@ -129,7 +129,8 @@ class _Unwritten:
             return
         if isinstance(event, MessageEnd):
             self.say((event.message,))
-        if isinstance(event, Compaction):
+        elif kind is Compaction:
+            assert isinstance(event, Compaction)
             self.say(part.message for part in event.shown if part.message is not None)
         self._events.append(event)
 
@@ -163,13 +164,11 @@ class JournalRecord:
         self._owner = owner
         self.lease = lease
         self._unwritten = _Unwritten()
+        self.put = self._unwritten.put
         self._writing = asyncio.Lock()
         self.claim: Claim | None = None
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
-
-    def put(self, event: LoopEvent) -> None:
-        self._unwritten.put(event)
 
     def say(self, messages: Sequence[Message]) -> None:
         """Take messages that belong to no one loop."""

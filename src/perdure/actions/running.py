@@ -234,7 +234,7 @@ class Inbox:
 
     async def deliver(self) -> None:
         """Between two steps: put what was posted to steer by into the transcript. Without a run to steer, it waits."""
-        if self._run is None:
+        if self._run is None or not self._steering:
             return
         steering, self._steering = self._steering, []
         for entry in steering:

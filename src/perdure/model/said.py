@@ -73,7 +73,9 @@ class SaidByRun:
     def hear(self, message: Message) -> None:
         run = message.metadata.get("execution_id")
         if isinstance(run, str):  # what a run was given is none of its own
-            self._runs.setdefault(run, Said()).hear(message)
+            if run not in self._runs:
+                self._runs[run] = Said()
+            self._runs[run].hear(message)
 
     def of(self, run: str | None) -> Said:
         return self._runs.get(run or "", NOTHING_SAID)
