@@ -328,9 +328,13 @@ class _Scorer:
         db.register_fts5_function("score_many", self._many)
 
     def function_for(self, having: Sequence[int], others: int) -> str:
-        """The SQL function for a query whose terms so many messages have, and which has other phrases besides."""
+        """The SQL function for a query whose terms so many messages have, and which has other phrases besides.
+
+        A word that is nearly everywhere says nothing of where it stands, so only the rarer ones count.
+        """
         self._others = others
-        self._weights = [(at, float(number)) for at, number in enumerate(having)]
+        rare = [(at, float(number)) for at, number in enumerate(having) if number <= MOST_RANKED]
+        self._weights = rare or [(at, float(number)) for at, number in enumerate(having)]
         return "score_one" if len(having) == 1 else "score_many"
 
     def _begin(self, api: Any, *_: Any) -> int:
@@ -389,9 +393,9 @@ def _phrase(term: Term) -> str:
 
 
 def _how_many(index: _IndexFile, phrase: str) -> int:
-    """How many messages have a term, up to as many as are ever ranked."""
+    """How many messages have a term, up to one more than are ever ranked."""
     counted = "SELECT count(*) FROM (SELECT 1 FROM message WHERE message MATCH ? LIMIT ?)"
-    (number,) = first_row(index.db, counted, (f"text : {phrase}", MOST_RANKED))
+    (number,) = first_row(index.db, counted, (f"text : {phrase}", MOST_RANKED + 1))
     return int(number)
 
 
