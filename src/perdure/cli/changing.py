@@ -209,6 +209,5 @@ def delete(ctx: click.Context, session: str) -> None:
     """Hide SESSION from lists for good; `purge --status deleted` erases it."""
     from perdure.actions.lifecycle import DeleteSession
 
-    verb: Verb = lambda sessions, session_id: sessions.execute(session_id, DeleteSession())  # noqa: E731
-    session_id, _ = _carry_out(ctx, session, verb)
+    session_id, _ = _carry_out(ctx, session, lambda sessions, key: sessions.execute(key, DeleteSession()))
     say(f"{session_id} is deleted")

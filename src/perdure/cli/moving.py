@@ -107,7 +107,7 @@ async def _copied(ctx: click.Context, target: str) -> CopyReport:
             store = store_of(url)
             if not isinstance(store, ArchivingStore):
                 raise ConfigurationError(f"A {type(store).__name__} cannot be copied from or into.")
-            stores.append(await stack.enter_async_context(store))  # type: ignore[arg-type]
+            stores.append(await stack.enter_async_context(store))  # type: ignore[arg-type]  # ours all can
         with progress("copying") as tell:
             return await copying.copy(*stores, progress=tell)
 

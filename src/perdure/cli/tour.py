@@ -93,7 +93,7 @@ class Tour:
     async def _second_charge(self, chat: Chat) -> None:
         """Follow the other process's run, as it comes on record, until it is inside its second charge."""
         customers: list[str] = []
-        async with aclosing(chat.events(follow=True)) as events:  # type: ignore[type-var]
+        async with aclosing(chat.events(follow=True)) as events:  # type: ignore[type-var]  # it is a generator, told as an iterator
             async for event in events:
                 if isinstance(event, ToolExecutionStart) and event.call.name == "charge":
                     self._stage.heard(event)
