@@ -43,7 +43,7 @@ bench: $(STAMP) ## run the benchmarks and print their ratios
 	$(PYTHON) -m benchmarks $(ARGS)
 
 torture: $(STAMP) ## run the tests with many more examples and rounds; takes long
-	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) $(ARGS)
+	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) --timeout=7200 $(ARGS)
 
 docs: $(DOCS_STAMP) ## run every Python block in README.md and docs/, and build the site in build/site
 	$(PYTHON) -m pytest tests/test_docs.py -n $(JOBS) $(ARGS)

@@ -360,3 +360,30 @@ async def test_cancelling_while_a_controller_works_gives_the_claim_back() -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not await store.is_claimed(session.id)
+
+
+class Deaf(MemoryStore):
+    """A store that lets a cancellation get lost, as those whose driver uses `asyncio.wait_for` can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+
+    async def read(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            self.lost += 1
+        return await super().read(*args, **kwargs)
+
+
+async def test_a_run_ends_though_its_store_loses_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eye on the inbox is told to close when the run is over; if that gets lost, it closes by itself."""
+    monkeypatch.setattr(LOOK, 0.0)
+    store = Deaf()
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    async with asyncio.timeout(5):
+        after = await runtime.execute(session.id, SendMessage("Go.", loops_of(ScriptedDriver([Delay(0.12, "done")]))))
+    assert texts(after) == ["Go.", "done"]
+    assert store.lost > 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,28 @@ async def test_a_server_that_stays_away_is_said_to_be_unknown(schema: str, monke
             with pytest.raises(StoreError):
                 await store.list()
         assert (await store.save(say(session, "b"))).version == 2
+
+
+async def test_a_cancellation_that_the_pool_swallows_is_heard(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.12 it forgets one that comes together with the connection; the task would go on for ever."""
+    async with store_in(schema) as store:
+        connection = store._db.link._pool.connection
+
+        @asynccontextmanager
+        async def swallowing() -> AsyncIterator[Any]:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            async with connection() as found:
+                yield found
+
+        monkeypatch.setattr(store._db.link._pool, "connection", swallowing)
+        task = asyncio.create_task(store.list())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        monkeypatch.undo()
+        assert (await store.list()).all() == ()
 
 
 @pytest.fixture

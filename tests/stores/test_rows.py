@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from perdure.stores.rows import (
     Shelf,
     StoredHead,
     Values,
+    check_row,
     checksum,
     consolidate,
     encode_head,
@@ -274,3 +276,10 @@ def test_a_checksum_knows_bytes_and_place(body: bytes, place: list[int], data: s
         assert checksum(bytes(changed), *place) != right
         moved = [*place[:-1], place[-1] + data.draw(st.integers(1, 1000))]
         assert checksum(body, *moved) != right
+
+
+@pytest.mark.parametrize(("body", "place"), [(b"{}", ""), (b"{}", None), ("{}", 1), (None, 1)])
+def test_a_column_of_another_type_is_damage(body: Any, place: Any) -> None:
+    """A flipped bit in a row's header makes a text of a number."""
+    with pytest.raises(CorruptRecord):
+        check_row(body, checksum(b"{}", 1, 1), "alpha", "version 1", 1, place)

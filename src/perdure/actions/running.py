@@ -208,11 +208,14 @@ class Inbox:
         await self._look()
 
     async def watch(self, work: asyncio.Future[None]) -> None:
-        """Look every now and then, and keep the claim alive while the run is silent. What fails here ends the run."""
+        """Look every now and then, and keep the claim alive while the run is silent. What fails here ends the run.
+
+        It ends by itself with the run: a store may let a cancellation get lost, as `asyncio.wait_for` can.
+        """
         loop = asyncio.get_running_loop()
         next_beat = loop.time() + self._record.lease / 3
         try:
-            while True:
+            while not work.done():
                 await asyncio.sleep(LOOK_EVERY)
                 if await self._look():
                     work.cancel()

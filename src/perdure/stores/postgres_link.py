@@ -113,8 +113,18 @@ class Link:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
+        """A connection of the pool's.
+
+        Before Python 3.12 the pool's wait swallows a cancellation that comes in the same moment as the connection, and
+        whoever waits for the cancelled task would wait for ever; so it is looked for here.
+        """
         self.check()
+        task = asyncio.current_task()
+        assert task is not None
+        wishes = task.cancelling()
         async with self._pool.connection() as connection:
+            if task.cancelling() > wishes:
+                raise asyncio.CancelledError
             yield connection
 
     async def read(self, job: Callable[[Connection], Awaitable[T]]) -> T:
@@ -126,7 +136,7 @@ class Link:
         deadline = asyncio.get_running_loop().time() + PATIENCE
         while True:
             try:
-                async with self._pool.connection() as connection:
+                async with self.connection() as connection:
                     return await job(connection)
             except Exception as error:  # around a request: what psycopg says is said in perdure's words
                 may_pass = is_lost(error) or is_passing(error)
