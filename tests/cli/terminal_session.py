@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-SECONDS = 20.0
+SECONDS = 60.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x01\x02\r]")

@@ -76,14 +76,14 @@ def test_export_and_import(perdure: Callable[..., Any], session: str, home: Path
     assert perdure("--store", "other.db", "import", "all.jsonl", "--json").json["sessions"] == 2
     assert "2 were there already" in perdure("--store", "other.db", "import", "all.jsonl").out
     one = perdure("export", "t").out
-    assert "imported 1 sessions" in perdure("--store", "third.db", "import", "-", stdin=one).out
+    assert "imported 1 session with" in perdure("--store", "third.db", "import", "-", stdin=one).out
     assert shown(perdure) == len(perdure("--store", "other.db", "show", "s", "--json").json["messages"])
 
 
 def test_a_copy(perdure: Callable[..., Any], session: str) -> None:
     report = perdure("copy", "file://copied", "--json").json
     assert (report["sessions"], report["verified"], report["differing"]) == (1, 1, [])
-    assert "1 were there already" in perdure("copy", "file://copied").out
+    assert "1 was there already" in perdure("copy", "file://copied").out
     assert perdure("copy", "file://copied", "sqlite:///again.db", "--json").json["verified"] == 1
     assert perdure("--store", "again.db", "ls").lines[0].startswith(session)
     assert "nowhere.db" in perdure("copy", "nowhere.db", "sqlite:///again.db", code=9).err
@@ -123,7 +123,7 @@ def test_init(perdure: Callable[..., Any], home: Path) -> None:
     assert "perdure chat --agent" in perdure("init", "deep/er").lines[-1]
     assert (home / "deep" / "er" / "tools.py").is_file()
     (home / "tools.py").write_text("mine")
-    assert "tools.py exists already" in perdure("init", code=2).err
+    assert "tools.py is there already" in perdure("init", code=2).err
     assert not (home / "assistant.md").exists()
     perdure("init", "--force")
     assert (home / "tools.py").read_text() != "mine"

@@ -68,7 +68,7 @@ def database(home: Path) -> str:
 def piped(home: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     call = command("chat", "--tools", "tools.py", *arguments)
     return subprocess.run(
-        call, input=text, capture_output=True, text=True, cwd=home, env=clean_environment(home), timeout=20, check=False
+        call, input=text, capture_output=True, text=True, cwd=home, env=clean_environment(home), timeout=60, check=False
     )
 
 

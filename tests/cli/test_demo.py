@@ -40,7 +40,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Where a tour was made, and what it printed."""
     home = tmp_path_factory.mktemp("tour")
     done = subprocess.run(
-        command("tour", "here"), capture_output=True, text=True, cwd=home, env=clean_environment(home), timeout=55
+        command("tour", "here"), capture_output=True, text=True, cwd=home, env=clean_environment(home), timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -75,7 +75,7 @@ def test_what_it_says_to_type_next_works(shown: tuple[Path, str]) -> None:
     for _, *arguments in commands:
         env = clean_environment(where, **{name: url})
         done = subprocess.run(
-            command(*arguments), input="What is my name?\n", capture_output=True, text=True, env=env, timeout=20
+            command(*arguments), input="What is my name?\n", capture_output=True, text=True, env=env, timeout=60
         )
         assert done.returncode == 0, done.stderr
         assert "Ada" in done.stdout or arguments[0] == "diff"
@@ -95,7 +95,7 @@ def test_it_leaves_a_session_and_two_branches(shown: tuple[Path, str]) -> None:
 
 def test_a_second_tour_in_the_same_place_is_refused(shown: tuple[Path, str]) -> None:
     where, _ = shown
-    again = subprocess.run(command("tour", str(where)), capture_output=True, text=True, timeout=20)
+    again = subprocess.run(command("tour", str(where)), capture_output=True, text=True, timeout=60)
     assert again.returncode == 2
     assert "already" in again.stderr
 
@@ -116,7 +116,7 @@ def test_the_examples_run(example: Path, tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
         env=clean_environment(tmp_path),
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import errors
-from perdure.cli import changing
+from perdure.cli import changing, moving
 from perdure.cli.errors import EXIT_CODES, FAILED, exit_code_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -46,7 +47,10 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["send", "paused", "hello"], 5, "perdure resume paused"),
         (["send", "s"], 2, "perdure send SESSION"),
         (["send", "s", "hello", "--tools", "none.py"], 9, "--tools"),
-        (["send", "s", "hello", "--model", "openai:gpt-5"], 8, "perdure undo s"),
+        (["send", "s", "hello", "--model", "openai:gpt-5"], 9, "OPENAI_API_KEY is not set"),
+        (["send", "s", "hello", "--model", "openai:gpt-5"], 9, "perdure undo s"),
+        (["send", "s", "hello", "--model", "nonsense"], 9, "--model offline"),
+        (["send", "s", "hello", "--model", "nobody:nothing"], 9, "Unknown provider"),
         (["ls", "--store", "nonsense"], 9, "names no store"),
         (["ls", "--store", "mistyped.db"], 9, "There is no store at"),
         (["ls", "--since", "yesterdayish"], 2, "is no time"),
@@ -54,18 +58,31 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["purge"], 2, "--older-than"),
         (["purge", "s"], 2, "--yes"),
         (["rewind", "s", "77"], 3, "version 77"),
+        (["ls", "--limit", "0"], 2, "See: perdure ls --help"),
+        (["--nonsense"], 2, "See: perdure --help"),
+        (["show"], 2, "See: perdure show --help"),
+        (["send", "s", " "], 2, "nothing to say"),
+        (["inject", "s", ""], 2, "nothing to say"),
+        (["ls", "--store", "sqlite:///folder"], 9, "--store file://folder"),
+        (["ls", "--store", "file://text"], 9, "--store sqlite:///text"),
+        (["copy", "sqlite:///folder"], 9, "is a directory"),
+        (["ls", "--store", "sqlite:///text"], 7, "perdure doctor --store sqlite:///text"),
+        (["ls", "--store", "postgresql://127.0.0.1:1/none"], 7, "perdure doctor --store"),
+        (["init"], 2, "tools.py is there already"),
     ],
 )
-def test_what_goes_wrong(perdure: Callable[..., Any], arguments: list[str], code: int, said: str) -> None:
+def test_what_goes_wrong(perdure: Callable[..., Any], home: Path, arguments: list[str], code: int, said: str) -> None:
     """One or two lines on stderr, none on stdout."""
+    (home / "folder").mkdir()
+    (home / "text").write_text("This is no database, and long enough to be looked at as one. " * 20)
+    (home / "tools.py").touch()
     perdure("send", "--new", "s", "hello")
     perdure("send", "--new", "paused", "hello")
     perdure("suspend", "paused")
     shown = perdure(*arguments, code=code)
     assert said in shown.err
     assert shown.out == ""
-    if code != 2:
-        assert len(shown.err.strip().splitlines()) <= 2
+    assert len(shown.err.strip().splitlines()) <= 2
     assert "Traceback" not in shown.err
 
 
@@ -96,3 +113,68 @@ def test_ctrl_c(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(changing, "_carry_out", interrupted)
     assert perdure("suspend", "s", code=130).err == "perdure: interrupted\n"
+
+
+def test_a_missing_key_takes_nothing_from_the_session(perdure: Callable[..., Any]) -> None:
+    """The message is kept, the advice is two lines, and what it says to type takes the message back."""
+    perdure("send", "--new", "s", "hello")
+    before = perdure("show", "s", "--json").json["messages"]
+    shown = perdure("send", "s", "and now?", "--model", "openai:gpt-5", code=9)
+    assert "ModelConfig" not in shown.err
+    assert perdure("show", "s", "--json").json["messages"][-1]["role"] == "user"
+    perdure(*shown.err.strip().rpartition("perdure ")[2].split())
+    assert perdure("show", "s", "--json").json["messages"] == before
+
+
+def test_an_agent_of_another_name(perdure: Callable[..., Any], home: Path) -> None:
+    """The advice speaks of options, not of Python."""
+    (home / "other.md").write_text("---\nlabel: Another\n---\n\nBe brief.\n")
+    perdure("send", "--new", "s", "hello")
+    shown = perdure("send", "s", "hello", "--agent", "other.md", code=4)
+    assert "Leave --agent out" in shown.err
+    assert "ChangeDefinition" not in shown.err
+
+
+def test_the_newest_where_there_is_none(perdure: Callable[..., Any]) -> None:
+    """Says how to begin, and not that there is no session of that name."""
+    assert "There is no session yet. Begin one: perdure chat" in perdure("show", "@", code=3).err
+
+
+def test_stdin_that_is_no_text(perdure: Callable[..., Any]) -> None:
+    perdure("send", "--new", "s", "hello")
+    assert "UTF-8" in perdure("send", "s", "-", stdin=b"\xff\xfe", code=2).err
+    assert len(perdure("show", "s", "--json").json["messages"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["export", "-o", "out.jsonl"], "No file was written."),
+        (["export"], "not whole"),
+        (["import", "in.jsonl"], "Repeat the command"),
+        (["copy", "sqlite:///other.db"], "Repeat the command"),
+    ],
+)
+def test_ctrl_c_in_the_middle_of_a_move(
+    perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    """It says what became of what was done, and what is repeated goes on."""
+    for number in range(3):
+        perdure("send", "--new", f"s{number}", "hello")
+    perdure("export", "-o", "in.jsonl")
+    target = [] if arguments[0] != "import" else ["--store", "new.db"]
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "progress", _interrupted_after_one)
+        stopped = perdure(*arguments, *target, code=130)
+    assert told in stopped.err
+    assert not (home / "out.jsonl").exists()
+    perdure(*arguments, *target)
+
+
+@contextmanager
+def _interrupted_after_one(label: str) -> Iterator[Callable[[int, int], None]]:
+    def tell(done: int, total: int) -> None:
+        if done >= 1:
+            raise KeyboardInterrupt
+
+    yield tell

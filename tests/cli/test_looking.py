@@ -10,10 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from tests import stories
 
 from perdure import SqliteStore
+from perdure.cli.main import cli
+from perdure.cli.naming import ids_beginning_with
+from perdure.cli.options import settings_of
 from perdure.model.ids import use
 from perdure.testing import FrozenClock
 from perdure.testing.samples import new_session
@@ -91,6 +95,38 @@ def test_a_beginning_is_enough(perdure: Callable[..., Any]) -> None:
     assert "abcd-2" in shown
     perdure("delete", "abcd-2")
     assert "I am abcd-1" in perdure("show", "abcd").out
+
+
+def test_many_that_begin_alike(perdure: Callable[..., Any], home: Path) -> None:
+    """A few are named, and no more are looked for. Another owner's are unknown, here and in a shell's completion."""
+
+    async def fill() -> None:
+        async with SqliteStore(home / "many.db") as store:
+            for number in range(20):
+                await store.create(new_session(id=f"n-{number:02}", owner="ada" if number == 7 else "ben"))
+
+    asyncio.run(fill())
+    shown = perdure("--store", "many.db", "show", "n", code=2).err
+    assert "More than 5 sessions begin with 'n': n-00, n-01, n-02, n-03, n-04 …" in shown
+    assert perdure("--store", "many.db", "--owner", "ada", "show", "n").out.startswith("# n-07")
+    assert "begin with" not in perdure("--store", "many.db", "--owner", "eve", "show", "n", code=3).err
+    with click.Context(cli) as ctx:
+        settings_of(ctx).store, settings_of(ctx).owner = "many.db", "ada"
+        assert ids_beginning_with(ctx, "n-") == ["n-07"]
+        assert ids_beginning_with(ctx, "../") == []
+
+
+def test_a_list_is_in_the_order_that_it_shows(perdure: Callable[..., Any]) -> None:
+    """By creation, whichever was changed last; both times are told."""
+    for name in ("first", "second", "third"):
+        perdure("send", "--new", name, "hello")
+    perdure("send", "first", "hello")
+    rows = [line.split("\t") for line in perdure("ls").lines]
+    assert [row[0] for row in rows] == ["third", "second", "first"]
+    assert [row[4] for row in rows] == sorted((row[4] for row in rows), reverse=True)
+    shown = perdure("ls", "--json").json_lines
+    assert [each["id"] for each in shown] == ["third", "second", "first"]
+    assert max(shown, key=lambda each: each["updated_at"])["id"] == "first"
 
 
 def test_the_newest_of_none(perdure: Callable[..., Any]) -> None:
@@ -202,7 +238,7 @@ def test_damage_does_not_stop_a_list(perdure: Callable[..., Any], home: Path) ->
     report = perdure("--store", "file://kept", "fsck", code=6).out
     assert "bad" in report
     assert perdure("--store", "file://kept", "fsck", "--json", code=6).json["problems"][0]["repair"]
-    assert perdure("--store", "file://kept", "fsck", "good").out == "1 sessions, 2 messages, no problems\n"
+    assert perdure("--store", "file://kept", "fsck", "good").out == "1 session, 2 messages, no problems\n"
 
 
 def test_a_thousand_and_more(perdure: Callable[..., Any], home: Path) -> None:

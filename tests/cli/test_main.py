@@ -142,7 +142,7 @@ def test_a_terminal_gets_a_head_and_a_pipe_does_not(process: Callable[..., Any])
     process("send", "--new", "s", "hello")
     assert "SESSION" in in_a_terminal("ls")
     assert process("ls").out.split("\t")[:4] == ["s", "assistant", "active", "2"]
-    assert "1 sessions, 2 messages" in in_a_terminal("fsck")
+    assert "1 session, 2 messages" in in_a_terminal("fsck")
     assert "AGENT" in in_a_terminal("stats")
 
 
@@ -150,3 +150,13 @@ def test_the_package_runs_as_a_module(home: Path) -> None:
     """`python -m perdure` is the command too."""
     done = subprocess.run([sys.executable, "-m", "perdure", "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("perdure ")
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_ids_stay_whole_in_a_narrow_terminal(process: Callable[..., Any], columns: str) -> None:
+    """What does not fit is left out, and no line is longer than the terminal is wide."""
+    session = process("send", "--new", "hello").err.split()[-1]
+    process("rename", session, "a name that is longer than any terminal is wide " * 3)
+    shown = in_a_terminal("ls", env={"COLUMNS": columns, "NO_COLOR": "1", "TERM": "dumb"}).splitlines()
+    assert shown[1].startswith(session)
+    assert max(map(len, shown)) <= int(columns)

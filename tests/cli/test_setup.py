@@ -104,7 +104,7 @@ def test_a_model_is_changed_by_naming_it(perdure: Callable[..., Any], home: Path
     """Also where the session's agent names another."""
     (home / "bot.md").write_text("---\nmodel: offline\n---\n\nBe brief.\n")
     perdure("send", "--new", "s", "hello", "--agent", "bot.md")
-    perdure("send", "s", "hello", "--model", "test:none", code=8)
+    perdure("send", "s", "hello", "--model", "test:none", code=9)
     assert perdure("show", "s", "--json").json["model"] == "test:none"
 
 

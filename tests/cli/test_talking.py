@@ -124,6 +124,39 @@ def test_a_run_is_cancelled_from_elsewhere(perdure: Callable[..., Any], home: Pa
     assert "stopped: user_requested" in perdure("tree", "s").out
 
 
+@pytest.mark.parametrize("when_busy", ["queue", "steer"])
+def test_a_message_is_left_with_a_run(perdure: Callable[..., Any], home: Path, when_busy: str) -> None:
+    """Which is said, with how to see the answer; what the session said before is not taken for one."""
+    (home / "slow.py").write_text(SLOW.replace("    if not", "    while not").replace("sleep(60)", "sleep(0.05)"))
+    perdure("send", "--new", "s", "hello")
+    arguments = ["send", "s", "what is 2 + 3?", "--tools", "slow.py"]
+    running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _await_file(home / "begun")
+        left = perdure("send", "s", "what is 19 * 21?", "--when-busy", when_busy)
+        reply = perdure("send", "s", "My name is Ada.", "--when-busy", when_busy, "--json").json
+        (home / "quick").touch()
+        running.wait(60)
+    finally:
+        running.kill()
+        running.wait()
+    assert left.out == ""
+    assert "under way in s" in left.err
+    assert "perdure events s --follow" in left.err
+    assert (reply["queued"], reply["text"], reply["stop_reason"]) == (True, "", None)
+    assert "399" in perdure("show", "s").out or when_busy == "steer"
+    assert "My name is Ada." in perdure("show", "s").out
+
+
+def test_a_message_to_a_session_at_rest_is_answered(perdure: Callable[..., Any]) -> None:
+    """Whatever would have become of it otherwise; and a repeated one is answered as before."""
+    perdure("send", "--new", "s", "hello")
+    for _ in range(2):
+        shown = perdure("send", "s", "what is 19 * 21?", "--when-busy", "queue", "--key", "k", "--json").json
+        assert ("399" in shown["text"], shown["queued"]) == (True, False)
+    assert "399" in perdure("send", "s", "what is 19 * 21?", "--when-busy", "steer").out
+
+
 def _await_file(path: Path) -> None:
     until = time.monotonic() + 30
     while not path.exists():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.cli.terminal import line, print_json, safe
+from perdure.cli.terminal import _fitting, counted, line, print_json, safe
 
 
 @given(st.text())
@@ -58,3 +58,27 @@ def test_json_survives_what_is_escaped(capsys: pytest.CaptureFixture[str]) -> No
         shown = capsys.readouterr().out
         assert json.loads(shown) == {"text": text}
         assert safe(shown) == shown
+
+
+COLUMNS = {"ID": ["0" * 36], "STATUS": ["active"], "AGE": ["2 min ago"], "NAME": ["n" * 30], "TAGS": [""]}
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (200, {"ID": None, "STATUS": 6, "AGE": 9, "NAME": 30}),
+        (80, {"ID": None, "STATUS": 6, "AGE": 9, "NAME": 23}),
+        (66, {"ID": None, "AGE": 9, "NAME": 12}),
+        (50, {"ID": None, "AGE": 9}),
+        (20, {"ID": None}),
+    ],
+)
+def test_a_table_has_the_columns_that_there_is_room_for(room: int, shown: dict[str, int | None]) -> None:
+    """The first is always whole; free text is shortened before anything is left out; an empty column is no column."""
+    assert _fitting(COLUMNS, room, ("STATUS", "NAME", "AGE"), ("NAME", "TAGS")) == shown
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 messages"), (1, "1 message"), (2000, "2,000 messages")])
+def test_one_thing_is_not_many(count: int, said: str) -> None:
+    assert counted(count, "message") == said
+    assert counted(count, "branch").endswith("branch" if count == 1 else "branches")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.naming import named
-from perdure.cli.options import agent_options, json_option, session_argument, store_options
+from perdure.cli.options import agent_options, json_option, session_argument, store_options, version_option
 from perdure.cli.setup import opened, run
 from perdure.cli.terminal import note, print_json, say
 
@@ -42,7 +42,7 @@ def _counted(ctx: click.Context, session: str, verb: Verb, as_json: bool) -> Non
 @session_argument()
 @click.argument("new", required=False)
 @click.option("--at", metavar="WHERE", help="After so many messages, or at a message by its id.")
-@click.option("--version", type=click.IntRange(1), help="As it stood at this version.")
+@version_option("As it stood at this version.")
 @json_option
 @store_options
 @click.pass_context
@@ -76,16 +76,18 @@ def trim(ctx: click.Context, session: str, keep_last: int, as_json: bool) -> Non
 
 @click.command()
 @session_argument()
-@click.option("--keep-last", type=click.IntRange(0), help="Leave so many messages as they are. [12]")
+@click.option("--keep-last", type=click.IntRange(0), metavar="N", help="Leave so many messages as they are. [12]")
 @click.option(
     "--strategy",
     "compact_strategy",
     type=click.Choice(["llm", "truncate", "observation_mask"]),
     help="Summarise, cut off, or hide tool results. [a summary, if there is a model]",
 )
-@click.option("--token-threshold", type=click.IntRange(0), help="Do nothing below so many tokens.")
-@click.option("--tool-output-max-chars", type=click.IntRange(0), help="Shorten tool results to so many characters.")
-@click.option("--hard-limit-tokens", type=click.IntRange(0), help="Show no more than so many tokens.")
+@click.option("--token-threshold", type=click.IntRange(0), metavar="N", help="Do nothing below so many tokens.")
+@click.option(
+    "--tool-output-max-chars", type=click.IntRange(0), metavar="N", help="Shorten tool results to so many characters."
+)
+@click.option("--hard-limit-tokens", type=click.IntRange(0), metavar="N", help="Show no more than so many tokens.")
 @json_option
 @agent_options
 @store_options

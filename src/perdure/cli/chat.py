@@ -14,11 +14,13 @@ import click
 from perdure.cli.chat_commands import COMMANDS, Desk, carry_out
 from perdure.cli.chat_prompt import Prompt
 from perdure.cli.chat_view import PlainView, TerminalView, View, described
-from perdure.cli.errors import WAITS, Failure
+from perdure.cli.errors import WAITS, Failure, to_decide
+from perdure.cli.hints import command
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, settings_of, store_options
 from perdure.cli.setup import agent_of, data_directory, opened, use_model
-from perdure.cli.terminal import console, line, note
+from perdure.cli.talking import DENIED
+from perdure.cli.terminal import console, counted, line, note
 from perdure.errors import ConfigurationError, PerdureError, SessionNotFound
 from perdure.model.ids import SessionId, now
 from perdure.model.message import ToolCall
@@ -30,12 +32,11 @@ from perdure.sessions.face import Sessions
 from perdure.sessions.reply import Reply
 
 STOPPED = "Stopped. The session is kept, with what was said so far."
-DENIED = "The user does not want this call to be made."
 
 
 @click.command()
 @click.option(
-    "-s", "--session", "wanted", metavar="ID", help="Go on with this session; the beginning of its id will do."
+    "-s", "--session", "wanted", metavar="SESSION", help="Go on with this session; the beginning of its id will do."
 )
 @click.option("-c", "--continue", "goes_on", is_flag=True, help="Go on with the session that was used last.")
 @agent_options
@@ -57,7 +58,7 @@ def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
         try:
             talk.talk()
         finally:
-            talk.leave(_store_option(ctx))
+            talk.leave()
 
 
 @contextmanager
@@ -92,17 +93,7 @@ async def _last_used(sessions: Sessions) -> SessionId:
             filters["after"] = page.next
         if found:
             return max(found, key=lambda info: info.updated_at).id
-    raise ConfigurationError("There is no session to go on with yet. Begin one: perdure chat")
-
-
-def _store_option(ctx: click.Context) -> str:
-    """The option that finds the same store again, if one was given."""
-    from shlex import quote
-
-    from perdure.cli.setup import shown_url
-
-    given = settings_of(ctx).store
-    return f" --store {quote(shown_url(given))}" if given else ""
+    raise ConfigurationError(f"There is no session to go on with yet. Begin one: {command('chat', begins=True)}")
 
 
 class _Talk:
@@ -158,7 +149,7 @@ class _Talk:
         if reply.stop_reason is StopReason.USER_REQUESTED:
             self.tell(STOPPED)
 
-    def leave(self, store: str) -> None:
+    def leave(self) -> None:
         """Say how to come back. A session in which nothing has happened is not kept."""
         chat = self._desk.chat
         try:
@@ -168,7 +159,7 @@ class _Talk:
                 return
         except SessionNotFound:
             return
-        self.tell(f"To come back: perdure chat -s {chat.id}{store}")
+        self.tell(f"To come back: {command('chat', '-s', chat.id)}")
 
 
 async def _lapsed(sessions: Sessions) -> list[SessionId]:
@@ -204,9 +195,9 @@ class _PipedTalk(_Talk):
     def _require_decided(self) -> None:
         pending = self._pending()
         if pending:
-            wanted, session_id = ", ".join(map(described, pending)), self._desk.chat.id
-            advice = f"Type: perdure approve {session_id}, or: perdure deny {session_id}"
-            raise Failure(f"The session waits for a person to allow {wanted}. {advice}", WAITS)
+            wanted = ", ".join(map(described, pending))
+            waits = f"The session waits for a person to allow {wanted}."
+            raise Failure(f"{waits}\n{to_decide(self._desk.chat.id)}", WAITS)
 
 
 class _TerminalTalk(_Talk):
@@ -255,7 +246,7 @@ class _TerminalTalk(_Talk):
         self.tell(f"{session.info.agent_name} · {session.id} · /help lists commands, Ctrl-D leaves")
         said = session.state.messages
         if said:
-            self.tell(f"{len(said)} messages so far. The last: {line(said[-1].text, 200)}")
+            self.tell(f"{counted(len(said), 'message')} so far. The last: {line(said[-1].text, 200)}")
 
     def _decide(self) -> bool:
         """Ask about each call that waits; False if one was left open."""

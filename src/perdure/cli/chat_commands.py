@@ -11,7 +11,8 @@ from rich.text import Text
 from perdure.actions.definition import ChangeModel, ChangeSystemPrompt
 from perdure.cli.chat_view import described
 from perdure.cli.family_tree import tree_of
-from perdure.cli.terminal import line, safe
+from perdure.cli.hints import command as hint
+from perdure.cli.terminal import counted, line, safe
 from perdure.cli.tree import print_tree
 from perdure.errors import InvalidData
 from perdure.model.message import Message
@@ -81,7 +82,7 @@ async def _uncompact(desk: Desk, _: str) -> None:
 
 
 def _show_length(desk: Desk, done: str, length: int) -> None:
-    desk.say(f"{done}: the model is shown {length} message{'' if length == 1 else 's'}.", "dim")
+    desk.say(f"{done}: the model is shown {counted(length, 'message')}.", "dim")
 
 
 async def _tree(desk: Desk, _: str) -> None:
@@ -106,7 +107,7 @@ async def _system(desk: Desk, text: str) -> None:
 async def _history(desk: Desk, _: str) -> None:
     said = await desk.chat.history()
     if len(said) > _MESSAGES:
-        desk.say(f"… {len(said) - _MESSAGES} older ones: perdure show {desk.chat.id} --all", "dim")
+        desk.say(f"… {len(said) - _MESSAGES} older ones: {hint('show', desk.chat.id, '--all')}", "dim")
     for message in said[-_MESSAGES:]:
         show_message(desk, message)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from perdure.cli.chat_markdown import Answer, settled
-from perdure.cli.terminal import safe
+from perdure.cli.terminal import counted, safe
 from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
@@ -104,7 +104,7 @@ class PlainView:
                 sign = "✗" if event.execution.error else "✓"
                 self._note(f"{sign} {one_line(event.execution.call.name)}: {outcome_of(event.execution)}")
             case Compaction():
-                self._note(f"compacted: {event.block.covered} messages are covered")
+                self._note(f"compacted: {counted(event.block.covered, 'message')} covered")
 
     def finish(self) -> None:
         self._end_line()
@@ -160,7 +160,7 @@ class TerminalView:
                 self._running.pop(event.execution.call.id, None)
                 self._show_outcome(event.execution)
             case Compaction():
-                self._note(f"compacted: {event.block.covered} messages are covered")
+                self._note(f"compacted: {counted(event.block.covered, 'message')} covered")
             case AgentEnd():
                 self.finish()
 

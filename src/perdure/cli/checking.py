@@ -14,7 +14,7 @@ from perdure.cli.naming import named
 from perdure.cli.options import json_option, session_argument, store_options
 from perdure.cli.progress import progress
 from perdure.cli.setup import config_file, model_name, opened, owner_of, run, shown_url, store_url
-from perdure.cli.terminal import line, note, print_json, say
+from perdure.cli.terminal import counted, line, note, print_json, say
 
 if TYPE_CHECKING:
     from perdure.fsck import FsckReport
@@ -57,8 +57,8 @@ def fsck(ctx: click.Context, session: str | None, as_json: bool) -> None:
         for problem in problems:
             of = f"{problem['session']}: " if problem["session"] else ""
             say(f"✗ {of}{line(problem['where'])}: {line(problem['what'])}\n  {line(problem['repair'])}")
-        found = f"{len(problems)} problems" if problems else "no problems"
-        say(f"{report.sessions} sessions, {report.messages} messages, {found}")
+        found = counted(len(problems), "problem") if problems else "no problems"
+        say(f"{counted(report.sessions, 'session')}, {counted(report.messages, 'message')}, {found}")
     if problems:
         ctx.exit(DAMAGED)
 

@@ -8,12 +8,11 @@ from datetime import datetime
 import click
 
 from perdure.cli.naming import named
-from perdure.cli.options import session_argument, store_options
+from perdure.cli.options import older_option, session_argument, status_option, store_options
 from perdure.cli.setup import opened, run
-from perdure.cli.spans import moment
-from perdure.cli.terminal import say
+from perdure.cli.terminal import counted, say
 
-_yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 def _confirm(yes: bool, what: str) -> None:
@@ -26,10 +25,8 @@ def _confirm(yes: bool, what: str) -> None:
 
 @click.command()
 @session_argument("sessions", nargs=-1, metavar="[SESSION]...")
-@click.option(
-    "--older-than", callback=moment, metavar="TIME", help="Not changed for so long: 30d, 12h, or since a date."
-)
-@click.option("--status", type=click.Choice(["active", "suspended", "completed", "failed", "deleted"]))
+@older_option("older_than")
+@status_option
 @_yes
 @store_options
 @click.pass_context
@@ -66,7 +63,7 @@ def purge(
 @click.pass_context
 def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacement: str, yes: bool) -> None:
     """Replace what MESSAGES of SESSION, given by their ids, say: in every version, fork, summary and index."""
-    _confirm(yes, f"replace {len(messages)} messages")
+    _confirm(yes, f"replace {counted(len(messages), 'message')}")
 
     async def work() -> int:
         async with opened(ctx, must_exist=True) as store:

@@ -7,10 +7,14 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from perdure.cli.options import settings_of
+
+if TYPE_CHECKING:
+    from perdure.errors import RunFailed
 
 FAILED = 1
 USAGE = 2
@@ -59,6 +63,8 @@ class Failure(Exception):
 
 
 def exit_code_of(error: BaseException) -> int:
+    if _is_not_set_up(error):
+        return NOT_SET_UP
     for kind in type(error).__mro__:
         if kind.__name__ in EXIT_CODES:
             return EXIT_CODES[kind.__name__]
@@ -71,6 +77,8 @@ def reported(ctx: click.Context) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
+    except click.UsageError as error:
+        refuse(error)
     except (click.ClickException, click.exceptions.Exit):
         raise
     except BrokenPipeError:
@@ -87,6 +95,15 @@ def reported(ctx: click.Context) -> Iterator[None]:
         ctx.exit(failure.exit_code)
 
 
+def refuse(error: click.UsageError) -> NoReturn:
+    """End a command that was typed wrong. Where nothing was typed, click shows the help instead."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        raise error
+    where = f"\nSee: {error.ctx.command_path} --help" if error.ctx is not None else ""
+    Failure(f"{error.format_message()}{where}", USAGE).show()
+    raise click.exceptions.Exit(USAGE) from None
+
+
 def _failure(error: Exception) -> Failure:
     from perdure.errors import PerdureError
 
@@ -101,6 +118,7 @@ def _failure(error: Exception) -> Failure:
 
 def _advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
+    from perdure.cli.hints import command
     from perdure.errors import (
         ConfigurationError,
         IllegalStatusChange,
@@ -109,41 +127,84 @@ def _advised(error: Exception) -> str:
         RunFailed,
         RunInterrupted,
         SessionBusy,
+        SessionConflict,
         SessionNotActive,
         SessionNotFound,
+        StoreError,
     )
 
     match error:
         case SessionNotActive(pending=pending) if pending:
             waits = f"Session {error.session_id!r} waits for a person to approve or deny: {', '.join(pending)}."
-            return f"{waits}\nType: perdure approve {error.session_id}, or: perdure deny {error.session_id} REASON"
+            return f"{waits}\n{to_decide(error.session_id)}"
         case RunInterrupted():
             key = error.session_id
             killed = f"The last run of session {key!r} was killed. Nothing was changed."
-            return f"{killed}\nGo on with it: perdure recover {key}, or end it: perdure cancel {key}"
+            return f"{killed}\nGo on with it: {command('recover', key)}, or end it: {command('cancel', key)}"
         case IllegalStatusChange() if "ApproveToolCalls" in str(error):
-            key = error.session_id
-            return f"Session {key!r} waits for approval. Type: perdure approve {key}, or: perdure deny {key} REASON"
+            return f"Session {error.session_id!r} waits for approval. {to_decide(error.session_id)}"
         case InvalidSessionId():
-            return f"{str(error).partition('. ')[0]}. Type: perdure ls"
+            return f"{str(error).partition('. ')[0]}. Type: {command('ls')}"
         case InvalidData() if error.path.startswith("$"):
             where = error.path.removeprefix("$").removeprefix(".")
             return f"{error.problem} ({where})" if where else error.problem
         case SessionNotActive():
-            return f"Session {error.session_id!r} is {error.status}. Type: perdure resume {error.session_id}"
+            return f"Session {error.session_id!r} is {error.status}. Type: {command('resume', error.session_id)}"
         case SessionNotFound():
-            return str(error).partition(". ")[0] + ". Type: perdure ls"
+            return f"{str(error).partition('. ')[0]}. Type: {command('ls')}"
+        case SessionConflict() if "belongs to the agent" in str(error):
+            advice = f"Leave --agent out, or begin another session: {command('chat', begins=True)}"
+            return f"{str(error).partition('. ')[0]}. {advice}"
         case RunFailed():
-            failed = f"The run in session {error.session_id!r} failed: {error.reason.rstrip('. ')}."
-            return f"{failed}\nWhat was said is kept. Send again to go on, or type: perdure undo {error.session_id}"
+            return _of_run(error)
+        case StoreError():
+            return f"{' '.join(str(error).split())}\n{_of_store(str(error))}"
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
-            return f"{str(error).partition('. ')[0]}. Wait for it, or type: perdure cancel {error.session_id}"
-    if isinstance(error, ConfigurationError) and _NO_TOOL.search(str(error)):
+            cancel = command("cancel", error.session_id)
+            return f"{str(error).partition('. ')[0]}. Wait for it, or type: {cancel}"
+    if isinstance(error, ConfigurationError) and NO_TOOL.search(str(error)):
         return f"{error}\nName the Python file that has it: --tools FILE.py"
     return str(error)
 
 
-_NO_TOOL = re.compile("no tool (named|of that name)")
+def _of_store(said: str) -> str:
+    from perdure.cli.hints import command
+
+    if "readonly" in said or "Permission denied" in said:
+        return (
+            "A store is written to even when it is read. Copy it to where you may write, or name another: --store URL"
+        )
+    return f"Which store is used, and why, says: {command('doctor')}"
+
+
+NO_TOOL = re.compile("no tool (named|of that name)")
+_NOT_SET_UP = "ConfigurationError: "
+
+
+def to_decide(session_id: str) -> str:
+    """What to type where a call waits for a person."""
+    from perdure.cli.hints import command
+
+    return f"Type: {command('approve', session_id)}, or: {command('deny', session_id)}"
+
+
+def _of_run(error: RunFailed) -> str:
+    """What a run failed of. Where the model cannot be asked at all, that is no fault of the run."""
+    from perdure.cli.hints import command
+
+    undo = command("undo", error.session_id)
+    if _is_not_set_up(error):
+        reason = error.reason.removeprefix(_NOT_SET_UP).partition(". ")[0].rstrip(". ")
+        advice = f"Set that up and send again, or choose another model: --model offline. To take it back: {undo}"
+        return f"Session {error.session_id!r} has the message, and no answer: {reason}.\n{advice}"
+    failed = f"The run in session {error.session_id!r} failed: {error.reason.rstrip('. ')}."
+    return f"{failed}\nWhat was said is kept. Send again to go on, or type: {undo}"
+
+
+def _is_not_set_up(error: BaseException) -> bool:
+    from perdure.errors import RunFailed
+
+    return isinstance(error, RunFailed) and getattr(error, "reason", "").startswith(_NOT_SET_UP)
 
 
 def _show_traceback() -> None:

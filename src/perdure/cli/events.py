@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.naming import named
-from perdure.cli.options import json_option, session_argument, store_options
+from perdure.cli.options import json_option, last_option, session_argument, store_options
 from perdure.cli.setup import opened, run
-from perdure.cli.terminal import is_terminal, line, print_json, safe
+from perdure.cli.terminal import counted, is_terminal, line, print_json, safe, width
 
 if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent
 
+_BEFORE = 52
+"""How wide the columns before an event's words are."""
+
 
 @click.command()
 @session_argument()
-@click.option("--follow", "-f", is_flag=True, help="Go on with those to come, from whichever process.")
-@click.option("--after", type=click.IntRange(0), metavar="CURSOR", help="Those behind this one.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The last ones only.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with those to come, from whichever process.")
+@click.option("--after", type=click.IntRange(0), metavar="CURSOR", help="Only those behind this one.")
+@last_option(help="Only the last N events.")
 @json_option
 @store_options
 @click.pass_context
@@ -46,9 +49,8 @@ def _print_event(event: AnyLoopEvent) -> None:
         click.echo("\t".join(line(field) for field in fields))
         return
     at = f"{event.at:%H:%M:%S.%f}"[:-3]
-    click.echo(
-        f"{event.cursor or '':>6}  {at}  {safe(event.loop_id[-6:])}  {safe(str(kind)):<20}  {line(fields[-1], 100)}"
-    )
+    told = line(fields[-1], max(20, (width() or 100) - _BEFORE))
+    click.echo(f"{event.cursor or '':>6}  {at}  {safe(event.loop_id[-6:])}  {safe(str(kind)):<20}  {told}")
 
 
 def _told(event: AnyLoopEvent) -> str:
@@ -68,10 +70,10 @@ _WORDS: dict[str, Callable[[Any], str]] = {
         f"{event.execution.call.name} = "
         + (event.execution.error.message if event.execution.error else str(event.execution.result))
     ),
-    "AgentEnd": lambda event: f"{event.status.value} {event.usage.total_tokens} tokens",
+    "AgentEnd": lambda event: f"{event.status.value} {counted(event.usage.total_tokens, 'token')}",
     "InputRejected": lambda event: event.reason,
-    "Compaction": lambda event: f"{event.block.by} covers {event.block.covered} messages",
-    "ParallelLoopStart": lambda event: f"{len(event.loop_ids)} branches",
+    "Compaction": lambda event: f"{event.block.by} covers {counted(event.block.covered, 'message')}",
+    "ParallelLoopStart": lambda event: counted(len(event.loop_ids), "branch"),
     "ParallelLoopEnd": lambda event: f"selected {event.selected_loop_id}",
-    "Redacted": lambda event: f"{len(event.message_ids)} messages",
+    "Redacted": lambda event: counted(len(event.message_ids), "message"),
 }

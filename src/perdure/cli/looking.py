@@ -8,13 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure.cli.hints import command
 from perdure.cli.naming import named
-from perdure.cli.options import json_option, session_argument, store_options
-from perdure.cli.progress import patiently
-from perdure.cli.setup import opened, run
+from perdure.cli.options import (
+    agent_name_option,
+    json_option,
+    last_option,
+    limit_option,
+    older_option,
+    session_argument,
+    status_option,
+    store_options,
+    version_option,
+)
+from perdure.cli.progress import patiently, progress
+from perdure.cli.setup import opened, owner_of, run
 from perdure.cli.shapes import of_hit, of_info, of_session
 from perdure.cli.spans import moment
-from perdure.cli.terminal import age, console, is_terminal, line, note, print_json, print_table, safe, say
+from perdure.cli.terminal import age, console, counted, is_terminal, line, note, print_json, print_table, safe, say
 from perdure.cli.transcripts import print_messages
 
 if TYPE_CHECKING:
@@ -24,25 +35,23 @@ if TYPE_CHECKING:
     from perdure.sessions.face import Sessions
     from perdure.sessions.family import Diff
 
-STATUSES = ("active", "suspended", "completed", "failed", "deleted")
-
 
 @click.command()
-@click.option("--agent-name", "agent", metavar="NAME", help="Only this agent's sessions.")
-@click.option("--status", type=click.Choice(STATUSES), help="Only sessions of this status.")
+@agent_name_option
+@status_option
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
 @click.option("--parent", metavar="SESSION", help="Only forks and sub-agents of this session.")
-@click.option("--since", "updated_after", callback=moment, metavar="TIME", help="Changed since: 2h, 3d, or a date.")
 @click.option(
-    "--until", "updated_before", callback=moment, metavar="TIME", help="Not changed since: 2h, 3d, or a date."
+    "--since", "updated_after", callback=moment, metavar="TIME", help="Only sessions changed since: 2h, 3d, or a date."
 )
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+@older_option("updated_before")
+@limit_option(50)
 @click.option("--all", "everything", is_flag=True, help="However many there are.")
 @json_option
 @store_options
 @click.pass_context
 def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, parent: str | None, **filters: Any) -> None:
-    """List sessions, newest first."""
+    """List sessions, the last created first."""
     wanted = {name: value for name, value in filters.items() if value is not None}
 
     async def work() -> int:
@@ -60,11 +69,11 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
                 if after is None:
                     return shown
                 if left == 0:
-                    note(f"More follow: perdure ls --limit {limit * 2}, or --all")
+                    note(f"More follow. Add --all, or --limit {limit * 2}.")
                     return shown
 
     if run(work()) == 0 and not as_json and is_terminal():
-        note("No sessions here. Begin one: perdure chat")
+        note(f"No sessions here. Begin one: {command('chat', begins=True)}")
 
 
 async def _killed(sessions: Sessions) -> set[str]:
@@ -75,7 +84,7 @@ async def _killed(sessions: Sessions) -> set[str]:
 
 def _tell_of_killed(session_ids: Iterable[str]) -> None:
     for session_id in session_ids:
-        note(f"The last run of {session_id} was killed. Go on with it: perdure recover {session_id}")
+        note(f"The last run of {session_id} was killed. Go on with it: {command('recover', session_id)}")
 
 
 def _print_page(page: SessionInfoList, as_json: bool) -> None:
@@ -89,13 +98,16 @@ def _print_page(page: SessionInfoList, as_json: bool) -> None:
                 info.agent_name,
                 info.status.value,
                 info.version,
+                age(info.created_at),
                 age(info.updated_at),
                 info.name or "",
                 _tags(info),
             )
             for info in page
         ]
-        print_table(("SESSION", "AGENT", "STATUS", "VERSION", "CHANGED", "NAME", "TAGS"), rows, right=("VERSION",))
+        columns = ("SESSION", "AGENT", "STATUS", "VERSION", "CREATED", "CHANGED", "NAME", "TAGS")
+        spare = ("VERSION", "AGENT", "CHANGED", "TAGS", "STATUS", "NAME", "CREATED")
+        print_table(columns, rows, right=("VERSION",), spare=spare, flexible=("NAME", "TAGS"))
     for damage in page.damaged:
         note(f"damaged: {damage}")
 
@@ -107,8 +119,8 @@ def _tags(info: Any) -> str:
 @click.command()
 @session_argument()
 @click.option("--all", "everything", is_flag=True, help="All that was said, covered and trimmed parts too.")
-@click.option("--version", type=click.IntRange(1), help="As of this version.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The last messages only.")
+@version_option("As it stood at this version.")
+@last_option(help="Only the last N messages.")
 @json_option
 @store_options
 @click.pass_context
@@ -142,7 +154,7 @@ def _blocks(session: AgentSession) -> list[str]:
     from perdure.model.transcript import Block
 
     blocks = [piece for piece in session.state.transcript.pieces if isinstance(piece, Block)]
-    return [f"{block.by} covers {block.covered_count} messages ({block.id})" for block in blocks]
+    return [f"{block.by} covers {counted(block.covered_count, 'message')} ({block.id})" for block in blocks]
 
 
 def _print_header(session: AgentSession, blocks: list[str]) -> None:
@@ -179,26 +191,32 @@ def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
         parts = {name: [message.to_dict() for message in messages] for name, messages in sides.items()}
         print_json({"sessions": [first, second], "common": len(found.common), **parts})
         return
-    say(f"--- {first}\n+++ {second}\n@@ {len(found.common)} messages in common @@")
+    say(f"--- {first}\n+++ {second}\n@@ {counted(len(found.common), 'message')} in common @@")
     print_messages(found.left, mark="- ")
     print_messages(found.right, mark="+ ")
 
 
 @click.command()
-@click.argument("text")
+@click.argument("text", required=False, metavar="TEXT")
 @click.option("--in", "session", metavar="SESSION", help="In this session only.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@click.option("--reindex", is_flag=True, help="Make the store's search index anew first; TEXT may be left out then.")
+@limit_option(20, 1000)
 @json_option
 @store_options
 @click.pass_context
-def search(ctx: click.Context, text: str, session: str | None, limit: int, as_json: bool) -> None:
+def search(ctx: click.Context, text: str | None, session: str | None, reindex: bool, limit: int, as_json: bool) -> None:
     """Find the messages that have every word of TEXT: "two words" stand together, and word* is a beginning."""
+    _check_search(ctx, text, reindex, limit)
 
     async def work() -> list[SearchHit]:
         async with opened(ctx, must_exist=True) as sessions:
             session_id = None if session is None else await named(sessions, session)
-            finding = sessions.search(text, session_id=session_id, limit=limit)
-            return list(await patiently("Indexing what was said since the last search …", finding))
+            indexed = await _indexed(sessions, anew=reindex)
+            if reindex:
+                note(f"messages indexed: {indexed}")
+            if text is None:
+                return []
+            return list(await patiently("searching …", sessions.search(text, session_id=session_id, limit=limit)))
 
     for hit in run(work()):
         if as_json:
@@ -207,6 +225,30 @@ def search(ctx: click.Context, text: str, session: str | None, limit: int, as_js
             _print_hit(hit)
         else:
             say("\t".join((hit.session_id, line(hit.message_id), hit.role, line(hit.snippet))))
+
+
+def _check_search(ctx: click.Context, text: str | None, reindex: bool, limit: int) -> None:
+    """Refuse what cannot be asked for before anything is indexed."""
+    from perdure.stores.search import Query
+
+    if text is None and not reindex:
+        raise click.UsageError("Missing argument 'TEXT'.", ctx)
+    if reindex and owner_of(ctx):
+        raise click.UsageError("The index is of the whole store; leave --owner out.", ctx)
+    if text is not None:
+        Query.of(text, None, None, limit)
+
+
+async def _indexed(sessions: Sessions, *, anew: bool) -> int:
+    """Bring the store's index up to date, with a bar if that takes long; how many messages were indexed."""
+    from perdure.protocols import Indexed
+
+    if isinstance(sessions.store, Indexed):
+        with progress("indexing") as tell:
+            return await sessions.store.index(anew=anew, progress=tell)
+    if anew:
+        raise click.UsageError(f"A {type(sessions.store).__name__} has no search index: every search reads it whole.")
+    return 0
 
 
 def _print_hit(hit: SearchHit) -> None:

@@ -36,7 +36,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "inject": Place("talking:inject", "Append a message without running the agent."),
     },
     "Look": {
-        "ls": Place("looking:ls", "List sessions, newest first."),
+        "ls": Place("looking:ls", "List sessions, the last created first."),
         "show": Place("looking:show", "Show what a session says."),
         "tree": Place("tree:tree", "Draw runs, branches, forks and sub-agents with status, cost and time."),
         "events": Place("events:events", "Show what happened in a session's runs, and what happens now."),
@@ -78,7 +78,12 @@ class LazyGroup(click.Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         extra.setdefault("terminal_width", _help_width())
-        return super().make_context(info_name, args, parent, **extra)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            from perdure.cli.errors import refuse
+
+            refuse(error)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -89,6 +94,10 @@ class LazyGroup(click.Group):
             return None
         module, _, name = place.target.partition(":")
         command: click.Command = getattr(import_module(f"perdure.cli.{module}"), name)
+        if command.epilog is None:
+            from perdure.cli.examples import epilog
+
+            command.epilog = epilog(cmd_name)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -13,11 +15,13 @@ from perdure.cli.naming import named
 from perdure.cli.options import json_option, session_argument, settings_of, store_options
 from perdure.cli.progress import progress
 from perdure.cli.setup import opened, run, store_url
-from perdure.cli.terminal import note, print_json, say
+from perdure.cli.terminal import counted, note, print_json, say
 
 if TYPE_CHECKING:
     from perdure.archive import MoveReport
     from perdure.copying import CopyReport
+
+_KEPT = "The sessions that have arrived are kept. Repeat the command to go on."
 
 
 @click.command()
@@ -37,7 +41,9 @@ def export(ctx: click.Context, sessions: tuple[str, ...], output: str) -> None:
             with progress("exporting") as tell:
                 return await store.export(target, chosen, progress=tell)
 
-    note(_told("exported", run(work())))
+    with _told_of_interruption("No file was written." if output != "-" else "What was written is not whole."):
+        report = run(work())
+    note(_told("exported", report))
 
 
 @click.command("import")
@@ -54,7 +60,8 @@ def import_(ctx: click.Context, file: str, as_json: bool) -> None:
             with progress("importing") as tell:
                 return await store.import_(source, progress=tell)
 
-    report = run(work())
+    with _told_of_interruption(_KEPT):
+        report = run(work())
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
@@ -77,11 +84,12 @@ def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
         raise click.UsageError("Name a store to copy from and one to copy into, or only the second.")
     if len(urls) == 2:
         settings_of(ctx).store = urls[0]
-    report = run(_copied(ctx, urls[-1]))
+    with _told_of_interruption(_KEPT):
+        report = run(_copied(ctx, urls[-1]))
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
-        say(f"{_told('copied', report)}, {report.verified} verified")
+        say(f"{_told('copied', report)}, {report.verified:,} verified")
         for session_id in report.differing:
             note(f"differs: {session_id}. It was changed meanwhile; copy again when it is at rest.")
     if report.differing:
@@ -93,7 +101,7 @@ async def _copied(ctx: click.Context, target: str) -> CopyReport:
 
     from perdure import copying
     from perdure.archive import ArchivingStore
-    from perdure.cli.setup import as_url, require_store
+    from perdure.cli.setup import as_url, require_kind, require_store
     from perdure.errors import ConfigurationError
     from perdure.stores.urls import store_of
 
@@ -104,6 +112,7 @@ async def _copied(ctx: click.Context, target: str) -> CopyReport:
     async with AsyncExitStack() as stack:
         stores: list[Any] = []
         for url in (source_url, target_url):
+            require_kind(url)
             store = store_of(url)
             if not isinstance(store, ArchivingStore):
                 raise ConfigurationError(f"A {type(store).__name__} cannot be copied from or into.")
@@ -112,6 +121,17 @@ async def _copied(ctx: click.Context, target: str) -> CopyReport:
             return await copying.copy(*stores, progress=tell)
 
 
+@contextmanager
+def _told_of_interruption(text: str) -> Iterator[None]:
+    """Say what became of the work if it is stopped with Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(text)
+        raise
+
+
 def _told(done: str, report: MoveReport | CopyReport) -> str:
-    skipped = f", {report.skipped} were there already" if report.skipped else ""
-    return f"{done} {report.sessions} sessions with {report.messages} messages{skipped}"
+    were = "was" if report.skipped == 1 else "were"
+    skipped = f", {report.skipped:,} {were} there already" if report.skipped else ""
+    return f"{done} {counted(report.sessions, 'session')} with {counted(report.messages, 'message')}{skipped}"

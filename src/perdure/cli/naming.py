@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.errors import USAGE, Failure
+from perdure.cli.errors import NOT_FOUND, USAGE, Failure
+from perdure.cli.hints import command
 from perdure.errors import PerdureError, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.model.session import SessionStatus
+from perdure.protocols import Names
 
 if TYPE_CHECKING:
     from perdure.sessions.face import Sessions
 
 NEWEST = "@"
 _SHOWN = 5
+_COMPLETED = 100
 
 
 async def named(sessions: Sessions, text: str) -> SessionId:
@@ -26,40 +29,32 @@ async def named(sessions: Sessions, text: str) -> SessionId:
     wanted = SessionId(text)
     if await sessions.exists(wanted):
         return wanted
-    found = await _beginning_with(sessions, wanted, None) or await _beginning_with(
-        sessions, wanted, SessionStatus.DELETED
-    )
+    found = await _beginning_with(sessions, wanted) or await _beginning_with(sessions, wanted, deleted=True)
     if not found:
         raise SessionNotFound(wanted)
     if len(found) > 1:
-        some = ", ".join(found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
-        raise Failure(f"{len(found)} sessions begin with {text!r}: {some}\nType more of the id.", USAGE)
+        more = len(found) > _SHOWN
+        some = ", ".join(found[:_SHOWN]) + (" …" if more else "")
+        count = f"More than {_SHOWN}" if more else str(len(found))
+        raise Failure(f"{count} sessions begin with {text!r}: {some}\nType more of the id.", USAGE)
     return found[0]
 
 
 async def _newest(sessions: Sessions) -> SessionId:
     page = await sessions.list(limit=1)
     if not page:
-        raise SessionNotFound(NEWEST)
+        raise Failure(f"There is no session yet. Begin one: {command('chat', begins=True)}", NOT_FOUND)
     return page.all()[0].id
 
 
 async def _beginning_with(
-    sessions: Sessions, beginning: str, status: SessionStatus | None, *, most: int | None = None
-) -> list[SessionId]:
-    found: list[SessionId] = []
-    after: str | None = None
-    while most is None or len(found) < most:
-        page = await (
-            sessions.list(limit=1000, after=after)
-            if status is None
-            else sessions.list(limit=1000, after=after, status=status)
-        )
-        found += [info.id for info in page if info.id.startswith(beginning)]
-        if page.next is None:
-            break
-        after = page.next
-    return found
+    sessions: Sessions, beginning: str, *, deleted: bool = False, limit: int = _SHOWN + 1
+) -> Sequence[SessionId]:
+    """Of this owner's sessions only. A store that cannot find them so knows whole ids, and no beginnings."""
+    store = sessions.store
+    if not isinstance(store, Names):
+        return ()
+    return await store.ids_with_prefix(beginning, owner=sessions.owner, deleted=deleted, limit=limit)
 
 
 def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
@@ -68,7 +63,7 @@ def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
 
     async def look() -> list[str]:
         async with opened(ctx, must_exist=True) as sessions:
-            return [str(found) for found in await _beginning_with(sessions, incomplete, None, most=100)]
+            return list(map(str, await _beginning_with(sessions, incomplete, limit=_COMPLETED)))
 
     try:
         return asyncio.run(look())

@@ -77,3 +77,46 @@ def session_argument(name: str = "session", **attributes: Any) -> Callable[[F], 
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+status_option = click.option(
+    "--status",
+    type=click.Choice(["active", "suspended", "completed", "failed", "deleted"]),
+    help="Only sessions of this status.",
+)
+agent_name_option = click.option("--agent-name", "agent", metavar="NAME", help="Only this agent's sessions.")
+
+
+def last_option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    """How many of the newest are wanted, of whatever there is."""
+    return click.option("--last", *names, type=click.IntRange(1), metavar="N", **attributes)
+
+
+def version_option(help: str) -> Callable[[F], F]:
+    """A number that a session's version has."""
+    return click.option("--version", type=click.IntRange(1), metavar="N", help=help)
+
+
+def older_option(name: str) -> Callable[[F], F]:
+    """Sessions that have rested for long, as a person says it."""
+    from perdure.cli.spans import moment
+
+    return click.option(
+        "--older-than",
+        "--until",
+        name,
+        callback=moment,
+        metavar="TIME",
+        help="Only sessions that were not changed for so long, or since: 12h, 30d, or a date.",
+    )
+
+
+def limit_option(default: int, most: int | None = None) -> Callable[[F], F]:
+    """How long a list may get."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(1, most),
+        default=default,
+        metavar="N",
+        show_default=True,
+        help="At most so many.",
+    )

@@ -48,6 +48,7 @@ def opened(ctx: click.Context, *, events: EventBus | None = None, must_exist: bo
 
     settings = settings_of(ctx)
     url = store_url(ctx).value
+    require_kind(url)
     if must_exist:
         require_store(ctx)
     chosen = model_name(ctx)
@@ -193,10 +194,27 @@ def _sqlite_url(path: Path) -> str:
 
 def require_store(ctx: click.Context) -> None:
     """Refuse to begin a new store where somebody has mistyped the name of one that is there."""
+    from perdure.cli.hints import command
+
     chosen = store_url(ctx)
-    scheme, _, rest = chosen.value.partition("://")
-    path = Path(unquote(rest[1:] if scheme == "sqlite" else rest))
-    if scheme in ("sqlite", "file") and chosen.by != "default" and not path.exists():
+    path = _path_of(chosen.value)
+    if path is not None and chosen.by != "default" and not path.exists():
+        begin = f"Check its name, or begin one there: {command('chat', begins=True)}"
+        raise ConfigurationError(f"There is no store at {path}. {begin}")
+
+
+def require_kind(url: str) -> None:
+    """Say what is wrong where a file is named as a directory, or the other way round: SQLite's own words do not."""
+    path = _path_of(url)
+    if path is not None and url.startswith("sqlite:") and path.is_dir():
         raise ConfigurationError(
-            f"There is no store at {path}. Check --store, or begin one there with: perdure chat --store {chosen.value}"
+            f"{path} is a directory, not a SQLite file. If sessions are in it: --store file://{path}"
         )
+    if path is not None and url.startswith("file:") and path.is_file():
+        raise ConfigurationError(f"{path} is a file, not a directory. If it is a SQLite file: --store sqlite:///{path}")
+
+
+def _path_of(url: str) -> Path | None:
+    """Where a store lies on this machine; None for one that does not."""
+    scheme, _, rest = url.partition("://")
+    return Path(unquote(rest[1:] if scheme == "sqlite" else rest)) if scheme in ("sqlite", "file") else None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from perdure.cli.hints import command
 from perdure.cli.options import store_options
 from perdure.cli.terminal import say
 
@@ -58,13 +59,14 @@ def init(directory: str, force: bool) -> None:
     files = {folder / "assistant.md": AGENT, folder / "tools.py": TOOLS}
     taken = [str(path) for path in files if path.exists()]
     if taken and not force:
-        raise click.UsageError(f"{', '.join(taken)} exists already. Choose another directory, or add --force.")
+        are = "are" if len(taken) > 1 else "is"
+        raise click.UsageError(f"{' and '.join(taken)} {are} there already. Choose another directory, or add --force.")
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         path.write_text(content, encoding="utf-8")
         say(f"wrote {path}")
     agent, tools = files
-    say(f"Next: perdure chat --agent {agent} --tools {tools}")
+    say(f"Next: {command('chat', '--agent', agent, '--tools', tools)}")
 
 
 @click.command()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.options import json_option, store_options
+from perdure.cli.options import agent_name_option, json_option, store_options
 from perdure.cli.progress import progress
 from perdure.cli.setup import opened, run
 from perdure.cli.shapes import of_usage
 from perdure.cli.spans import moment
-from perdure.cli.terminal import console, is_terminal, note, print_json, print_table
+from perdure.cli.terminal import console, is_terminal, note, print_json, print_table, width
 from perdure.model.usage import Usage
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perdure.model.session import AgentSessionInfo
     from perdure.sessions.face import Sessions
 
-_BAR = 40
+_BAR, _TABLE = 40, 50
 Key = tuple[str, str]
 
 
@@ -42,7 +42,7 @@ class Run:
 
 @click.command()
 @click.option("--by", type=click.Choice(["agent", "model", "day"]), help="Only by this. [all three]")
-@click.option("--agent-name", "agent", metavar="NAME", help="Only this agent's sessions.")
+@agent_name_option
 @click.option("--since", callback=moment, metavar="TIME", help="Only runs since: 2h, 3d, or a date.")
 @json_option
 @store_options
@@ -139,9 +139,11 @@ def print_costs(name: str, rows: list[dict[str, Any]]) -> None:
     if not is_terminal():
         print_table(columns, [(name, *_plain(row)) for row in rows])
         return
+    longest = min(_BAR, (width() or 80) - _TABLE)
     for row, cells in zip(rows, lines, strict=True):
-        cells.append("█" * round(_BAR * row[counted] / most))
-    print_table([*columns, "SHARE"], lines, right=("RUNS", "INPUT", "OUTPUT", "COST"))
+        cells.append("█" * round(longest * row[counted] / most))
+    right = ("RUNS", "INPUT", "OUTPUT", "COST")
+    print_table([*columns, "SHARE"], lines, right=right, spare=("SHARE", "RUNS", "INPUT", "OUTPUT", "COST"))
     console().print()
 
 

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.errors import FAILED, WAITS, Failure
+from perdure.cli.errors import FAILED, NO_TOOL, WAITS, Failure, to_decide
+from perdure.cli.hints import command
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, json_option, session_argument, store_options
 from perdure.cli.progress import progress
 from perdure.cli.setup import agent_of, opened, run, use_model
-from perdure.cli.shapes import of_reply
+from perdure.cli.shapes import of_left, of_reply
 from perdure.cli.terminal import is_terminal, line, note, print_json, safe, say
 
 if TYPE_CHECKING:
     from perdure.actions.resume import RecoveryReport
+    from perdure.actions.send import WhenBusy
     from perdure.sessions.chat import Chat
     from perdure.sessions.face import Sessions
     from perdure.sessions.reply import Reply
@@ -40,16 +42,60 @@ if TYPE_CHECKING:
 def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None, when_busy: Any, as_json: bool) -> None:
     """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
     target, text = _addressed(words, new)
-    text = sys.stdin.read() if text == "-" else text
+    text = _said(text)
 
-    async def work() -> Reply:
+    async def work() -> tuple[Reply, bool]:
         async with opened(ctx, must_exist=not new) as sessions:
             chat = await _opened_chat(ctx, sessions, target, new)
-            if as_json or not is_terminal() or key is not None or when_busy != "raise":
-                return await chat.send(text, key=key, when_busy=when_busy)
-            return await _streamed(chat, text)
+            if when_busy != "raise":
+                return await _left_or_answered(sessions, chat, text, key, when_busy)
+            if as_json or not is_terminal() or key is not None:
+                return await chat.send(text, key=key), False
+            return await _streamed(chat, text), False
 
-    _answer(ctx, run(work()), as_json, has_shown=is_terminal() and key is None and when_busy == "raise")
+    reply, is_left = run(work())
+    if is_left:
+        _tell_of_left(reply, when_busy, as_json)
+    else:
+        _answer(ctx, reply, as_json, has_shown=is_terminal() and key is None and when_busy == "raise")
+
+
+async def _left_or_answered(
+    sessions: Sessions, chat: Chat, text: str, key: str | None, when_busy: WhenBusy
+) -> tuple[Reply, bool]:
+    """What came of a message, and whether it was left with a run that is under way: then it is not there yet."""
+    from perdure.model.message import Message
+
+    message = Message.user(text)
+    reply = await chat.send(message, key=key, when_busy=when_busy)
+    if any(said.id == message.id for said in reversed(reply.session.state.messages)):
+        return reply, False
+    journal = sessions.runtime.journal
+    is_repeated = key is not None and journal is not None and await journal.find_key(chat.id, key) is not None
+    return reply, not is_repeated
+
+
+def _tell_of_left(reply: Reply, when_busy: WhenBusy, as_json: bool) -> None:
+    if as_json:
+        print_json(of_left(reply))
+        return
+    session_id = reply.session.id
+    done = "Queued behind" if when_busy == "queue" else "Handed to"
+    note(f"{done} the run that is under way in {session_id}, whose process will send it.")
+    note(f"To see the answer come: {command('events', session_id, '--follow')}")
+    note(f"To see it later: {command('show', session_id, '--last', 2)}")
+
+
+def _said(text: str) -> str:
+    """The text of an argument, or of stdin; there has to be one."""
+    if text == "-":
+        try:
+            text = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError:
+            raise click.UsageError("What comes from stdin is no text in UTF-8.") from None
+    if not text.strip():
+        raise click.UsageError("The text is empty, so there is nothing to say.")
+    return text
 
 
 def _addressed(words: tuple[str, ...], new: bool) -> tuple[str | None, str]:
@@ -109,10 +155,11 @@ def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool 
         note("The run waits for your approval:")
         for call in reply.pending_calls:
             note(f"  {line(call.name)} {line(dict(call.arguments), 200)}  ({line(call.id)})")
-        note(f"Type: perdure approve {reply.session.id}, or: perdure deny {reply.session.id} REASON")
+        note(to_decide(reply.session.id))
     ctx.exit(WAITS)
 
 
+DENIED = "The user does not want this call to be made."
 _call_option = click.option("--call", "calls", multiple=True, metavar="ID", help="Only this call; may be repeated.")
 
 
@@ -135,14 +182,14 @@ def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: b
 
 @click.command()
 @session_argument()
-@click.argument("reason")
+@click.argument("reason", default=DENIED)
 @_call_option
 @json_option
 @agent_options
 @store_options
 @click.pass_context
 def deny(ctx: click.Context, session: str, reason: str, calls: tuple[str, ...], as_json: bool) -> None:
-    """Keep the pending tool calls of SESSION from being made. The model is told the REASON, and goes on."""
+    """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and goes on."""
 
     async def work() -> Reply:
         async with opened(ctx, must_exist=True) as sessions:
@@ -177,19 +224,24 @@ def cancel(ctx: click.Context, session: str) -> None:
     show_default=True,
     help="Who is to have said it.",
 )
+@json_option
 @store_options
 @click.pass_context
-def inject(ctx: click.Context, session: str, text: str, role: str) -> None:
+def inject(ctx: click.Context, session: str, text: str, role: str, as_json: bool) -> None:
     """Append TEXT to SESSION without running the agent. The TEXT - is read from stdin."""
-    content = sys.stdin.read() if text == "-" else text
+    content = _said(text)
 
-    async def work() -> int:
+    async def work() -> tuple[str, int]:
         async with opened(ctx, must_exist=True) as sessions:
             session_id = await named(sessions, session)
             await sessions.inject(session_id, {"role": role, "content": content})
-            return await sessions.length(session_id)
+            return session_id, await sessions.length(session_id)
 
-    say(f"messages shown: {run(work())}")
+    session_id, count = run(work())
+    if as_json:
+        print_json({"session": session_id, "messages": count})
+    else:
+        say(f"messages shown: {count}")
 
 
 async def _recovered(sessions: Sessions) -> RecoveryReport:
@@ -238,8 +290,8 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
                 say(f"{name}\t{each}")
         for each, reason in report.failed:
             note(f"failed\t{each}: {reason}")
-            if "no tool" in reason:
-                note("Name the Python file that has it: --tools FILE.py")
+            if NO_TOOL.search(reason):
+                note(f"Name the Python file that has it: {command('recover', each)} --tools FILE.py")
         if not any(columns.values()) and not report.failed:
             say("no run was killed")
     if report.failed:

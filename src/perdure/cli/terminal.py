@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Control characters but newline and tab, C1, DEL, what turns the direction of text, line separators, surrogates.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_FLEXED = 12
+"""How far a column of free text may be shortened before others are left out."""
 _STATUS_STYLES = {
     "active": "green",
     "completed": "green",
@@ -43,6 +45,12 @@ def line(text: object, width: int | None = None) -> str:
     """A text on one line, shortened to a width."""
     flat = safe(" ".join(str(text).split()))
     return flat if width is None or len(flat) <= width else flat[: width - 1] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """How many there are, in words: `1 message`, `2,000 messages`, `3 branches`."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def is_terminal() -> bool:
@@ -102,25 +110,58 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, Iterable) else str(value)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Rows as a table in a terminal; in a pipe one line each, fields parted by tabs, without a head."""
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+    flexible: Sequence[str] = (),
+) -> None:
+    """Rows as a table in a terminal; in a pipe one line each, fields parted by tabs, without a head.
+
+    Where a terminal is too narrow, `flexible` columns are shortened, and `spare` ones left out, the first ones first:
+    the first column is always whole.
+    """
     if not is_terminal():
         for row in rows:
             click.echo("\t".join(line(field) for field in row))
         return
     from rich.table import Table
 
+    cells = {name: [line(row[place]) for row in rows] for place, name in enumerate(columns)}
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(
-            column,
-            justify="right" if column in right else "left",
-            no_wrap=True,
-            overflow="fold" if place == 0 else "ellipsis",
-        )
-    for row in rows:
-        table.add_row(*(styled(field, status_style(str(field))) for field in row))
+    widths = _fitting(cells, width() or 80, spare, flexible)
+    for place, (name, wide) in enumerate(widths.items()):
+        justify = "right" if name in right else "left"
+        table.add_column(line(name, wide), justify=justify, no_wrap=True, overflow="fold" if place == 0 else "ellipsis")  # type: ignore[arg-type]  # one of its words
+    for place in range(len(rows)):
+        fields = ((cells[name][place], wide) for name, wide in widths.items())
+        table.add_row(*(styled(line(field, wide), status_style(field)) for field, wide in fields))
     console().print(table)
+
+
+def _fitting(
+    cells: dict[str, list[str]], room: int, spare: Sequence[str], flexible: Sequence[str]
+) -> dict[str, int | None]:
+    """The columns that there is room for, each with its width; None for the first, which is never shortened."""
+    from rich.cells import cell_len
+
+    wide = {name: max(len(name), *map(cell_len, column), 0) for name, column in cells.items()}
+    wide = {name: size for name, size in wide.items() if name not in flexible or any(cells[name])}  # nothing to show
+
+    def excess() -> int:
+        return sum(wide.values()) + 2 * (len(wide) - 1) - room
+
+    for name in (*flexible, *spare, *flexible):
+        if excess() <= 0:
+            break
+        if name in wide and name in flexible and wide[name] > _FLEXED:
+            wide[name] = max(_FLEXED, wide[name] - excess())
+        elif name in wide and name in spare:
+            del wide[name]
+    first = next(iter(cells))
+    return {name: None if name == first else size for name, size in wide.items()}
 
 
 def age(moment: datetime) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import click
 import perdure
 from perdure.actions.parallel import SendParallel
 from perdure.cli.family_tree import tree_of
+from perdure.cli.hints import program
 from perdure.cli.tour_agent import CASHIER, ORDERS, TAKE_THE_MONEY, tools_of
 from perdure.cli.tour_stage import Stage
 from perdure.loop.strategies import FewestTokens
@@ -66,7 +66,7 @@ class Tour:
             await self.evaluate(sessions, chat)
             await self.compact(chat)
             await self.draw(sessions, chat, left, right)
-        self._stage.close(_command(), self._url, chat.id, left.id, right.id)
+        self._stage.close(program(), self._url, chat.id, left.id, right.id)
 
     async def talk(self, chat: Chat) -> None:
         self._stage.scene("An agent talks", "answers stream; tool calls show as they run")
@@ -159,12 +159,3 @@ async def _process(module: str, *arguments: object) -> AsyncIterator[asyncio.sub
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-def _command() -> str:
-    """How to call perdure from here."""
-    beside = Path(sys.executable).with_name("perdure")
-    found = shutil.which("perdure")
-    if found is not None or not beside.exists():
-        return "perdure"
-    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from perdure.cli.chat_view import PlainView, TerminalView, View, described
 from perdure.cli.family_tree import Node
-from perdure.cli.terminal import console, line
+from perdure.cli.terminal import console, counted, line
 from perdure.cli.tree import print_tree
 from perdure.model.loop_events import MessageUpdate, ToolExecutionStart
 from perdure.model.message import Message
@@ -89,7 +89,7 @@ class Stage:
             self.fact(f"“{name}” {answer} {loop.usage.total_tokens} tokens: {mark}")
 
     def shown(self, when: str, shown: int, said: int) -> None:
-        self.fact(f"{when}: the model is shown {shown} messages of {said} that were said")
+        self.fact(f"{when}: the model is shown {counted(shown, 'message')} of {said} that were said")
 
     def summary(self, text: str) -> None:
         self._print(Text(f"    {line(text, 3 * WIDTH)}", style="dim"))
@@ -101,7 +101,7 @@ class Stage:
         table = Table(title="Where the two branches part", title_justify="left", title_style="bold", width=self._width)
         table.add_column(f"left  {left}", ratio=1)
         table.add_column(f"right  {right}", ratio=1)
-        table.add_row(*[Text(f"{len(diff.common)} messages in common", style="dim")] * 2)
+        table.add_row(*[Text(f"{counted(len(diff.common), 'message')} in common", style="dim")] * 2)
         for place in range(max(len(diff.left), len(diff.right))):
             table.add_row(_said(diff.left, place), _said(diff.right, place))
         self._print(table)

@@ -30,7 +30,7 @@ def _print_head(title: str, message: Message) -> None:
 
     head = Styled(safe(title), style=_STYLES[message.role])
     head.append(f"  {line(message.id)}", style="dim")
-    console().print(head)
+    console().print(head, soft_wrap=True)
 
 
 def _lines_of(part: Part) -> list[str]:

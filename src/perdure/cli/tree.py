@@ -11,9 +11,9 @@ import click
 
 from perdure.cli.family_tree import Node, tree_of
 from perdure.cli.naming import named
-from perdure.cli.options import json_option, session_argument, store_options
+from perdure.cli.options import json_option, last_option, session_argument, store_options
 from perdure.cli.setup import opened, run
-from perdure.cli.terminal import console, is_terminal, line, note, print_json, say, status_style, width
+from perdure.cli.terminal import console, counted, is_terminal, line, note, print_json, say, status_style, width
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -26,17 +26,17 @@ _WORDS = {"fork": "fork ", "subagent": "sub-agent "}
 
 @click.command()
 @session_argument()
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The last runs of each session.")
-@click.option("--svg", metavar="FILE", help="Write a picture.")
+@last_option("--limit", default=50, show_default=True, help="Only the last N runs of each session.")
+@click.option("--svg", metavar="FILE", help="Write a picture into this file.")
 @json_option
 @store_options
 @click.pass_context
-def tree(ctx: click.Context, session: str, limit: int, svg: str | None, as_json: bool) -> None:
+def tree(ctx: click.Context, session: str, last: int, svg: str | None, as_json: bool) -> None:
     """Draw the runs of SESSION, its branches, groups, sub-agents and forks, with status, cost and time."""
 
     async def work() -> Node:
         async with opened(ctx, must_exist=True) as sessions:
-            return await tree_of(sessions, await named(sessions, session), limit=limit)
+            return await tree_of(sessions, await named(sessions, session), limit=last)
 
     root = run(work())
     if svg:
@@ -74,7 +74,7 @@ def _pieces(node: Node, title: int | None) -> list[tuple[str, str]]:
     is_run = node.kind in ("loop", "branch", "group")
     sign = ("■" if node.stop_reason and node.status == "completed" else _SIGNS.get(node.status, "")) if is_run else ""
     name = "" if is_run else _WORDS.get(node.kind, "") + line(node.id)
-    spent = [f"{node.usage.total_tokens:,} tokens"] if node.usage.total_tokens else []
+    spent = [counted(node.usage.total_tokens, "token")] if node.usage.total_tokens else []
     spent += [f"${node.usage.cost:.4f}"] if node.usage.cost else []
     spent += [f"{node.seconds:.2f} s"] if node.seconds is not None else []
     return [

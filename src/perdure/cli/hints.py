@@ -1,0 +1,62 @@
+"""What to type next: commands that work as they stand, with the options that this call needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from shlex import quote
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import click
+
+from perdure.cli.options import Settings, settings_of
+
+_ASKING = ("chat", "send", "approve", "deny", "recover", "compact")
+"""The commands that run a model, and so need its name and its tools again."""
+_SECRETS = ("password", "sslpassword")
+
+
+def command(*words: object, begins: bool = False) -> str:
+    """A command line on the same store, for the same owner, with the same tools and model as this one. One that
+    begins a session names its agent too; a session that is there has its own."""
+    ctx = click.get_current_context(silent=True)
+    given = settings_of(ctx) if ctx is not None else Settings()
+    options = [("--store", repeatable(given.store)), ("--owner", given.owner)]
+    if words[0] in _ASKING:
+        options += [("--model", given.model), *(("--tools", file) for file in given.tools)]
+    if begins:
+        options.append(("--agent", given.agent))
+    repeated = [word for option, value in options if value for word in (option, value)]
+    return " ".join([program(), *(quote(str(word)) for word in (*words, *repeated))])
+
+
+def program() -> str:
+    """How to call perdure from here: by its name if the shell finds it so, else by its path."""
+    typed = Path(sys.argv[0])
+    mine = typed if typed.name == "perdure" else Path(sys.executable).with_name("perdure")
+    found = shutil.which("perdure")
+    if not mine.exists():
+        return "perdure" if found else f"{quote(sys.executable)} -m perdure"
+    if found is not None and os.path.samefile(found, mine):
+        return "perdure"
+    here = Path.cwd()
+    return quote(str(mine.relative_to(here) if mine.is_relative_to(here) else mine))
+
+
+def repeatable(url: str | None) -> str | None:
+    """A store's URL that can be shown and typed again. A password is left out: drivers find it elsewhere."""
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        query = parse_qsl(parts.query, keep_blank_values=True)
+        if parts.password is None and not any(name in _SECRETS for name, _ in query):
+            return url
+        host = parts.netloc.rpartition("@")[2]
+        user = f"{parts.username}@" if parts.username else ""
+        kept = urlencode([(name, value) for name, value in query if name not in _SECRETS])
+        return urlunsplit((parts.scheme, user + host, parts.path, kept, ""))
+    except ValueError:
+        return None

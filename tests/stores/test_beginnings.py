@@ -1,0 +1,118 @@
+"""Sessions found by the beginning of their id, in every store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from tests import postgres_server
+
+from perdure.actions.lifecycle import DeleteSession
+from perdure.errors import InvalidData, InvalidSessionId
+from perdure.protocols import Names
+from perdure.stores.beginnings import Beginning
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
+from perdure.stores.postgres import PostgresStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite_jobs import ids_with_prefix
+from perdure.testing.samples import new_session
+
+
+@pytest.fixture(params=["memory", "file", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    match request.param:
+        case "memory":
+            return MemoryStore()
+        case "file":
+            return FileStore(tmp_path / "sessions")
+        case "sqlite":
+            return SqliteStore(tmp_path / "sessions.db")
+    return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(tmp_path))
+
+
+IDS = ("ab", "ab-1", "ab-2", "abc", "abz", "Ab", "ac", "b", "0192")
+
+
+async def filled(store: Any) -> None:
+    for session_id in IDS:
+        await store.create(new_session("hello", id=session_id, owner="ada" if "-" in session_id else None))
+
+
+async def test_the_ids_that_begin_so_come_in_order(store: Any) -> None:
+    async with store:
+        await filled(store)
+        assert isinstance(store, Names)
+        assert list(await store.ids_with_prefix("ab")) == ["ab", "ab-1", "ab-2", "abc", "abz"]
+        assert list(await store.ids_with_prefix("abc")) == ["abc"]
+        assert list(await store.ids_with_prefix("abcd")) == []
+        assert list(await store.ids_with_prefix("")) == sorted(IDS)
+
+
+async def test_there_are_no_more_than_were_asked_for(store: Any) -> None:
+    async with store:
+        await filled(store)
+        assert list(await store.ids_with_prefix("ab", limit=2)) == ["ab", "ab-1"]
+        with pytest.raises(InvalidData):
+            await store.ids_with_prefix("ab", limit=0)
+
+
+async def test_another_owners_ids_stay_unknown(store: Any) -> None:
+    async with store:
+        await filled(store)
+        assert list(await store.ids_with_prefix("a", owner="ada")) == ["ab-1", "ab-2"]
+        assert list(await store.ids_with_prefix("a", owner="ben")) == []
+
+
+async def test_deleted_sessions_are_found_when_asked_for_only(store: Any) -> None:
+    async with store:
+        await filled(store)
+        await store.save(await DeleteSession().execute_on(await store.load("abc")))
+        assert list(await store.ids_with_prefix("abc")) == []
+        assert list(await store.ids_with_prefix("ab", deleted=True)) == ["abc"]
+
+
+@pytest.mark.parametrize("odd", ["%", "a%", "../a", "a\0", "\ud800", "a" * 201])
+async def test_what_no_id_begins_with_is_refused(store: Any, odd: str) -> None:
+    async with store:
+        with pytest.raises(InvalidSessionId):
+            await store.ids_with_prefix(odd)
+
+
+async def test_a_damaged_session_has_its_id_still(tmp_path: Path) -> None:
+    """So that a person can name it, and be told what is wrong with it."""
+    async with FileStore(tmp_path / "sessions") as store:
+        await filled(store)
+    for file in _files(tmp_path / "sessions", "abz"):
+        file.write_bytes(b"no session")
+    async with FileStore(tmp_path / "sessions") as store:
+        assert list(await store.ids_with_prefix("abz")) == ["abz"]
+        assert list(await store.ids_with_prefix("abz", owner="ada")) == []
+
+
+def _files(folder: Path, stem: str) -> Iterator[Path]:
+    yield from (path for path in folder.iterdir() if path.name.startswith(f"{stem}."))
+
+
+async def test_sqlite_finds_them_by_its_index(tmp_path: Path) -> None:
+    """The cost is that of what is found, however many sessions there are."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await filled(store)
+    db = apsw.Connection(str(path))
+    plans: list[str] = []
+
+    def explain(connection: apsw.Cursor, statement: str, bindings: Any) -> bool:
+        if not statement.startswith("EXPLAIN"):
+            plans.extend(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {statement}", bindings))
+        return True
+
+    db.exec_trace = explain
+    assert ids_with_prefix(db, Beginning.of("ab-", None, False, 2)) == ["ab-1", "ab-2"]
+    db.close()
+    assert len(plans) == 1
+    assert "USING INDEX" in plans[0]
+    assert "id>? AND id<?" in plans[0]
