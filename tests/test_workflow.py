@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,20 @@ import pytest
 from tests import workflow_process
 
 import perdure
-from perdure import AgentDefinition, InvalidData, RunFailed, SessionNotActive, Sessions, Stage, ToolCall, Workflow
-from perdure.testing import ScriptedDriver
+from perdure import (
+    AgentDefinition,
+    InvalidData,
+    MemoryStore,
+    PerdureError,
+    RunFailed,
+    SessionNotActive,
+    Sessions,
+    Stage,
+    ToolCall,
+    Workflow,
+)
+from perdure.model.ids import use
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
 POET, CRITIC = AgentDefinition("poet", system_prompt="write"), AgentDefinition("critic", system_prompt="judge")
 
@@ -150,6 +163,83 @@ async def test_a_stage_that_failed_is_tried_again_by_the_next_run() -> None:
         assert echo.asked.count("sea") == 1
         said = [message.text for message in (await sessions.session("w.review")).state.messages]
         assert said == ["write(sea)", "judge(write(sea))"]
+
+
+async def words(sessions: Sessions, session_id: str) -> list[str]:
+    return [message.text for message in (await sessions.session(session_id)).state.messages]
+
+
+async def test_a_retry_leaves_what_others_have_said_in_the_session_they_share() -> None:
+    """The failed attempt goes from between their words; they stay, and their last run with them."""
+    echo = Echo()
+    echo.fails.add("sea")
+    one = Workflow("one", [Stage("draft", agent=POET, session="talk")])
+    two = Workflow("two", [Stage("judge", agent=CRITIC, session="talk")])
+    async with echo.connect() as sessions:
+        await sessions.inject((await sessions.open("talk", POET)).id, {"role": "user", "content": "before"})
+        with pytest.raises(RunFailed):
+            await one.run(sessions, "sea")
+        await two.run(sessions, "hill")
+        echo.fails.clear()
+        assert (await one.run(sessions, "sea")).text == "write(sea)"
+        assert await words(sessions, "talk") == ["before", "hill", "judge(hill)", "sea", "write(sea)"]
+        assert (await two.run(sessions, "hill")).text == "judge(hill)"
+        said = [message.text for message in await sessions.history("talk")]
+        assert said == ["before", "sea", "hill", "judge(hill)", "sea", "write(sea)"]
+
+
+async def test_a_retry_leaves_what_others_have_said_into_the_attempt_itself() -> None:
+    """Who speaks while a run waits for approval has not failed with it."""
+
+    @perdure.tool(needs_approval=True)
+    def publish() -> str:
+        return "ok"
+
+    def reply(request: Any) -> Any:
+        return ToolCall(name="publish") if request.step == 0 else perdure.DriverError("not today")
+
+    workflow = Workflow("w", [Stage("publish")])
+    async with perdure.connect("memory://", driver=ScriptedDriver(reply), tools=[publish]) as sessions:
+        with pytest.raises(SessionNotActive):
+            await workflow.run(sessions, "go")
+        await sessions.inject("w.publish", {"role": "user", "content": "Mind the gap."})
+        with pytest.raises(RunFailed):
+            await sessions.approve("w.publish")
+        with pytest.raises(SessionNotActive):
+            await workflow.run(sessions, "go")
+        assert (await words(sessions, "w.publish"))[:2] == ["Mind the gap.", "go"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_retry_that_is_killed_at_any_call_of_the_store_loses_nobodys_words(after: bool) -> None:
+    """Somebody speaks before it is killed, and again before it goes on; the stage is answered once."""
+    for call in range(1, 200):
+        echo, clock, store = Echo(), FrozenClock(tick=0.0001), FailingStore(MemoryStore())
+        echo.fails.add("sea")
+        workflow = Workflow("w", [Stage("draft", agent=POET, session="talk")])
+        with use(clock=clock):
+            async with perdure.connect(store, driver=echo.driver) as sessions:
+                with pytest.raises(RunFailed):
+                    await workflow.run(sessions, "sea")
+                await sessions.inject("talk", {"role": "user", "content": "one"})
+                echo.fails.clear()
+                store.crash(call=call, after=after)
+                with suppress(PerdureError):
+                    await workflow.run(sessions, "sea")
+                crashed = store.has_crashed
+                store.heal()
+                clock.advance(60)
+                await sessions.recover()
+                await sessions.inject("talk", {"role": "user", "content": "two"})
+                assert (await workflow.run(sessions, "sea")).text == "write(sea)"
+                said = await words(sessions, "talk")
+                assert sorted(said) == ["one", "sea", "two", "write(sea)"]
+                assert said.index("one") < said.index("two")
+                assert said.index("write(sea)") == said.index("sea") + 1
+                assert [message.text for message in await sessions.history("talk")].count("one") == 1
+        if not crashed:
+            break
+    assert 5 < call < 199
 
 
 async def test_a_stage_waits_for_approval() -> None:

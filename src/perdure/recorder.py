@@ -99,6 +99,8 @@ class SessionRecorder:
         """A child has begun that knows its parent: both get to know each other, whichever was heard of first."""
         session_id = self._session_of(event)
         self._sessions[session_id] = replace(self._sessions[session_id], parent_spawn_ref=spawn)
+        if event.parent_loop_id not in (spawn.parent_loop_id, None) or (event.resumed and event.parent_loop_id is None):
+            return  # a later loop of the child, which goes on from one of its own
         ref = ChildLoopRef(spawn.tool_call_id, spawn.tool_name, event.loop_id, session_id)
         parent = self._loops.get(spawn.parent_loop_id)
         if parent is None:

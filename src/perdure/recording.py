@@ -167,6 +167,8 @@ class JournalRecord:
         self.put = self._unwritten.put
         self._writing = asyncio.Lock()
         self.claim: Claim | None = None
+        self.takes_over = False
+        """Whether it goes on with a run that was killed, whose claim lies on the session."""
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
 
@@ -193,6 +195,7 @@ class JournalRecord:
                 lease=self.lease,
                 messages=messages,
                 entries=entries,
+                take_over=self.takes_over,
             )
         else:
             appended = await self._journal.append(self.claim, messages=messages, entries=entries)

@@ -12,6 +12,7 @@ from itertools import count
 import msgspec
 
 from perdure.actions.definition import ChangeDefinition
+from perdure.actions.take_back import TakeBackRun
 from perdure.errors import ConfigurationError, InvalidData, SessionConflict, SessionNotActive, SessionNotFound
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
@@ -187,7 +188,9 @@ class Workflow:
             if not _is_given_up(session):
                 return attempt, Reply(session)
             if await journal.find_key(session_id, self._key(stage, attempt + 1)) is None:
-                await sessions.rewind(session_id, found[1] - 1)
+                loop_id = _loop_of(session)
+                assert loop_id is not None, "a run was given up, so there is one"
+                await sessions.execute(session_id, TakeBackRun(loop_id, found[1] - 1, session.version))
         raise AssertionError("there is always a next attempt")
 
     async def _create(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> None:

@@ -20,6 +20,7 @@ from perdure import (
     AgentSession,
     ApproveToolCalls,
     AutoCompaction,
+    ChangeDefinition,
     Compaction,
     CompactionFailed,
     CompactTranscript,
@@ -27,6 +28,7 @@ from perdure import (
     ContextTooLong,
     DriverError,
     EventBus,
+    ExecutionBudget,
     ExecutionStatus,
     FileStore,
     ForkSession,
@@ -34,6 +36,7 @@ from perdure import (
     InvalidData,
     LongestAnswer,
     LoopFactory,
+    LoopStatus,
     MemoryStore,
     Message,
     ModelConfig,
@@ -54,10 +57,11 @@ from perdure import (
     save_session,
     tool,
 )
+from perdure.fsck import fsck
 from perdure.loop.compaction_summary import INSTRUCTIONS
 from perdure.loop.replay import Replay
 from perdure.model.ids import use
-from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
+from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("agent", model=ModelConfig("test:model"))
 LONG = "x" * 4_000
@@ -496,6 +500,82 @@ async def test_a_summary_that_fails_half_way_is_charged_for():
         assert [block.by for block in after.state.transcript.blocks()] == ["truncate"]
         assert (after.state.execution.compaction_usage, after.state.usage) == (used, used + used)
         assert (await runtime.record("s")).total_usage() == used + used
+
+
+@pytest.mark.parametrize("how", ["fails", "cancelled", "over the limit"])
+async def test_a_compaction_that_comes_to_nothing_is_on_record_with_what_it_took(opened, how):
+    """The session is untouched and can be run; nothing waits to be recovered."""
+    asked: list[int] = []
+    again = asyncio.Event()
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt != INSTRUCTIONS:
+            return "fine"
+        asked.append(1)
+        if len(asked) == 1:
+            return "sum"
+        again.set()
+        return Delay(30, "too late") if how == "cancelled" else DriverError("out of order")
+
+    used = Usage(input_tokens=100, output_tokens=10)
+    loops = auto(ScriptedDriver(reply, usage=used))
+    limit = {"hard_limit_tokens": 1, "hard_limit_strategy": "observation_mask"} if how == "over the limit" else {}
+    async with windowed(opened(), *turns(4 if limit else 20, LONG[:1000])) as runtime:
+        before = await runtime.get_session("s")
+        compact = CompactTranscript(loops=loops, compact_strategy="llm", keep_last=2, **limit)
+        work = asyncio.ensure_future(runtime.execute("s", compact))
+        if how == "cancelled":
+            await again.wait()
+            work.cancel()
+        with pytest.raises((CompactionFailed, InvalidData, asyncio.CancelledError)):
+            await work
+        assert json_of(await runtime.get_session("s")) == json_of(before)
+        (loop,) = (await runtime.record("s")).loops
+        assert (loop.continuation_kind.kind, loop.usage) == ("compaction", used)
+        assert loop.status is (LoopStatus.COMPLETED if how == "cancelled" else LoopStatus.FAILED)
+        assert await recover(runtime, loops) == RecoveryReport()
+        assert (await recover(runtime, loops, session_id="s")).resumed == ()
+        assert (await fsck(runtime.journal)).problems == ()
+        after = await runtime.execute("s", SendMessage("hi", LoopFactory(driver=ScriptedDriver(["fine"]))))
+        assert after.state.final_response.text == "fine"
+
+
+@pytest.mark.parametrize("how", ["time limit", "cancelled", "empty"])
+async def test_what_a_compaction_has_used_is_charged_whatever_becomes_of_it(how):
+    """The model has answered once, and what comes then is too late, or of no use. The run's record agrees."""
+    asked: list[int] = []
+    again = asyncio.Event()
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt != INSTRUCTIONS:
+            return "fine"
+        asked.append(1)
+        if how == "empty":
+            return ""
+        if len(asked) == 1:
+            return "sum"
+        again.set()
+        return Delay(30, "too late")
+
+    used = Usage(input_tokens=100, output_tokens=10)
+    loops = auto(ScriptedDriver(reply, usage=used), AutoCompaction(compact_strategy="llm"))
+    budget = ExecutionBudget(max_seconds=0.3 if how == "time limit" else None)
+    async with windowed(MemoryStore(), *turns(20, LONG[:1000])) as runtime:
+        definition = (await runtime.get_session("s")).definition
+        await runtime.execute("s", ChangeDefinition(msgspec.structs.replace(definition, budget=budget)))
+        run = asyncio.ensure_future(runtime.execute("s", SendMessage("hi", loops)))
+        if how == "cancelled":
+            await again.wait()
+            run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        after = await runtime.get_session("s")
+        assert after.state.execution.compaction_usage == used
+        (loop,) = (await runtime.record("s")).loops
+        whole = await runtime.loop("s", loop.loop_id)
+        assert loop.usage == whole.usage == after.state.usage
+        assert whole.compaction_usage == used
+        events = [event async for event in runtime.events("s")]
+        assert Replay((await runtime.get_session("s", version=3)).state).apply_all(events).state.usage == whole.usage
 
 
 @pytest.mark.parametrize("share", [0, 1.1, "much", True])

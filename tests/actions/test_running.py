@@ -383,7 +383,7 @@ async def test_a_run_ends_though_its_store_loses_a_cancellation(monkeypatch: pyt
     store = Deaf()
     runtime = SessionRuntime(store)
     session = await runtime.create(AGENT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         after = await runtime.execute(session.id, SendMessage("Go.", loops_of(ScriptedDriver([Delay(0.12, "done")]))))
     assert texts(after) == ["Go.", "done"]
     assert store.lost > 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.loop.scenes import Heard, HeldDriver, answer_of, loops_of
+from tests.stories import KINDS, opened
 
 from perdure import (
     AgentDefinition,
@@ -20,9 +21,11 @@ from perdure import (
     ExecutionStatus,
     InvalidData,
     LoopFactory,
+    LoopStatus,
     Media,
     MemoryStore,
     Message,
+    RecoveryReport,
     SendMessage,
     SessionBusy,
     SessionConflict,
@@ -31,9 +34,13 @@ from perdure import (
     SqliteStore,
     TagSession,
     ToolCall,
+    recover,
     tool,
 )
+from perdure.fsck import fsck
+from perdure.model.loop_events import InputRejected
 from perdure.model.message import UnknownPart
+from perdure.protocols import Entry
 from perdure.testing.scripted import ScriptedDriver
 
 AGENT = AgentDefinition("agent")
@@ -274,6 +281,32 @@ async def test_a_queued_message_under_a_key_of_another_is_refused_alone(tmp_path
         session = await busy.end()
         assert said(session) == ["First.", "Re: First.", "A", "Re: A", "C", "Re: C"]
         assert await busy.store.read(busy.id, inbox=True) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refused_message_is_found_on_record(tmp_path: Path, kind: str) -> None:
+    """A loop that was rejected tells why, with the message, live too. The session stands where it stood."""
+    heard = Heard()
+    async with opened(kind, tmp_path) as store:
+        runtime = SessionRuntime(store, events=heard)
+        session = await runtime.create(AGENT)
+        await runtime.execute(session.id, SendMessage("Hi", loops_of(echo), key="k"))
+        other = Message.user("Something else.")
+        await store.post(session.id, Entry("queue", {"messages": [other.to_dict()], "key": "k"}))
+        after = await runtime.execute(session.id, SendMessage("More", loops_of(echo)))
+        refused = (await runtime.record(session.id)).loops[-1]
+        whole = await runtime.loop(session.id, refused.loop_id)
+        assert (refused.status, whole.status) == (LoopStatus.REJECTED, LoopStatus.REJECTED)
+        assert "'k' was used for another message" in (refused.rejection or "")
+        assert whole.messages == (other,)
+        assert [event.reason for event in whole.events if isinstance(event, InputRejected)] == [refused.rejection]
+        assert [event.reason for event in heard.of(InputRejected)] == [refused.rejection]
+        assert await runtime.get_session(session.id) == after
+        assert await store.read(session.id, inbox=True) == []
+        assert await recover(runtime, loops_of(echo), session_id=session.id) == RecoveryReport()
+        again = await runtime.execute(session.id, SendMessage("Last", loops_of(echo)))
+        assert said(again) == ["Hi", "Re: Hi", "More", "Re: More", "Last", "Re: Last"]
+        assert (await fsck(store)).problems == ()
 
 
 async def test_what_is_queued_before_a_steering_message_is_not_lost(

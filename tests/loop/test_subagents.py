@@ -12,6 +12,7 @@ from perdure import (
     AgentDefinition,
     AgentSession,
     ApproveToolCalls,
+    ChildLoopRef,
     ConfigurationError,
     DenyToolCalls,
     DriverError,
@@ -25,6 +26,7 @@ from perdure import (
     ResumeExecution,
     SendMessage,
     SessionBusy,
+    SessionRecorder,
     SessionRuntime,
     SessionStatus,
     SqliteStore,
@@ -91,6 +93,37 @@ async def test_a_sub_agent_has_a_session_of_its_own() -> None:
     ended = next(event for event in heard.of(ToolExecutionEnd) if event.session_id == session.id)
     assert child.state.execution is not None
     assert (ended.child.child_session_id, ended.child.child_loop_id) == (child.id, child.state.execution.execution_id)
+
+
+async def test_caller_and_sub_agent_are_linked_both_ways_on_record() -> None:
+    """The child's first loop goes on from its caller's; its later ones, from its own. A header names children too."""
+    loops = loops_for([ASK, "Done."], ["It is 5."])
+    runtime, session, (child,) = await send(loops)
+    await runtime.execute(child.id, SendMessage("Sure?", loops))
+    (caller,) = (await runtime.record(session.id)).loops
+    first, second = (await runtime.record(child.id)).loops
+    assert (first.parent_loop_id, first.continuation_kind.kind) == (caller.loop_id, "initial")
+    assert (second.parent_loop_id, second.continuation_kind.kind) == (first.loop_id, "default")
+    assert caller.child_loop_refs == (ChildLoopRef("ask", "helper", first.loop_id, child.id),)
+    assert (await runtime.loop(session.id, caller.loop_id)).child_loop_refs == caller.child_loop_refs
+    assert [loop.loop_id for loop in (await runtime.record(child.id)).root_loops()] == [first.loop_id]
+
+
+@pytest.mark.parametrize("child_first", [False, True])
+async def test_a_recorder_finds_the_same_links_in_either_order(child_first: bool) -> None:
+    """A later loop of the child is not one that the call has spawned."""
+    heard = Heard()
+    loops = loops_for([ASK, "Done."], ["It is 5."], events=heard)
+    runtime, session, (child,) = await send(loops)
+    await runtime.execute(child.id, SendMessage("Sure?", loops))
+    recorder = SessionRecorder()
+    for event in sorted(heard, key=lambda event: (event.session_id == child.id) is not child_first):
+        recorder.on_event(event)
+    recorded = {record.session_id: record for record in recorder.checkpoint()}
+    assert recorded[child.id].parent_spawn_ref == child.info.spawn_ref
+    (caller,) = recorded[session.id].loops
+    assert caller.child_loop_refs == (await runtime.record(session.id)).loops[0].child_loop_refs
+    assert recorded[child.id].loops[0].parent_loop_id == caller.loop_id
 
 
 async def test_usage_is_charged_up() -> None:
@@ -336,3 +369,30 @@ async def test_an_ailing_store_is_not_told_to_the_model(error: Exception, when_b
     after = await runtime.execute(session.id, ResumeExecution(loops))
     assert [message.text for message in after.state.messages if message.role == "user"] == ["Go."]
     assert (answer_of(after.state), results_in(after.state)[0].text) == ("Done.", "It is 5.")
+
+
+async def test_a_resumed_run_still_knows_the_children_from_before() -> None:
+    """Its header names those of both lives."""
+    store = Ailing(None)
+    again = ToolCall("helper", {"prompt": "Once more."}, "again")
+    loops = loops_for([ASK, again, "Done."], ["It is 5."])
+    runtime = SessionRuntime(store)
+    session = await runtime.create(BOSS)
+    claim = store.claim
+
+    async def claim_once(session_id: str, **given: Any) -> Any:
+        claimed = await claim(session_id, **given)
+        store.error = StoreError("The disk is full.") if session_id.startswith("sub-") else None
+        return claimed
+
+    store.claim = claim_once  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        await runtime.execute(session.id, SendMessage("Go.", loops))
+    store.claim = claim  # type: ignore[method-assign]
+    store.error = None
+    await runtime.execute(session.id, ResumeExecution(loops))
+    (caller,) = (await runtime.record(session.id)).loops
+    assert [ref.tool_call_id for ref in caller.child_loop_refs] == ["ask", "again"]
+    for ref in caller.child_loop_refs:
+        (loop,) = (await runtime.record(ref.child_session_id)).loops
+        assert (loop.loop_id, loop.parent_loop_id) == (ref.child_loop_id, caller.loop_id)

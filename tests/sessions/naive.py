@@ -85,7 +85,6 @@ class NaiveSession:
         self.versions: list[View] = [view]
         self.steps: list[View] = [view]
         self.said: list[str] = list(dict.fromkeys(said))
-        self.has_adopted = False
 
     @property
     def view(self) -> View:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.model.lineage import Adoption
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext
 
@@ -22,7 +23,15 @@ class AdoptBranch:
         if branch is None or branch.info.owner != session.info.owner:
             raise SessionNotFound(self.branch_id)
         await _require_fork(branch, session, context)
-        return session.with_state(session.state.for_next_execution().with_transcript(branch.state.transcript))
+        adoption = await _adoption(session, context)
+        return session.with_state(session.state.for_next_execution().with_adopted(branch.state.transcript, adoption))
+
+
+async def _adoption(session: AgentSession, context: ActionContext) -> Adoption:
+    """What the session's history goes by. Nobody can add to the log before this is saved: that would be a conflict."""
+    end = 0 if context.journal is None else (await context.journal.log_of(session.id))[1]
+    before = session.state.adopted
+    return Adoption(session.version + 1, end, before.version if before else 0)
 
 
 async def _require_fork(branch: AgentSession, session: AgentSession, context: ActionContext) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from perdure.actions.running import LEASE, owner_here
 from perdure.actions.transcript import open_calls
-from perdure.errors import ConfigurationError, InvalidData, StoreError
+from perdure.errors import ConfigurationError, InvalidData, PerdureError, StoreError
 from perdure.loop.compaction_options import CompactionOptions
 from perdure.loop.compactor import Compacted, Compactor, overlaid
 from perdure.loop.factory import LoopFactory
@@ -23,6 +23,8 @@ from perdure.model.ids import new_id
 from perdure.model.loop_events import AgentEnd, AgentStart, Compaction, ContinuationKind
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
+from perdure.model.usage import Usage
+from perdure.model.value import ErrorRecord
 from perdure.protocols import ActionContext, Journal
 from perdure.recording import JournalRecord
 
@@ -49,7 +51,12 @@ class CompactTranscript:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         state = session.state
         async with _claimed(session, context) as record:
-            made = await self._compactor(session).compact(state.transcript, open_calls=open_calls(state))
+            compactor = self._compactor(session)
+            try:
+                made = await compactor.compact(state.transcript, open_calls=open_calls(state))
+            except BaseException as error:
+                await self._charge(session, record, compactor.spent, error)
+                raise
             if made is None:
                 await _leave_as_it_is(session, context, record)
                 return session
@@ -67,27 +74,45 @@ class CompactTranscript:
 
     def _put_on_record(self, session: AgentSession, record: JournalRecord, made: Compacted) -> None:
         """A loop of its own: it has a cost, and no step. Its events are written with the save, or not at all."""
-        execution, loop_id = session.state.execution, new_id()
-        config = None
-        if made.block.model is not None and self._loops is not None:
-            config = snapshot(self._summary_model or self._loops.model_of(session.definition, session.state))
-        common: dict[str, Any] = {
-            "loop_id": loop_id,
-            "session_id": session.id,
-            "agent_id": session.state.agent_id,
-        }
-        record.put(
-            AgentStart(
-                **common,
-                seq=1,
-                parent_loop_id=execution.execution_id if execution else None,
-                continuation=ContinuationKind("compaction"),
-                config=config,
-                base_version=session.version,
-            )
-        )
+        start = self._start(session, has_model=made.block.model is not None, base_version=session.version)
+        common = _ids_of(start)
+        record.put(start)
         record.put(Compaction(**common, seq=2, block=made.block, shown=made.shown, usage=made.usage))
         record.put(AgentEnd(**common, seq=3, status=ExecutionStatus.COMPLETED, usage=made.usage))
+
+    async def _charge(
+        self, session: AgentSession, record: JournalRecord | None, spent: Usage, error: BaseException
+    ) -> None:
+        """Put on record what was spent for nothing. The session stays as it is, so there is nothing to be resumed."""
+        if record is None or spent == Usage():
+            return
+        start = self._start(session, has_model=True, base_version=None)
+        cancelled = isinstance(error, asyncio.CancelledError)
+        status = ExecutionStatus.STOPPED if cancelled else ExecutionStatus.FAILED
+        errors = () if cancelled else (ErrorRecord.of(error),)
+        record.put(start)
+        record.put(AgentEnd(**_ids_of(start), seq=2, status=status, usage=spent, errors=errors))
+        with contextlib.suppress(PerdureError):  # what the caller is to hear of is why the compaction failed
+            await record.barrier()
+
+    def _start(self, session: AgentSession, *, has_model: bool, base_version: int | None) -> AgentStart:
+        execution, config = session.state.execution, None
+        if has_model and self._loops is not None:
+            config = snapshot(self._summary_model or self._loops.model_of(session.definition, session.state))
+        return AgentStart(
+            loop_id=new_id(),
+            session_id=session.id,
+            agent_id=session.state.agent_id,
+            seq=1,
+            parent_loop_id=execution.execution_id if execution else None,
+            continuation=ContinuationKind("compaction"),
+            config=config,
+            base_version=base_version,
+        )
+
+
+def _ids_of(start: AgentStart) -> dict[str, Any]:
+    return {"loop_id": start.loop_id, "session_id": start.session_id, "agent_id": start.agent_id}
 
 
 class UncompactTranscript:

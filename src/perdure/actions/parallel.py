@@ -33,6 +33,7 @@ from perdure.model.loop_events import (
     MessageEnd,
     ParallelLoopEnd,
     ParallelLoopStart,
+    ToolExecutionEnd,
 )
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
@@ -138,8 +139,9 @@ class Group:
         self._selection: Selection | None = None
 
     def remember(self, written: Mapping[str, StoredAt]) -> None:
-        """Where messages stand already, from before a crash."""
+        """Go on with an evaluation that was killed: where messages stand already, from before the crash."""
         if self._record is not None:
+            self._record.takes_over = True
             self._record.written.update(written)
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
@@ -351,7 +353,8 @@ class Group:
 
 def _told(story: Sequence[AnyLoopEvent]) -> Told:
     said = tuple(event.message for event in story if isinstance(event, MessageEnd))
-    return Told(max((event.seq for event in story), default=0), said)
+    spawned = tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None)
+    return Told(max((event.seq for event in story), default=0), said, spawned)
 
 
 class _GroupRecord(JournalRecord):

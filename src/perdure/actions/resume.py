@@ -28,7 +28,7 @@ from perdure.model.message import Message
 from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
+from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
 from perdure.recording import entry_of, event_of
 from perdure.runtime.runtime import SessionRuntime
 
@@ -42,7 +42,6 @@ class ResumeExecution:
     """
 
     runs_model = True
-    ends_interruption = True
 
     def __init__(self, loops: LoopFactory, *, depth: int = 0, give_up: bool = False) -> None:
         self._loops = loops
@@ -74,6 +73,7 @@ class ResumeExecution:
         if not self._give_up:
             self._require_tools(session, replay)
         options = RunOptions(
+            resumes=True,
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
             depth=self._depth,
@@ -109,17 +109,23 @@ async def _give_up_group(
         seq=start.seq + 1,
         loop_ids=start.loop_ids,
     )
-    claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here(), entries=[entry_of(end)])
-    await journal.release(claim)
+    await _take_over(journal, session, entry_of(end))
     context.answer = session
     return session
 
 
 async def _clear_claim(journal: Journal, session: AgentSession) -> None:
     """Take off the claim of one who was killed with nothing on record, as in the middle of a compaction."""
-    if session.id in await journal.lapsed():
-        claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
-        await journal.release(claim)
+    if await journal.is_interrupted(session.id):
+        await _take_over(journal, session)
+
+
+async def _take_over(journal: Journal, session: AgentSession, *entries: Entry) -> None:
+    """Take a lapsed claim off a session, with something put on record."""
+    claim, _ = await journal.claim(
+        session.id, version=session.version, owner=owner_here(), entries=entries, take_over=True
+    )
+    await journal.release(claim)
 
 
 def _key_of(events: Sequence[AnyLoopEvent]) -> Key | None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from perdure import codec
 from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
@@ -19,11 +20,12 @@ from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
+from perdure.model.lineage import ChildLoopRef
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
+from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
 from perdure.recording import JournalRecord
 
 LEASE = 30.0
@@ -45,6 +47,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     taken: int = 0
     written: Mapping[str, StoredAt] = EMPTY
     """Where messages of the state stand in the log already, from before a crash."""
+    resumes: bool = False
+    """Whether it goes on with a run that was killed."""
     give_up: bool = False
     """Whether the run is to be ended where it stands."""
 
@@ -62,6 +66,7 @@ async def run_agent(
     record = None
     if context is not None and context.journal is not None:
         record = JournalRecord(context.journal, session, owner=owner_here(), lease=options.lease)
+        record.takes_over = options.resumes
         record.taken = options.taken
         record.written.update(options.written)
     run = loop.start(
@@ -118,7 +123,12 @@ async def _told(session: AgentSession, state: AgentState, context: ActionContext
     (run,) = await context.journal.runs(session.id, run=loop_id)
     stored = {message.id: message for message in await context.journal.messages(run.log, run.start, run.stop)}
     said = (entry.body["message"]["id"] for entry in entries if entry.kind == "message_end")
-    return Told(int(entries[-1].body["seq"]), tuple(stored[each] for each in said if each in stored))
+    spawned = (entry.body.get("child") for entry in entries if entry.kind == "tool_execution_end")
+    return Told(
+        int(entries[-1].body["seq"]),
+        tuple(stored[each] for each in said if each in stored),
+        tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
+    )
 
 
 def _hand_over(context: ActionContext, record: JournalRecord | None, options: RunOptions) -> None:
@@ -260,10 +270,12 @@ def messages_in(entry: JournalEntry) -> list[Message]:
     return [Message.from_dict(plain) for plain in entry.body["messages"]]
 
 
-async def take(journal: Journal, session: AgentSession, seq: int) -> None:
-    """Mark a session's inbox as dealt with up to an item, without a run."""
+async def take(
+    journal: Journal, session: AgentSession, seq: int, messages: Sequence[Message] = (), entries: Sequence[Entry] = ()
+) -> None:
+    """Mark a session's inbox as dealt with up to an item, without a run; and put on record what is to be told of it."""
     claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
-    await journal.append(claim, taken=seq)
+    await journal.append(claim, messages=messages, entries=entries, taken=seq)
     await journal.release(claim)
 
 

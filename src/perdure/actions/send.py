@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perdure import codec
+from perdure.actions.refused import refuse
 from perdure.actions.running import (
     QUEUE,
     STEER,
@@ -20,7 +21,15 @@ from perdure.actions.running import (
     was_delivered,
 )
 from perdure.actions.spawning import Spawner
-from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotActive, SessionNotFound
+from perdure.errors import (
+    ClaimLost,
+    InvalidData,
+    RunInterrupted,
+    SessionBusy,
+    SessionConflict,
+    SessionNotActive,
+    SessionNotFound,
+)
 from perdure.loop.factory import LoopFactory
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
@@ -82,7 +91,7 @@ class SendMessage:
         spawn = Spawner(session, context) if context is not None else None
         try:
             after = await run_agent(session, state, self._loops, context, options, spawn)
-        except ClaimLost:
+        except (ClaimLost, RunInterrupted):
             raise
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
             if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
@@ -174,7 +183,9 @@ class SendPosted:
                 raise
             # It can never be sent; left in the inbox, it would be tried, and raised to others, after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
-            context.answer = after = session
+            await refuse(session, context, journal, entry, error.problem)
+            context.answer = session
+            return session
         if context.answer is not None:  # by its key: it has been sent before
             await take(journal, session, entry.seq)
         context.after_saved = None

@@ -73,7 +73,7 @@ class Rewind:
             transcript = session.state.transcript
             transcript = transcript.cut(0, place_of(transcript, self.to, "$.to"))
         else:
-            transcript = (await _at_version(session, self.to, context)).state.transcript
+            transcript = (await at_version(session, self.to, context)).state.transcript
         return session.with_state(session.state.for_next_execution().with_transcript(transcript))
 
 
@@ -87,7 +87,7 @@ class Undo:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         shown = await self._origin(session, context)
         while shown.version > 1:
-            older = await _at_version(session, shown.version - 1, context)
+            older = await at_version(session, shown.version - 1, context)
             shown = await self._origin(older, context)
             if shown.state.transcript != session.state.transcript:
                 state = session.state.for_next_execution()
@@ -97,7 +97,7 @@ class Undo:
     async def _origin(self, session: AgentSession, context: ActionContext | None) -> AgentSession:
         """The version that first had this view: one that an undo has made is older than its number."""
         while session.state.rewound_to:
-            session = await _at_version(session, session.state.rewound_to, context)
+            session = await at_version(session, session.state.rewound_to, context)
         return session
 
 
@@ -114,7 +114,8 @@ def _calls_of(message: Message) -> set[str]:
     return {call.id for call in message.tool_calls}
 
 
-async def _at_version(session: AgentSession, version: int, context: ActionContext | None) -> AgentSession:
+async def at_version(session: AgentSession, version: int, context: ActionContext | None) -> AgentSession:
+    """A session as of an older version."""
     if context is None:
         raise ConfigurationError("Going back to a version needs the store: execute it with SessionRuntime.execute().")
     older = await context.store.load(session.id, version)

@@ -315,15 +315,17 @@ class Run:
         if self._setup.compaction is None:
             return False
         async with self.time_limit():
-            made = await self._setup.compaction.compact(self.state.transcript, request, trigger)
+            made = await self._setup.compaction.compact(self.state.transcript, request, trigger, self._charge)
         if made is None:
             return False
-        execution = self.state.execution
-        assert execution is not None
         self.state = self.state.with_transcript(overlaid(self.state.transcript, made))
-        self.state = self.state.with_execution(execution.with_compaction_usage(made.usage))
         await self._narrator.compacted(made.block, made.shown, made.usage, trigger)
         return True
+
+    def _charge(self, usage: Usage) -> None:
+        """Take in what a compaction has used, whether or not anything comes of it."""
+        assert self.state.execution is not None
+        self.state = self.state.with_execution(self.state.execution.with_compaction_usage(usage))
 
     def _with_own_ids(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Parts in which no tool call has the id of another of this run: approvals and sub-agents are found by it."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from perdure.errors import CompactionFailed, InvalidData
 from perdure.loop.compaction_options import CompactionOptions
-from perdure.loop.compaction_summary import NoteTaker
+from perdure.loop.compaction_summary import Charge, NoteTaker
 from perdure.loop.compaction_windows import window_of
 from perdure.loop.compactor import Compacted, Compactor
 from perdure.loop.tokens import TokenEstimator
@@ -61,8 +61,13 @@ class AutoCompactor:
         if window_of(self._model) is not None:
             self._tokens.learn(request, usage.input_tokens)
 
-    async def compact(self, view: Transcript, request: ModelRequest, trigger: Trigger) -> Compacted | None:
-        """What to lay over a view so that its request fits; None if that gains too little."""
+    async def compact(
+        self, view: Transcript, request: ModelRequest, trigger: Trigger, charge: Charge
+    ) -> Compacted | None:
+        """What to lay over a view so that its request fits; None if that gains too little.
+
+        `charge` is told what it has taken, also where it fails or is cancelled.
+        """
         options = self._options_for(view, request, trigger)
         compactor = self._compactor(options)
         if trigger == "window" and compactor.possible_gain(view) < LEAST_GAIN:
@@ -73,6 +78,8 @@ class AutoCompactor:
             without_model = replace(options, compact_strategy="truncate", hard_limit_strategy="truncate")
             made = await self._compactor(without_model).compact(view, step=request.step, is_lenient=True)
             return None if made is None else replace(made, usage=compactor.spent)
+        finally:
+            charge(compactor.spent)
 
     def _compactor(self, options: CompactionOptions) -> Compactor:
         return Compactor(options, self._tokens, self._summariser, model=self._model.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.loop.compaction_draft import shortened
+from perdure.loop.compaction_summary import Charge
 from perdure.loop.tokens import by_characters
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Message, Text
@@ -20,15 +21,16 @@ class Digest:
     is_language_model = False
 
     async def summarise(
-        self, messages: Sequence[Message], *, output_chars: int | None = None, step: int = 0
-    ) -> tuple[str, Usage]:
+        self, messages: Sequence[Message], charge: Charge, *, output_chars: int | None = None, step: int = 0
+    ) -> str:
         lines = [line for message in messages if (line := _line(message))]
         left_out = len(lines) - FIRST - LAST
         if left_out > 0:
             lines[FIRST:-LAST] = [f"[… {left_out} messages left out]"]
         notes = "\n".join(lines) or f"{len(messages)} messages without text."
         read = sum(by_characters(message.text) for message in messages)
-        return notes, Usage(input_tokens=read, output_tokens=by_characters(notes))
+        charge(Usage(input_tokens=read, output_tokens=by_characters(notes)))
+        return notes
 
 
 def _line(message: Message) -> str:

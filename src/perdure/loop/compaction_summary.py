@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,16 +29,12 @@ CHARS_READ_PER_TOKEN = 2
 MOST_HALVINGS = 6
 
 
-class SummaryFailed(DriverError):
-    """The model has failed, after having used so much."""
-
-    def __init__(self, reason: str, usage: Usage) -> None:
-        self.usage = usage
-        super().__init__(reason)
+Charge = Callable[[Usage], None]
+"""Told what a model's answer took, as soon as it is there: what comes after it may fail, or be cancelled."""
 
 
 class NoteTaker(Protocol):
-    """Writes notes on messages, and tells what that took."""
+    """Writes notes on messages, and tells what that takes."""
 
     @property
     def model(self) -> ModelConfig: ...
@@ -48,8 +44,8 @@ class NoteTaker(Protocol):
         ...
 
     async def summarise(
-        self, messages: Sequence[Message], *, output_chars: int | None = None, step: int = 0
-    ) -> tuple[str, Usage]: ...
+        self, messages: Sequence[Message], charge: Charge, *, output_chars: int | None = None, step: int = 0
+    ) -> str: ...
 
 
 class Summariser:
@@ -62,38 +58,36 @@ class Summariser:
         self._driver = driver
 
     async def summarise(
-        self, messages: Sequence[Message], *, output_chars: int | None = None, step: int = 0
-    ) -> tuple[str, Usage]:
-        """The notes, and what it took to write them. DriverError if the model fails at any of it."""
+        self, messages: Sequence[Message], charge: Charge, *, output_chars: int | None = None, step: int = 0
+    ) -> str:
+        """The notes. DriverError if the model fails at any of it."""
         text = "".join(_told(messages, OUTPUT_CHARS if output_chars is None else output_chars))
         window = window_of(self.model)
         room = len(text) if window is None else window * CHARS_READ_PER_TOKEN
-        notes, used, read, halvings = "", Usage(), 0, 0
+        notes, read, halvings = "", 0, 0
         while read < len(text):
             try:
-                notes, spent = await self._ask(notes, text[read : read + room], step)
-            except ContextTooLong as error:
+                notes = await self._ask(notes, text[read : read + room], charge, step)
+            except ContextTooLong:
                 halvings += 1
                 if halvings > MOST_HALVINGS:
-                    raise SummaryFailed(str(error), used) from error
+                    raise
                 room = max(1, min(room, len(text) - read) // 2)
                 continue
-            except DriverError as error:
-                raise SummaryFailed(str(error), used) from error
-            used += spent
             read += room
-        return notes, used
+        return notes
 
-    async def _ask(self, notes: str, told: str, step: int) -> tuple[str, Usage]:
+    async def _ask(self, notes: str, told: str, charge: Charge, step: int) -> str:
         so_far = f"<notes>\n{notes}\n</notes>\n\n" if notes else ""
         asked = "Write the notes." if not notes else "Write the notes anew, so that they hold both."
         text = f"{so_far}<conversation>\n{told}</conversation>\n\n{asked}"
         request = ModelRequest(self.model, [Message.user(text)], INSTRUCTIONS, step=step)
         reply = await self._driver.respond(request, _unheard)
+        charge(reply.response.usage)
         said = reply.message.text.strip()
         if not said:
             raise DriverError(f"{self.model.name} gave an empty summary.")
-        return said, reply.response.usage
+        return said
 
 
 async def _unheard(delta: Delta) -> None:

@@ -19,7 +19,7 @@ from perdure.loop.compaction_draft import (
     with_results,
 )
 from perdure.loop.compaction_options import CompactionOptions, CompactStrategy, called
-from perdure.loop.compaction_summary import NoteTaker, SummaryFailed
+from perdure.loop.compaction_summary import NoteTaker
 from perdure.loop.tokens import TokenEstimator
 from perdure.model.ids import new_id, now
 from perdure.model.loop_events import Compaction, CompactionBlock, CompactionPart
@@ -73,7 +73,7 @@ class Compactor:
         self.model = model
         """The model whose count of tokens matters: the one that will be shown the view."""
         self.spent = Usage()
-        """What a model has used for a compaction that failed."""
+        """What a model has used so far, whatever comes of it."""
 
     async def compact(
         self, view: Transcript, *, open_calls: Collection[str] = (), step: int = 0, is_lenient: bool = False
@@ -90,9 +90,11 @@ class Compactor:
             await work.apply(strategy, work.draft.cut_for(self.options.keep_last))
             await work.keep_to_limit(is_lenient=is_lenient)
         except DriverError as error:
-            self.spent = work.usage + (error.usage if isinstance(error, SummaryFailed) else Usage())
             raise CompactionFailed(str(error)) from error
         return work.result(before) if work.draft.is_changed else None
+
+    def charge(self, usage: Usage) -> None:
+        self.spent += usage
 
     def possible_gain(self, view: Transcript) -> float:
         """The share of a view's tokens that a compaction could save at most."""
@@ -128,7 +130,6 @@ class _Work:
         self._compactor = compactor
         self._options = compactor.options
         self._step = step
-        self.usage = Usage()
         self._done_by: list[str] = []
         self._model: str | None = None
 
@@ -194,7 +195,7 @@ class _Work:
             tokens_after=self._compactor.count(self.draft),
             model=self._model,
         )
-        return Compacted(block, tuple(shown), self.usage)
+        return Compacted(block, tuple(shown), self._compactor.spent)
 
     async def _summarise(self, cut: int) -> None:
         older = self.draft.messages()[:cut]
@@ -205,8 +206,7 @@ class _Work:
         else:
             summariser = self._compactor.summariser
             chars = self._options.tool_output_max_chars
-            text, used = await summariser.summarise(older, output_chars=chars, step=self._step)
-            self.usage += used
+            text = await summariser.summarise(older, self._compactor.charge, output_chars=chars, step=self._step)
             self._model = summariser.model.name
         intro = "[Notes on the conversation so far; the messages they stand for are no longer shown.]"
         self.draft.replace_before(cut, [summary_message(f"{intro}\n{text}", "llm")])

@@ -69,10 +69,11 @@ class Unrecorded:
 
 
 class Told(msgspec.Struct, frozen=True):
-    """How far the story of a run that is continued had come: its last event's number, and the messages in it."""
+    """How far the story of a run that is continued had come: its last event's number, its messages and children."""
 
     seq: int = 0
     messages: tuple[Message, ...] = ()
+    children: tuple[ChildLoopRef, ...] = ()
 
 
 class Narrator:
@@ -86,6 +87,7 @@ class Narrator:
         self._is_on_record = False
         self._telling = asyncio.Lock()
         self._messages: list[Message] = list(told.messages)
+        self._children: list[ChildLoopRef] = list(told.children)
         self._start: dict[str, Any] = {}
 
     def begin(
@@ -99,8 +101,10 @@ class Narrator:
     ) -> None:
         assert state.execution is not None
         self._common |= {"loop_id": state.execution.execution_id, "agent_id": state.agent_id}
+        spawned_by = facts.get("spawn_ref") if state.execution_count == 1 else None
         self._start = {
-            "parent_loop_id": parent,
+            # The first loop of a sub-agent goes on from its caller's, in another session, and is an initial one there.
+            "parent_loop_id": spawned_by.parent_loop_id if spawned_by and parent is None else parent,
             "continuation": ContinuationKind("default" if parent else "initial"),
             "config": snapshot(model),
             "resumed": resumed,
@@ -177,6 +181,7 @@ class Narrator:
         """An outcome, and the message that tells the model of it: nothing comes between the two."""
         async with self._telling:
             self._messages.append(message)
+            self._children += [] if child is None else [child]
             # Both on record before either is told: a barrier that comes between must not part them.
             ended = self._note(ToolExecutionEnd, {"execution": execution, "step_id": step_id, "child": child})
             said = self._note(MessageEnd, {"message": message})
@@ -199,8 +204,10 @@ class Narrator:
             AgentEnd,
             status=execution.status,
             messages=tuple(self._messages),
+            children=tuple(self._children),
             stop_signals=execution.continuation.stop_signals,
             usage=execution.usage,
+            compaction_usage=execution.compaction_usage,
             errors=execution.errors,
             rejection=rejection_in(execution.continuation.stop_signals),
         )

@@ -31,6 +31,7 @@ from perdure.model.message import Message
 from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, ToolExecution
 from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
 
 
 class Replay:
@@ -105,6 +106,8 @@ class Replay:
         """A run that was cut short ends with the step that was under way."""
         ended = self._execution.with_current_step_completed().with_pending_calls(())
         continuation = replace(ended.continuation, stop_signals=event.stop_signals)
+        compacted = event.compaction_usage  # which older records do not tell of
+        ended = replace(ended, compaction_usage=ended.compaction_usage if compacted == Usage() else compacted)
         self._change(replace(ended, errors=event.errors, continuation=continuation).ended(event.status))
 
     def _say(self, event: MessageEnd) -> None:

@@ -1,4 +1,4 @@
-"""Links between sessions: who was spawned by whom."""
+"""Links between sessions: who was spawned by whom, and what was taken over from a branch."""
 
 from __future__ import annotations
 
@@ -21,3 +21,14 @@ class ChildLoopRef(Value, frozen=True):
     tool_name: str
     child_loop_id: str
     child_session_id: str
+
+
+class Adoption(Value, frozen=True):
+    """On a session: that a version of it has taken over what a branch showed, so that its history finds it again."""
+
+    version: int
+    """The version that first showed it."""
+    at: int = 0
+    """How many messages stood in the session's own log by then."""
+    before: int = 0
+    """The version of the adoption before this one; 0 if it is the first."""

@@ -147,8 +147,12 @@ class AgentEnd(LoopEvent, frozen=True, kw_only=True, tag="agent_end"):
     messages: tuple[Message, ...] = ()
     stop_signals: tuple[StopSignal, ...] = ()
     usage: Usage = Usage()
+    compaction_usage: Usage = Usage()
+    """The part of it that compactions took, those that came to nothing included."""
     errors: tuple[ErrorRecord, ...] = ()
     rejection: str | None = None
+    children: tuple[ChildLoopRef, ...] = ()
+    """The loops of sub-agents that its tool calls have spawned: a header of the record is made without the calls."""
 
 
 class InputRejected(LoopEvent, frozen=True, kw_only=True, tag="input_rejected"):

@@ -291,10 +291,14 @@ class LoopFold:
         if self._record.parallel_group is not None and reasons[:1] == [StopReason.USER_REQUESTED]:
             status = LoopStatus.ABORTED  # another branch was quicker
         self._messages = self._all_messages(event)
+        for ref in event.children:
+            self.link(ref)
         self._turns = {key: _TurnFold(turn.turn(event.at)) for key, turn in self._answered().items()}
         self._is_counted = True
+        compacted = event.compaction_usage  # which older records do not tell of
         self._record = replace(
             self._record,
+            compaction_usage=self._record.compaction_usage if compacted == Usage() else compacted,
             status=status,
             rejection=rejection,
             stop_reason=reasons[0].value if reasons else None,

@@ -103,6 +103,7 @@ class AgentSession(Value, frozen=True):
             owner=self.info.owner,
             tags=self.info.tags,
         )
+        state = msgspec.structs.replace(state, adopted=None)  # which tells of versions that the fork does not have
         return msgspec.structs.replace(self, info=info, state=state)
 
     def with_definition(self, definition: AgentDefinition) -> AgentSession:

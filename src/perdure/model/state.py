@@ -10,6 +10,7 @@ import msgspec
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.ids import Time, new_id, now
+from perdure.model.lineage import Adoption
 from perdure.model.message import Message
 from perdure.model.schema import schema_of
 from perdure.model.step import AgentStep, AgentStepType
@@ -48,6 +49,8 @@ class AgentState(Value, frozen=True):
     execution: ExecutionState | None = None
     rewound_to: int = 0
     """The version whose view this one shows again, until something is said."""
+    adopted: Adoption | None = None
+    """The last time that the session has taken over what a branch showed."""
 
     @classmethod
     def of(cls, definition: AgentDefinition) -> AgentState:
@@ -161,6 +164,10 @@ class AgentState(Value, frozen=True):
         """Another view; `rewound_to` is the version it was taken from, if it is an older one."""
         context = msgspec.structs.replace(self.context, transcript=transcript)
         return self._with(context=context, rewound_to=rewound_to)
+
+    def with_adopted(self, transcript: Transcript, adoption: Adoption) -> AgentState:
+        """The view of a branch, and where to find it again once another has taken its place."""
+        return msgspec.structs.replace(self.with_transcript(transcript), adopted=adoption)
 
     def with_messages(self, *messages: Message) -> AgentState:
         """Messages at the end of the transcript."""

@@ -97,4 +97,5 @@ def _seeded(seed: AgentState, definition: AgentDefinition) -> AgentState:
         raise InvalidData("$.seed", f"expected an AgentState, got {type(seed).__name__}")
     metadata: Mapping[str, object] = {**definition.metadata, **seed.metadata}
     prompt = seed.context.system_prompt or definition.system_prompt
+    seed = replace(seed, adopted=None)  # which tells of another session's versions
     return seed.with_context(replace(seed.context, metadata=metadata, system_prompt=prompt))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, Unpack, get_args
 
-from perdure.errors import ClaimLost, ConfigurationError, InvalidData, PerdureError, RunInterrupted, SessionConflict
+from perdure.errors import ClaimLost, ConfigurationError, InvalidData, PerdureError, SessionConflict
 from perdure.model.definition import AgentDefinition
 from perdure.model.events import (
     SessionActionExecuted,
@@ -109,8 +109,6 @@ class SessionRuntime:
 
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
-        if not getattr(action, "ends_interruption", False):
-            await self._require_no_killed_run(before.id)
         context = ActionContext(self._repository.store, self._events.emit, self.execute)
         try:
             after = await action.execute_on(before, context)
@@ -125,11 +123,6 @@ class SessionRuntime:
         if context.after_saved is not None:
             await context.after_saved(kept)
         return kept
-
-    async def _require_no_killed_run(self, session_id: SessionId) -> None:
-        """Raise RunInterrupted where a save would move the version from under a run that waits to be recovered."""
-        if self.journal is not None and await self.journal.is_interrupted(session_id):
-            raise RunInterrupted(session_id)
 
     async def _save(
         self,

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, BinaryIO, Self, Unpack
 
 from perdure.actions.adopt import AdoptBranch
@@ -316,8 +317,7 @@ class Sessions:
     async def history(self, session_id: str) -> Sequence[Message]:
         """All that was said, whatever is covered, trimmed or rewound now."""
         session = await self.session(session_id)
-        first = await self.session(session_id, 1)
-        return await all_said(self.runtime.journal, first, session)
+        return await all_said(self.runtime.journal, session, partial(self.session, session_id))
 
     async def ancestry(self, session_id: str) -> Ancestry:
         """What a session was forked from, what was forked from it, and the first of its line."""
@@ -440,7 +440,12 @@ class Sessions:
         return await self._erasure().redact(await self._reach(session_id), message_ids, replacement=replacement)
 
     async def gc(self) -> int:
-        """Erase what erased sessions have left behind and nothing points to; how many messages."""
+        """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""
+        if self.owner is not None:
+            raise ConfigurationError(
+                "Clearing up goes through the whole store, whoever owned what is left in it. Call gc() on sessions "
+                "that were connected without an owner."
+            )
         return await self._erasure().gc()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from operator import itemgetter
 
 from perdure.loop.compaction_draft import MARK
 from perdure.loop.compaction_options import STRATEGIES
@@ -11,31 +12,58 @@ from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, every_span
 from perdure.protocols import Journal, RunOnRecord
 
+AtVersion = Callable[[int], Awaitable[AgentSession]]
+Insertion = tuple[int, Sequence[Message]]
+"""Messages of another log, and after how many of the session's own they belong."""
 
-async def all_said(journal: Journal | None, first: AgentSession, session: AgentSession) -> list[Message]:
-    """What a session has taken over from its parent, then its own log; with what was selected or adopted in its place.
 
-    `first` is its version 1. What compaction has put in place of messages was not said by anybody, and is left out.
+async def all_said(journal: Journal | None, session: AgentSession, at_version: AtVersion) -> list[Message]:
+    """What a session began with, then its own log; with what was selected or adopted where it came to show that.
+
+    What compaction has put in place of messages was not said by anybody, and is left out.
     """
-    viewed = [message for span in every_span(session.state.transcript.pieces) for message in await _read(journal, span)]
+    viewed = await _named_by(journal, session)
     if journal is None:
-        return _said_once(viewed)
-    return _said_once(_merged(await _logged(journal, first, session), viewed))
+        adopted = await _adoptions(None, session, at_version)
+        return _said_once([*(message for _, messages in adopted for message in messages), *viewed])
+    return _said_once(_merged(await _logged(journal, session, at_version), viewed))
 
 
-async def _logged(journal: Journal, first: AgentSession, session: AgentSession) -> list[Message]:
+async def _logged(journal: Journal, session: AgentSession, at_version: AtVersion) -> list[Message]:
     own, end = await journal.log_of(session.id)
-    said: list[Message] = []
-    for span in every_span(first.state.transcript.pieces):
-        if span.tape.ref != own:
-            said += await _read(journal, span)
+    said = await _named_by(journal, await at_version(1), without=own)
+    # At one place the branches come first: what they answer stands in the log, behind what was adopted before it.
+    elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
     done = 0
-    for after, log, start, stop in await _branches(journal, session, own):
+    for after, messages in sorted(elsewhere, key=itemgetter(0)):
         said += await journal.messages(own, done, after) if done < after else ()
-        said += await journal.messages(log, start, stop)
+        said += messages
         done = max(done, after)
     said += await journal.messages(own, done, end) if done < end else ()
     return said
+
+
+async def _adoptions(
+    journal: Journal | None, session: AgentSession, at_version: AtVersion, own: LogRef | None = None
+) -> list[Insertion]:
+    """What the session took over from branches, oldest first: one version is read for each."""
+    adopted: list[Insertion] = []
+    version = session.state.adopted.version if session.state.adopted else 0
+    while 0 < version <= session.version:
+        then = await at_version(version)
+        adoption = then.state.adopted
+        if adoption is None or adoption.version != version:
+            break  # a release that did not know of adoptions has copied this from another session
+        adopted.append((adoption.at, await _named_by(journal, then, without=own)))
+        version = adoption.before
+    return adopted[::-1]
+
+
+async def _named_by(journal: Journal | None, session: AgentSession, without: LogRef | None = None) -> list[Message]:
+    """All that a version shows or covers, but for what stands in one log."""
+    spans = every_span(session.state.transcript.pieces)
+    named = (span for span in spans if without is None or span.tape.ref != without)
+    return [message for span in named for message in await _read(journal, span)]
 
 
 def _merged(said: list[Message], viewed: Iterable[Message]) -> list[Message]:
@@ -61,8 +89,8 @@ async def _read(journal: Journal | None, span: Span) -> Sequence[Message]:
     return await journal.messages(span.tape.ref, span.start, span.stop)
 
 
-async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> list[tuple[int, LogRef, int, int]]:
-    """Where in the session's log the answer of a selected branch belongs, and the stretch that holds it."""
+async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> list[Insertion]:
+    """The answers of selected branches, and where in the session's log each belongs."""
     runs = [run for run in await journal.runs(session.id) if run.log != own and run.start < run.stop]
     if not runs:
         return []
@@ -71,7 +99,8 @@ async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> lis
         for entry in await journal.read(session.id, after=runs[0].first.seq)
         if entry.kind == "parallel_loop_end"
     }
-    return [(_place(run), run.log, run.start, run.stop) for run in runs if run.loop_id in selected]
+    chosen = [run for run in runs if run.loop_id in selected]
+    return [(_place(run), await journal.messages(run.log, run.start, run.stop)) for run in chosen]
 
 
 def _place(run: RunOnRecord) -> int:

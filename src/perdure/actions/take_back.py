@@ -1,0 +1,73 @@
+"""Take a run that came to nothing out of the view again, and nothing that anybody else has said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from perdure.actions.running import require_journal
+from perdure.actions.transcript import at_version
+from perdure.loop.compaction_draft import MARK
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import Piece, Span, Transcript
+from perdure.protocols import ActionContext
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBackRun:
+    """Show what a session would show had a run not been: one that set out from version `before` and ended in `after`.
+
+    As long as the view is the one that the run has left, it is that of `before` again. Once others have spoken, what
+    the run itself has said is cut out between their words, but for what a compaction has covered since. Nothing
+    happens, and no version is made, where there is nothing left to take back.
+    """
+
+    loop_id: str
+    before: int
+    after: int
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        journal = require_journal(context, "TakeBackRun")
+        assert context is not None
+        entries = await journal.read(session.id, run=self.loop_id)
+        told = [entry.body["message"]["id"] for entry in entries if entry.kind == "message_end"]
+        before, after = [(await at_version(session, each, context)).state for each in (self.before, self.after)]
+        view = session.state.transcript
+        if view == after.transcript and not self._has_others_words(before.transcript, view, told):
+            view = before.transcript
+        else:
+            view = Transcript(self._without_own(view, told))
+        if view == session.state.transcript:
+            context.answer = session
+            return session
+        ran_last = session.state.execution is not None and session.state.execution.execution_id == self.loop_id
+        state = session.state.for_next_execution() if ran_last else session.state
+        return session.with_state(state.with_transcript(view))
+
+    def _is_own(self, message: Message, told: Sequence[str]) -> bool:
+        """Whether the run has said a message: what it was asked, what filters warned of, what it answered.
+
+        Others may have steered it, or spoken while it waited for a person.
+        """
+        if message.metadata.get("execution_id") == self.loop_id or message.id in told[:1]:
+            return True
+        return message.role == "system" and message.id in told
+
+    def _has_others_words(self, before: Transcript, after: Transcript, told: Sequence[str]) -> bool:
+        known = {message.id for message in before}
+        new = (message for message in after if message.id not in known and MARK not in message.metadata)
+        return not all(self._is_own(message, told) for message in new)
+
+    def _without_own(self, view: Transcript, told: Sequence[str]) -> Iterator[Piece]:
+        """The pieces of a view without what the run has said. Blocks stay whole."""
+        for piece in view.pieces:
+            if not isinstance(piece, Span):
+                yield piece
+                continue
+            start = 0
+            for place, message in enumerate(piece.messages()):
+                if self._is_own(message, told):
+                    yield piece.cut(start, place)
+                    start = place + 1
+            yield piece.cut(start, len(piece))
