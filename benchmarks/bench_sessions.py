@@ -1,4 +1,4 @@
-"""The face on SqliteStore: what a compaction writes, and that what it covers costs nothing afterwards."""
+"""The face on SqliteStore: what a compaction writes, and that what it covers costs nothing afterwards, at any depth."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from perdure.testing import ScriptedDriver
 TEXT = "The quick brown fox jumps over the lazy dog. " * 5
 SUMMARY = "They spoke of a fox and a dog. " * 10
 BATCH = 5_000
+DEEP = 500
 
 
 async def filled(sessions: Sessions, messages: int) -> Chat:
@@ -69,9 +70,47 @@ async def cold_figures(folder: Path) -> list[Figure]:
     return [Figure("cold open + send after 100,000 became 12, over 12", many / few, 1.5, detail=detail)]
 
 
+async def deepened(chat: Chat, levels: int) -> Chat:
+    """The session after so many compactions, each of which covers the one before."""
+    for _ in range(levels):
+        await chat.inject({"role": "user", "content": TEXT})
+        await chat.compact(compact_strategy="truncate", keep_last=4)
+    return chat
+
+
+async def nested_figures(folder: Path) -> list[Figure]:
+    store, sessions = face(folder)
+    async with sessions:
+        shallow, deep = [await deepened(await filled(sessions, 12), levels) for levels in (1, DEEP)]
+        sizes: list[int] = []
+        for _ in range(50):  # more than it takes until a block stands apart
+            await deep.inject({"role": "user", "content": TEXT})
+            before = await settled_size(store, folder)
+            await deep.compact(compact_strategy="truncate", keep_last=4)
+            sizes.append(await settled_size(store, folder) - before)
+        over, under = await interleaved(lambda: _say(deep), lambda: _say(shallow), rounds=200)
+        again, once = await interleaved(lambda: _compact(deep), lambda: _compact(shallow))
+    mean = sum(sizes) / len(sizes)
+    name = f"bytes on disk for compact over {DEEP} compactions, mean of 50"
+    return [
+        Figure(name, mean, 4096 + 256, unit="bytes", detail="after a checkpoint, its one line and its record included"),
+        Figure(f"inject over {DEEP} compactions, over 1", over / under, 1.3, detail=f"{ms(over)}, {ms(under)}"),
+        Figure(f"compact + uncompact over {DEEP}, over 1", again / once, 1.3, detail=f"{ms(again)}, {ms(once)}"),
+    ]
+
+
+async def _say(chat: Chat) -> None:
+    await chat.inject({"role": "user", "content": "And another thing."})
+
+
+async def _compact(chat: Chat) -> None:
+    await chat.compact(compact_strategy="truncate", keep_last=4)
+    await chat.uncompact()
+
+
 async def figures() -> list[Figure]:
     found: list[Figure] = []
-    for part in (size_figures, cold_figures):
+    for part in (size_figures, cold_figures, nested_figures):
         folder = Path(tempfile.mkdtemp(prefix="perdure-bench-"))
         try:
             found += await part(folder)

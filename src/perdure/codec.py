@@ -36,13 +36,17 @@ V = TypeVar("V")
 LogName = int | str
 NameOf = Callable[[Span], LogName]
 SpanOf = Callable[[LogName, int, int], Span]
+DumpBlock = Callable[[Block], Any]
+"""A block of a view as plain data, or the name under which it is stored apart."""
+BlockOf = Callable[[str], Block]
+"""The block that is stored apart under a name."""
 
 _DECODE_ERRORS = (msgspec.MsgspecError, PerdureError, RecursionError, ValueError, TypeError, OverflowError)
 
 
-def encode(value: object, name_of: NameOf | None = None) -> bytes:
+def encode(value: object, name_of: NameOf | None = None, dump_block: DumpBlock | None = None) -> bytes:
     """Canonical bytes. Transcripts become pieces over the log names that `name_of` gives their spans."""
-    hook = _write_hook(name_of)
+    hook = _write_hook(name_of, dump_block)
     _check_fields(value, "$")
     try:
         raw = msgspec.json.encode(value, enc_hook=hook)
@@ -119,16 +123,16 @@ def decode_messages(raws: Sequence[bytes]) -> list[Message]:
         return list(map(decode_message, raws))
 
 
-def decode(kind: type[V], raw: bytes, span_of: SpanOf | None = None) -> V:
+def decode(kind: type[V], raw: bytes, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
     """A value from its bytes. Fields it does not know are kept; anything else that is wrong is InvalidData."""
     try:
         if not _is_marked(raw):
-            value = msgspec.json.decode(raw, type=kind, dec_hook=_read_hook(span_of))
+            value = msgspec.json.decode(raw, type=kind, dec_hook=_read_hook(span_of, block_of))
             _check_fields(value, "$")
             return value
     except _DECODE_ERRORS:
         pass
-    return convert(kind, decode_plain(raw), span_of)
+    return convert(kind, decode_plain(raw), span_of, block_of)
 
 
 def decode_plain(raw: bytes | str) -> Any:
@@ -139,16 +143,16 @@ def decode_plain(raw: bytes | str) -> Any:
         raise InvalidData("$", f"this is not JSON that perdure reads: {error}") from None
 
 
-def convert(kind: type[V], plain: object, span_of: SpanOf | None = None) -> V:
+def convert(kind: type[V], plain: object, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
     """A value from plain data, with its unknown fields kept."""
     _check_document(plain)
-    return _converted(kind, plain, span_of)
+    return _converted(kind, plain, span_of, block_of)
 
 
-def _converted(kind: type[V], plain: object, span_of: SpanOf | None = None) -> V:
+def _converted(kind: type[V], plain: object, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
     try:
         stashed = _stashed(_type_info(kind), plain)  # type: ignore[arg-type]  # every type is hashable
-        value = msgspec.convert(stashed, kind, dec_hook=_read_hook(span_of))
+        value = msgspec.convert(stashed, kind, dec_hook=_read_hook(span_of, block_of))
     except _DECODE_ERRORS as error:
         raise _invalid(error) from None
     _check_fields(value, "$")
@@ -187,11 +191,11 @@ def from_dict(kind: type[V], document: Mapping[str, Any]) -> V:
     return _converted(kind, plain, functools.partial(_span_on, tapes))
 
 
-def check_format(number: object) -> None:
+def check_format(number: object, newest: int = FORMAT) -> None:
     """Raise unless a document's format number is one that this release reads."""
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= FORMAT:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= newest:
         raise InvalidData(
-            "$.format", f"format {brief(number)} is not one this release reads (1 to {FORMAT}); a newer perdure may"
+            "$.format", f"format {brief(number)} is not one this release reads (1 to {newest}); a newer perdure may"
         )
 
 
@@ -325,36 +329,37 @@ _FREE = (inspect.AnyType, inspect.DictType, inspect.IntType, inspect.FloatType)
 _HOLDS_VALUES = (inspect.StructType, inspect.VarTupleType, inspect.ListType)
 
 
-def dump_pieces(pieces: Sequence[Piece], name_of: NameOf) -> list[Any]:
-    """Pieces as plain data: `[log, start, stop]` for a span, an object for a block."""
-    return [
-        _dump_span(piece, name_of)
-        if isinstance(piece, Span)
-        else _dump_block(piece, name_of, covered=_dump_covered(piece.covered, name_of))
-        for piece in pieces
-    ]
+def dump_pieces(pieces: Sequence[Piece], name_of: NameOf, dump_block: DumpBlock | None = None) -> list[Any]:
+    """Pieces as plain data: `[log, start, stop]` for a span, an object for a block, or a name for one stored apart."""
+    dump = dump_block or functools.partial(_dump_block_whole, name_of=name_of)
+    return [dump_span(piece, name_of) if isinstance(piece, Span) else dump(piece) for piece in pieces]
 
 
-def load_pieces(plain: object, span_of: SpanOf) -> tuple[Piece, ...]:
+def load_pieces(plain: object, span_of: SpanOf, block_of: BlockOf | None = None) -> tuple[Piece, ...]:
     """Pieces from plain data; a ValueError says what is wrong with it."""
     return tuple(
-        _load_block(item, _load_covered(item.get("covered"), span_of), span_of)
+        _load_block(item, _load_covered(item.get("covered"), span_of, block_of), span_of)
         if isinstance(item, Mapping)
-        else _load_span(item, span_of)
+        else _load_piece(item, span_of, block_of)
         for item in _list(plain)
     )
 
 
-def _dump_span(span: Span, name_of: NameOf) -> list[Any]:
+def dump_span(span: Span, name_of: NameOf) -> list[Any]:
     return [name_of(span), span.start, span.stop]
 
 
-def _dump_block(block: Block, name_of: NameOf, **extent: Any) -> dict[str, Any]:
+def dump_block(block: Block, name_of: NameOf, **extent: Any) -> dict[str, Any]:
+    """A block without what it covers; `extent` says that."""
     plain = msgspec.to_builtins(msgspec.structs.replace(block, covered=(), shown=(), unknown={}))
     for name in ("~", "covered"):
         plain.pop(name, None)
-    plain["shown"] = [_dump_span(span, name_of) for span in block.shown]
+    plain["shown"] = [dump_span(span, name_of) for span in block.shown]
     return {**block.unknown, **plain, **extent}
+
+
+def _dump_block_whole(block: Block, name_of: NameOf) -> dict[str, Any]:
+    return dump_block(block, name_of, covered=_dump_covered(block.covered, name_of))
 
 
 def _dump_covered(pieces: Sequence[Piece], name_of: NameOf) -> list[Any]:
@@ -364,20 +369,20 @@ def _dump_covered(pieces: Sequence[Piece], name_of: NameOf) -> list[Any]:
     while todo:
         piece, is_block_behind_its_pieces = todo.pop()
         if isinstance(piece, Span):
-            plain.append(_dump_span(piece, name_of))
+            plain.append(dump_span(piece, name_of))
         elif is_block_behind_its_pieces:
-            plain.append(_dump_block(piece, name_of, covers=len(piece.covered)))
+            plain.append(dump_block(piece, name_of, covers=len(piece.covered)))
         else:
             todo.append((piece, True))
             todo += [(covered, False) for covered in reversed(piece.covered)]
     return plain
 
 
-def _load_covered(plain: object, span_of: SpanOf) -> tuple[Piece, ...]:
+def _load_covered(plain: object, span_of: SpanOf, block_of: BlockOf | None) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     for item in _list(plain):
         if not isinstance(item, Mapping):
-            pieces.append(_load_span(item, span_of))
+            pieces.append(_load_piece(item, span_of, block_of))
             continue
         count = item.get("covers")
         if type(count) is not int or not 0 <= count <= len(pieces):
@@ -388,10 +393,22 @@ def _load_covered(plain: object, span_of: SpanOf) -> tuple[Piece, ...]:
 
 
 def _load_block(plain: Mapping[str, Any], covered: tuple[Piece, ...], span_of: SpanOf) -> Block:
-    head = {name: item for name, item in plain.items() if name not in ("covered", "covers", "shown")}
-    block = msgspec.convert(_stashed(_type_info(Block), {**head, "covered": [], "shown": []}), Block)
-    shown = tuple(_load_span(item, span_of) for item in _list(plain.get("shown")))
+    head = {name: item for name, item in plain.items() if name not in _EXTENT}
+    if not _BLOCK_FIELDS.issuperset(head):
+        head = _stashed(_type_info(Block), head)
+    block = msgspec.convert({**head, "covered": (), "shown": ()}, Block)
+    shown = tuple([_load_span(item, span_of) for item in _list(plain.get("shown"))])
     return msgspec.structs.replace(block, covered=covered, shown=shown)
+
+
+_EXTENT = frozenset({"covered", "covers", "shown"})
+_BLOCK_FIELDS = frozenset(Block.__struct_encode_fields__) - {"~"}
+
+
+def _load_piece(plain: object, span_of: SpanOf, block_of: BlockOf | None) -> Piece:
+    if isinstance(plain, str) and block_of is not None:
+        return block_of(plain)
+    return _load_span(plain, span_of)
 
 
 def _list(plain: object) -> Sequence[Any]:
@@ -415,15 +432,15 @@ def _check_readable(kind: type[Value], raw: bytes) -> None:
     try:
         _reader(kind).decode(raw)
     except _DECODE_ERRORS:
-        convert(kind, decode_plain(raw), _span_nowhere)
+        convert(kind, decode_plain(raw), _span_nowhere, _block_nowhere)
 
 
 @functools.cache
 def _reader(kind: type[Value]) -> msgspec.json.Decoder[Any]:
-    read = _read_hook(_span_nowhere)
+    read = _read_hook(_span_nowhere, _block_nowhere)
 
     def hook(kind: type, plain: Any) -> Any:
-        if kind is Transcript and all(type(piece) is list for piece in plain):
+        if kind is Transcript and not any(type(piece) is dict for piece in plain):
             return Transcript()  # they were written by dump_pieces a moment ago
         return read(kind, plain)
 
@@ -438,12 +455,16 @@ def _span_nowhere(log: LogName, start: int, stop: int) -> Span:
     return Span(_NOWHERE, start, stop)
 
 
-def _write_hook(name_of: NameOf | None) -> Callable[[object], Any]:
+def _block_nowhere(name: str) -> Block:
+    return Block(covered=(), shown=())
+
+
+def _write_hook(name_of: NameOf | None, dump_block: DumpBlock | None) -> Callable[[object], Any]:
     def hook(value: object) -> Any:
         if isinstance(value, Transcript):
             if name_of is None:
                 raise InvalidData("$", "a transcript is stored by its pieces, and its logs were not named")
-            return dump_pieces(value.pieces, name_of)
+            return dump_pieces(value.pieces, name_of, dump_block)
         if isinstance(value, str):
             return str.__str__(value)
         raise TypeError(f"a {type(value).__name__} is not JSON")
@@ -451,7 +472,7 @@ def _write_hook(name_of: NameOf | None) -> Callable[[object], Any]:
     return hook
 
 
-def _read_hook(span_of: SpanOf | None) -> Callable[[type, Any], Any]:
+def _read_hook(span_of: SpanOf | None, block_of: BlockOf | None = None) -> Callable[[type, Any], Any]:
     def hook(kind: type, plain: Any) -> Any:
         if kind is SessionId:
             try:
@@ -459,7 +480,7 @@ def _read_hook(span_of: SpanOf | None) -> Callable[[type, Any], Any]:
             except PerdureError as error:
                 raise ValueError(str(error)) from None
         if kind is Transcript and span_of is not None:
-            return Transcript(load_pieces(plain, span_of))
+            return Transcript(load_pieces(plain, span_of, block_of))
         raise TypeError(f"a {kind.__name__} cannot stand here")
 
     return hook

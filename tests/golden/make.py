@@ -24,6 +24,7 @@ from perdure.model.lineage import SpawnRef
 from perdure.model.message import Media, Message, Opaque, Thinking, ToolCall
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry, Key
+from perdure.stores import heads
 from perdure.stores.file import FileStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite_schema import newest_schema
@@ -31,8 +32,8 @@ from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, tell, texts
 
 HERE = Path(__file__).parent
-CURRENT = f"format-{codec.FORMAT}-schema-{newest_schema()}"
-"""Values have a format, and SQLite files a schema besides. The first format came with schema 1, and says so nowhere."""
+CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}"
+"""Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind."""
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
     "files": FileStore,
@@ -48,6 +49,17 @@ async def furnish(store: Any) -> None:
     spawned = SpawnRef("gamma", "loop-1", "call-9", "research")
     deleted = await store.create(new_session("Hidden", id="delta", spawn_ref=spawned))
     await store.save(deleted.deleted())
+    await _nest(store)
+
+
+async def _nest(store: Any) -> None:
+    """`epsilon`: compactions of compactions, so deep that blocks are stored apart."""
+    session = await store.create(new_session("One", "Two", "Three", id="epsilon"))
+    for level in range(60):
+        view = say(session, f"Said at {level}").state.transcript
+        summary = [Message.user(f"Summary {level}")]
+        session = show(session, view.cover(0, len(view) - 2, summary, by="test", tokens_before=level))
+    await store.save(run_of(await store.save(session)))
 
 
 async def _converse(store: Any) -> AgentSession:

@@ -76,8 +76,11 @@ class Span(NamedTuple):
         return Span(self.tape, self.start + start, self.start + stop)
 
 
-class Block(Value, frozen=True):
-    """A compaction overlay: shows some messages instead of the pieces it covers, which stay as they are."""
+class Block(Value, frozen=True, gc=True, dict=True):
+    """A compaction overlay: shows some messages instead of the pieces it covers, which stay as they are.
+
+    Has a `__dict__`, which is no part of its value: there a store keeps what it has found out about the block.
+    """
 
     covered: tuple[Any, ...]
     shown: tuple[Any, ...]

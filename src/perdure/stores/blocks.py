@@ -1,0 +1,293 @@
+"""How compaction blocks are stored: small ones where they stand, large ones apart, as values under their hashes.
+
+Each compaction covers the one before, so blocks nest without end. A block within a block is written into it, until
+what it holds is over CUT bytes: then it stands apart, and is named. What is inside of a block never changes, so the
+cuts stay where they are, and a further compaction writes what is new, and no more than CUT bytes of what is not.
+
+What was found out about a block is kept on the block, and goes with it: no save walks what an earlier one has walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import InvalidData
+from perdure.model.transcript import Block, LogRef, Piece, Span
+from perdure.stores.hashes import Values, hash_of
+
+INLINE = 512
+"""A block of a view that takes no more bytes than this stands in the view; a larger one is named there."""
+CUT = 4096
+"""A covered block that takes more bytes than this is named by what covers it."""
+_MOST_PIECES = 1_000_000
+"""So many pieces a view can come to. Names can be repeated, so that a few bytes could stand for any number."""
+_REMEMBERED = "stored"
+
+Intervals = tuple[tuple[int, int], ...]
+Reach = Mapping[LogRef, Intervals]
+
+
+class StoredBlock:
+    """A block whose messages all are in logs, as it is stored."""
+
+    __slots__ = ("_name", "inline", "named", "reach", "value")
+
+    def __init__(
+        self,
+        value: bytes,
+        reach: Reach,
+        named: tuple[StoredBlock, ...],
+        inline: bytes | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.value = value
+        self.reach = reach
+        """The stretches of logs that it names, blocks within it too."""
+        self.named = named
+        """The blocks that it names."""
+        self.inline = inline
+        """How it stands among what another block covers; None if it is named there."""
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        if self._name is None:
+            self._name = hash_of(self.value)
+        return self._name
+
+    @property
+    def is_small(self) -> bool:
+        return len(self.value) <= INLINE
+
+    def is_settled_in(self, origin: str) -> bool:
+        return all(ref.origin == origin for ref in self.reach)
+
+
+def stored(block: Block) -> StoredBlock:
+    """The stored form of a block. Not by recursion: blocks may nest without end."""
+    made: dict[int, StoredBlock] = {}
+    todo = [block]
+    while todo:
+        known = made.get(id(todo[-1])) or remembered(todo[-1])
+        if known is None:
+            inner = [piece for piece in todo[-1].covered if isinstance(piece, Block)]
+            missing = [piece for piece in inner if id(piece) not in made]
+            if missing:
+                todo += missing
+                continue
+            known = _stored(todo[-1], [made[id(piece)] for piece in inner])
+            _remember(todo[-1], known)
+            _forget_inlined(inner)
+        made[id(todo.pop())] = known
+    return made[id(block)]
+
+
+def remembered(block: Block) -> StoredBlock | None:
+    known: StoredBlock | None = block.__dict__.get(_REMEMBERED)
+    return known
+
+
+def _remember(block: Block, known: StoredBlock) -> None:
+    block.__dict__[_REMEMBERED] = known
+
+
+def _forget_inlined(blocks: Iterable[Block]) -> None:
+    """Let go of what is known of blocks within these: it has become part of what is known of a larger one.
+
+    Of these themselves it is kept, since the steps of the last run may show them. What is shown again is made again.
+    """
+    for piece in (inner for block in blocks for inner in block.covered):
+        if isinstance(piece, Block):
+            known = remembered(piece)
+            if known is not None and known.inline is not None:
+                piece.__dict__.pop(_REMEMBERED, None)
+
+
+def _stored(block: Block, inner: Sequence[StoredBlock]) -> StoredBlock:
+    blocks, items, named = iter(inner), list[bytes](), list[StoredBlock]()
+    for piece in block.covered:
+        if isinstance(piece, Span):
+            items.append(msgspec.json.encode(codec.dump_span(piece, stored_name)))
+            continue
+        known = next(blocks)
+        if known.inline is None:
+            named.append(known)
+            items.append(msgspec.json.encode(known.name))
+        else:
+            named += known.named
+            items.append(known.inline)
+    head, covered = msgspec.json.encode(codec.dump_block(block, stored_name))[:-1], b",".join(items)
+    value = b'%b,"covered":[%b]}' % (head, covered)
+    inline = None if len(value) > CUT else b"%b%b%b" % (covered, b"," if covered else b"", _with_count(head, block))
+    spans = (piece for piece in (*block.covered, *block.shown) if isinstance(piece, Span))
+    return StoredBlock(value, _reach(spans, (known.reach for known in inner)), tuple(named), inline)
+
+
+def _with_count(head: bytes, block: Block) -> bytes:
+    return b'%b,"covers":%d}' % (head, len(block.covered))
+
+
+def stored_name(span: Span) -> int | str:
+    if span.tape.ref is None:
+        raise InvalidData("$", "a head can only name messages that are in a log")
+    return span.tape.ref.key
+
+
+def _reach(spans: Iterable[Span], others: Iterable[Reach]) -> Reach:
+    found: dict[LogRef, list[tuple[int, int]]] = {}
+    for span in spans:
+        assert span.tape.ref is not None, "its name was asked for before"
+        found.setdefault(span.tape.ref, []).append((span.start, span.stop))
+    for reach in others:
+        for ref, intervals in reach.items():
+            found.setdefault(ref, []).extend(intervals)
+    return {ref: _merged(intervals) for ref, intervals in found.items()}
+
+
+def _merged(intervals: list[tuple[int, int]]) -> Intervals:
+    intervals.sort()
+    merged = intervals[:1]
+    for start, stop in intervals[1:]:
+        if start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def unsettled_spans(pieces: Iterable[Piece], origin: str) -> Iterator[Span]:
+    """The spans that pieces name, covered ones too, that are not in a log of this store."""
+    todo = list(pieces)[::-1]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, Block):
+            if not is_known_in(piece, origin):
+                todo += (*piece.covered, *piece.shown)[::-1]
+        elif piece.tape.ref is None or piece.tape.ref.origin != origin:
+            yield piece
+
+
+def is_known_in(block: Block, origin: str) -> bool:
+    """Whether it is known without a look inside that all of a block is in this store."""
+    known = remembered(block)
+    return known is not None and known.is_settled_in(origin)
+
+
+class BlocksApart:
+    """The blocks that the views of one head name, by name: collects them while the head is written."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, StoredBlock] = {}
+
+    def dump(self, block: Block) -> Any:
+        """A block as it stands in a view."""
+        known = stored(block)
+        if known.is_small:
+            self._named |= {each.name: each for each in known.named}
+            return msgspec.Raw(known.value)
+        self._named[known.name] = known
+        return known.name
+
+    def names(self) -> list[str]:
+        return [*self._named]
+
+    def values(self) -> Values:
+        """The values of these and of all blocks within them."""
+        values: Values = {}
+        todo = [*self._named.values()]
+        while todo:
+            block = todo.pop()
+            if block.name not in values:
+                values[block.name] = block.value
+                todo += block.named
+        return values
+
+
+class BlocksAtHand:
+    """The blocks that a head names, read from its values. Called with a name it gives the block."""
+
+    def __init__(self, values: Mapping[str, bytes], span_of: codec.SpanOf) -> None:
+        self._values = values
+        self._span_of = span_of
+        self._made: dict[str, Block] = {}
+        self._sizes: dict[str, int] = {}
+
+    def __call__(self, name: str) -> Block:
+        todo, opened = [name], set[str]()
+        while todo:
+            if todo[-1] in self._made:
+                todo.pop()
+                continue
+            plain = codec.decode_plain(self._values[todo[-1]])
+            inner = names_in(plain)
+            missing = [each for each in inner if each not in self._made]
+            if missing:
+                if todo[-1] in opened:
+                    raise ValueError("a block covers itself")
+                opened.add(todo[-1])
+                todo += missing
+            else:
+                self._make(todo.pop(), plain, inner)
+        return self._made[name]
+
+    def _make(self, name: str, plain: Any, inner: list[str]) -> None:
+        self._sizes[name] = len(plain["covered"]) + sum(self._sizes[each] for each in inner)
+        if self._sizes[name] > _MOST_PIECES:
+            raise ValueError(f"a block of over {_MOST_PIECES:,} pieces")
+        for each in inner:
+            self._remember(each)
+        (block,) = codec.load_pieces([plain], self._span_of, self._made.__getitem__)
+        assert isinstance(block, Block), "it was loaded from an object"
+        self._made[name] = block
+        if len(self._values[name]) > CUT:
+            self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        """What was read need not be made again by the next save."""
+        block = self._made[name]
+        if remembered(block) is None:
+            named = tuple(known for each in _blocks_named(block) if (known := remembered(each)) is not None)
+            reach = _reach_within(block)
+            if reach is not None:
+                _remember(block, StoredBlock(self._values[name], reach, named, name=name))
+
+
+def _blocks_named(block: Block) -> Iterator[Block]:
+    """The blocks within a block that are known: those it names, since what is written into it is not yet."""
+    todo = [*block.covered]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, Block):
+            if remembered(piece) is not None:
+                yield piece
+            else:
+                todo += piece.covered
+
+
+def _reach_within(block: Block) -> Reach | None:
+    """The reach of a block of which those that it names are known; None if some of it is in no log."""
+    spans: list[Span] = []
+    others: list[Reach] = []
+    todo: list[Piece] = [*block.covered, *block.shown]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, Span):
+            if piece.tape.ref is None:
+                return None
+            spans.append(piece)
+        elif (known := remembered(piece)) is not None:
+            others.append(known.reach)
+        else:
+            todo += (*piece.covered, *piece.shown)
+    return _reach(spans, others)
+
+
+def names_in(plain: Any) -> list[str]:
+    """The blocks that a stored block names."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("covered"), list):
+        raise InvalidData("$", "a block is an object that says what it covers")
+    return [item for item in plain["covered"] if isinstance(item, str)]

@@ -1,0 +1,282 @@
+"""Heads: a head is one version of a session. What is large in it, or the same in many, it names by hash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData
+from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionState
+from perdure.model.said import pointing, whole
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.state import AgentContext, AgentState
+from perdure.model.transcript import Piece, Transcript
+from perdure.model.value import EMPTY, Value
+from perdure.stores.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
+from perdure.stores.hashes import Values, hash_of
+from perdure.stores.live import LRU
+from perdure.stores.packing import unpack
+from perdure.stores.rows import Stretch, check_row
+
+INLINE = 256
+PREFIX = 32
+FORMAT = 2
+"""The newest format of a head. One that names no block is in the first, which every release reads."""
+_BLOCK = "block "
+"""What the names of blocks in `hashed` begin with. A number follows."""
+
+
+class Head(Value, frozen=True):
+    """One version of a session, as it is stored. A part over INLINE bytes is named by hash in `hashed`.
+
+    So are the blocks that its views name; and these may name further ones.
+    """
+
+    info: AgentSessionInfo
+    definition: str
+    state: msgspec.Raw
+    op: str
+    parts: dict[str, msgspec.Raw] = {}
+    hashed: dict[str, str] = {}
+    format: int = codec.FORMAT
+
+
+class _InfoOfHead(msgspec.Struct, frozen=True):
+    info: AgentSessionInfo
+    format: int = codec.FORMAT
+
+
+def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
+    """The head of a settled session, and the values it takes to read it."""
+    blocks = BlocksApart()
+    values: Values = {}
+
+    def by_hash(raw: bytes) -> str:
+        key = hash_of(raw)
+        values[key] = raw
+        return key
+
+    parts: dict[str, msgspec.Raw] = {}
+    hashed: dict[str, str] = {}
+    for name, raw in _parts_of(session, blocks):
+        if len(raw) > INLINE and name != "transcript":
+            hashed[name] = by_hash(raw)
+        else:
+            parts[name] = msgspec.Raw(raw)
+    hashed |= numbered(blocks.names())
+    if session.unknown:
+        codec.encode_json(session.unknown)
+    head = {
+        **session.unknown,
+        "info": msgspec.Raw(codec.encode(session.info)),
+        "definition": by_hash(encode_definition(session.definition)),
+        "state": msgspec.Raw(codec.encode(_slim(session.state), stored_name)),
+        "op": op,
+        **({"parts": parts} if parts else {}),
+        **({"hashed": hashed} if hashed else {}),
+        **({"format": FORMAT} if blocks.names() else {}),
+    }
+    # What stands in it has been checked part by part; a `Head` is what it is read as.
+    return codec.join(head), values | blocks.values()
+
+
+def numbered(blocks: Iterable[str]) -> dict[str, str]:
+    """The blocks that a head's views name, as they stand in its `hashed`."""
+    return {f"{_BLOCK}{number}": name for number, name in enumerate(blocks, 1)}
+
+
+def is_block(part: str) -> bool:
+    """Whether a name in `hashed` is that of a block."""
+    return part.startswith(_BLOCK)
+
+
+_definitions: LRU[int, tuple[AgentDefinition, bytes]] = LRU(256)
+
+
+def encode_definition(definition: AgentDefinition) -> bytes:
+    """A definition's bytes, kept: sessions share definitions, and each of their saves names one."""
+    kept = _definitions.recall(id(definition))
+    if kept is None or kept[0] is not definition:
+        kept = (definition, codec.encode(definition))
+        _definitions.keep(id(definition), kept)
+    return kept[1]
+
+
+_BLANK = AgentState()
+
+
+def _slim(state: AgentState) -> AgentState:
+    """The state without what stands in parts of its own. A blank context must be the default itself to be left out."""
+    unknown = state.context.unknown
+    return replace(state, context=AgentContext(unknown=unknown) if unknown else _BLANK.context, execution=None)
+
+
+def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str, bytes]]:
+    state = session.state
+    pieces = _joined(state.transcript.pieces, blocks)
+    kept = prefix_length(pieces)
+    if kept:
+        yield "prefix", msgspec.json.encode(pieces[:kept])
+    if pieces[kept:]:
+        yield "transcript", msgspec.json.encode(pieces[kept:])
+    if state.metadata:
+        codec.check_json(state.metadata, "$.state.metadata")
+        yield "metadata", codec.encode(state.metadata)
+    if state.context.system_prompt != session.definition.system_prompt:
+        yield "system_prompt", codec.encode(state.context.system_prompt)
+    if state.context.response_format is not None:
+        codec.check_json(state.context.response_format, "$.state.response_format")
+        yield "response_format", codec.encode(state.context.response_format)
+    if state.execution is not None:
+        yield "execution", codec.encode(pointing(state.execution), stored_name, blocks.dump)
+
+
+def prefix_length(pieces: list[Any]) -> int:
+    """How many of the stored pieces stand in a part of their own, since they stay as they are from save to save."""
+    return max(len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0, _end_of_blocks(pieces))
+
+
+def _end_of_blocks(pieces: list[Any]) -> int:
+    """Where the last block ends, if blocks are large: they stay as they are from save to save."""
+    end = max((place for place, piece in enumerate(pieces, 1) if isinstance(piece, dict | msgspec.Raw)), default=0)
+    return end if end and len(msgspec.json.encode(pieces[:end])) > 2 * INLINE else 0
+
+
+def _joined(pieces: Iterable[Piece], blocks: BlocksApart) -> list[Any]:
+    """Pieces as they are stored: neighbours in one log are one, whatever tapes they stand on."""
+    plain: list[Any] = []
+    for piece in codec.dump_pieces(tuple(pieces), stored_name, blocks.dump):
+        last = plain[-1] if plain else None
+        if isinstance(piece, list) and isinstance(last, list) and last[0] == piece[0] and last[2] == piece[1]:
+            last[2] = piece[2]
+        else:
+            plain.append(piece)
+    return plain
+
+
+class StoredHead:
+    """A head that has been read, on its way to being a session again."""
+
+    def __init__(self, raw: bytes, session_id: str, version: int) -> None:
+        self._where = (session_id, f"head {version}")
+        self._named: dict[str, list[str]] = {}
+        try:
+            self.head = codec.decode(Head, raw)
+            codec.check_format(self.head.format, FORMAT)
+        except InvalidData as error:
+            raise CorruptRecord(*self._where, str(error)) from None
+        found = self.head.info
+        if (found.id, found.version) != (session_id, version):
+            raise CorruptRecord(*self._where, f"it is head {found.version} of session {found.id!r}")
+
+    def hashes(self, values: Mapping[str, bytes] = EMPTY) -> list[str]:
+        """The values it takes to rebuild the session, as far as those at hand tell: blocks name further ones."""
+        found = dict.fromkeys([self.head.definition, *self.head.hashed.values()])
+        todo = [key for part, key in self.head.hashed.items() if is_block(part)]
+        while todo:
+            key = todo.pop()
+            inner = [each for each in self._named_by(key, values) if each not in found]
+            found |= dict.fromkeys(inner)
+            todo += inner
+        return list(found)
+
+    def _named_by(self, key: str, values: Mapping[str, bytes]) -> list[str]:
+        if key in values and key not in self._named:
+            try:
+                self._named[key] = names_in(codec.decode_plain(values[key]))
+            except InvalidData as error:
+                raise CorruptRecord(self._where[0], f"value {key}", str(error)) from None
+        return self._named.get(key, [])
+
+    def gathered(self, value_of: Callable[[str], bytes]) -> Values:
+        """All values it takes to rebuild the session."""
+        values: Values = {}
+        while missing := [key for key in self.hashes(values) if key not in values]:
+            values |= {key: value_of(key) for key in missing}
+        return values
+
+    def wanted(self, values: Mapping[str, bytes]) -> list[Stretch]:
+        """The stretches of logs that the session shows: its view, and its last run's output."""
+        try:
+            found = [*_shown(self._pieces(values), values)]
+            execution = self._part("execution", values)
+            if execution is not None:
+                found += _outputs(codec.decode_plain(execution), values)
+        except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptRecord(*self._where, str(error)) from None
+        return found
+
+    def session(
+        self, values: Mapping[str, bytes], span_of: codec.SpanOf, definition: AgentDefinition | None = None
+    ) -> AgentSession:
+        block_of = BlocksAtHand(values, span_of)
+        try:
+            if definition is None:
+                definition = codec.decode(AgentDefinition, values[self.head.definition])
+            state = codec.decode(AgentState, bytes(self.head.state), span_of)
+            context = replace(
+                state.context,
+                transcript=Transcript(codec.load_pieces(self._pieces(values), span_of, block_of)),
+                metadata=self._decoded("metadata", values, EMPTY),
+                system_prompt=self._decoded("system_prompt", values, definition.system_prompt),
+                response_format=self._decoded("response_format", values, None),
+            )
+            execution = self._part("execution", values)
+            run = None if execution is None else whole(codec.decode(ExecutionState, execution, span_of, block_of))
+        except (InvalidData, KeyError, ValueError) as error:
+            raise CorruptRecord(*self._where, str(error)) from None
+        state = replace(state, context=context, execution=run)
+        return AgentSession(self.head.info, definition, state, unknown=self.head.unknown)
+
+    def _part(self, name: str, values: Mapping[str, bytes]) -> bytes | None:
+        if name in self.head.hashed:
+            return values[self.head.hashed[name]]
+        return bytes(self.head.parts[name]) if name in self.head.parts else None
+
+    def _decoded(self, name: str, values: Mapping[str, bytes], default: Any) -> Any:
+        raw = self._part(name, values)
+        return default if raw is None else codec.decode_plain(raw)
+
+    def _pieces(self, values: Mapping[str, bytes]) -> list[Any]:
+        return [*self._decoded("prefix", values, []), *self._decoded("transcript", values, [])]
+
+
+def unpacked_head(body: bytes, crc: int, session_id: str, sid: int, version: int) -> bytes:
+    """A head's JSON; CorruptRecord unless its row is what was written."""
+    where = f"head {version}"
+    check_row(body, crc, session_id, where, sid, version)
+    try:
+        return unpack(body)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+
+
+def decode_info(raw: bytes, session_id: str, version: int) -> AgentSessionInfo:
+    """The header in a head, without the rest of it."""
+    try:
+        return codec.decode(_InfoOfHead, raw).info
+    except InvalidData as error:
+        raise CorruptRecord(session_id, f"head {version}", str(error)) from None
+
+
+def _shown(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator[Stretch]:
+    for piece in pieces:
+        if isinstance(piece, Mapping):
+            yield from _shown(piece["shown"], values)
+        elif isinstance(piece, str):
+            yield from _shown(codec.decode_plain(values[piece])["shown"], {})
+        else:
+            log, start, stop = piece
+            yield log, start, stop
+
+
+def _outputs(execution: Mapping[str, Any], values: Mapping[str, bytes]) -> Iterator[Stretch]:
+    for done in execution.get("step_executions", ()):
+        yield from _shown(done["step"]["output_messages"], values)
+    if execution.get("current_step"):
+        yield from _shown(execution["current_step"]["output_messages"], values)

@@ -1,0 +1,235 @@
+"""Where the messages of a session go in a store's logs, and what of others' logs it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import is_
+
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import InvalidData, NotLoaded
+from perdure.model.execution import ExecutionState
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.state import AgentState
+from perdure.model.step import AgentStep, StepExecution
+from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript
+from perdure.protocols import NOTHING_WRITTEN, StoredAt
+from perdure.stores.blocks import is_known_in, stored, unsettled_spans
+from perdure.stores.rows import Stretch
+
+Slot = tuple[Tape, int]
+
+
+class Placement:
+    """The messages of a session that a store does not have yet, and, once it knows, where they go."""
+
+    def __init__(self, session: AgentSession, origin: str, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> None:
+        self._session = session
+        self._origin = origin
+        self._places: dict[Slot, StoredAt | None] = {}
+        self.new: list[bytes] = []
+        self.new_messages: list[Message] = []
+        for transcript in transcripts_of(session.state):
+            for span in unsettled_spans(transcript.pieces, origin):
+                self._meet(span, written)
+
+    def _is_stored(self, span: Span) -> bool:
+        return span.tape.ref is not None and span.tape.ref.origin == self._origin
+
+    def _meet(self, span: Span, written: Mapping[str, StoredAt]) -> None:
+        if span.tape.items is None:
+            raise NotLoaded(f"log {span.tape.ref.key if span.tape.ref else '?'} of another store")
+        for position, message in enumerate(span.messages(), start=span.start):
+            slot = (span.tape, position)
+            if slot in self._places:
+                continue
+            if not isinstance(message, Message):
+                raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
+            self._places[slot] = written.get(message.id)
+            if self._places[slot] is None:
+                self.new.append(codec.encode_message(message))
+                self.new_messages.append(message)
+
+    def settle(self, log: LogRef, start: int) -> AgentSession:
+        """The session with every message at its place in a log; new ones stand from `start` on."""
+        if not self._places:
+            return self._session
+        home = Tape(self.new_messages, log, start)
+        if self._is_one_turn():
+            return self._with_turn(Span(home, start, home.end))
+        spans = self._written_spans()
+        for slot, place in self._places.items():
+            if place is None:
+                spans[slot] = Span(home, start, start + 1)
+                start += 1
+        state = map_transcripts(self._session.state, lambda transcript: self._settled(transcript, spans))
+        return replace(self._session, state=state)
+
+    def _written_spans(self) -> dict[Slot, Span]:
+        """Where messages that were written ahead stand: neighbours in a log are on one tape, so that their spans join.
+
+        Otherwise each step of a run would name every message before it one by one.
+        """
+        written = [(place, slot) for slot, place in self._places.items() if place is not None]
+        tapes: dict[LogRef, Tape] = {}
+        spans: dict[Slot, Span] = {}
+        for place, slot in sorted(written, key=lambda each: each[0].position):
+            tape = tapes.get(place.log)
+            if tape is None or place.position > tape.end:
+                tape = tapes[place.log] = Tape([], place.log, place.position)
+            if place.position == tape.end and tape.items is not None:  # else the same message, met on another tape
+                tape.items.extend(slot[0].read(slot[1], slot[1] + 1))
+            spans[slot] = Span(tape, place.position, place.position + 1)
+        return spans
+
+    def _is_one_turn(self) -> bool:
+        """Whether all that is new stands in the last piece of the transcript, as it does after most actions."""
+        pieces = self._session.state.transcript.pieces
+        if self._session.state.execution is not None or not pieces or not isinstance(pieces[-1], Span):
+            return False
+        if not len(pieces[-1]) == len(self.new) == len(self._places):
+            return False
+        return all(map(self._is_settled, pieces[:-1]))
+
+    def _is_settled(self, piece: Piece) -> bool:
+        """Whether a piece is known to be in the store as it is."""
+        return self._is_stored(piece) if isinstance(piece, Span) else is_known_in(piece, self._origin)
+
+    def _with_turn(self, turn: Span) -> AgentSession:
+        state = self._session.state
+        transcript = Transcript((*state.transcript.pieces[:-1], turn))
+        return replace(self._session, state=replace(state, context=replace(state.context, transcript=transcript)))
+
+    def _settled(self, transcript: Transcript, spans: Mapping[Slot, Span]) -> Transcript:
+        return Transcript(self._settled_pieces(transcript.pieces, spans))
+
+    def _settled_pieces(self, pieces: Iterable[Piece], spans: Mapping[Slot, Span]) -> Iterator[Piece]:
+        """Not by recursion: each compaction may cover the one before, without end."""
+        settled: list[Piece] = []
+        todo: list[tuple[Piece, int | None]] = [(piece, None) for piece in reversed(tuple(pieces))]
+        while todo:
+            piece, first = todo.pop()
+            if isinstance(piece, Span):
+                settled += self._settled_span(piece, spans)
+            elif first is not None:
+                settled[first:] = [self._settled_block(piece, settled[first:], spans)]
+            elif self._is_settled(piece):
+                settled.append(piece)
+            else:
+                todo.append((piece, len(settled)))
+                todo += [(covered, None) for covered in reversed(piece.covered)]
+        return iter(settled)
+
+    def _settled_block(self, block: Block, covered: list[Piece], spans: Mapping[Slot, Span]) -> Block:
+        """The block itself, if nothing in it has moved: what is known of it stays known."""
+        shown = [*chain.from_iterable(self._settled_span(span, spans) for span in block.shown)]
+        if _are_same(covered, block.covered) and _are_same(shown, block.shown):
+            return block
+        return replace(block, covered=Transcript(covered).pieces, shown=Transcript(shown).pieces)
+
+    def _settled_span(self, span: Span, spans: Mapping[Slot, Span]) -> Iterable[Span]:
+        if self._is_stored(span):
+            return (span,)
+        return (spans[span.tape, position] for position in range(span.start, span.stop))
+
+
+def _are_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> bool:
+    return len(pieces) == len(others) and all(map(is_, pieces, others))
+
+
+def transcripts_of(state: AgentState) -> Iterator[Transcript]:
+    """The state's transcript, then the views that its execution's steps name."""
+    yield state.transcript
+    for step in _steps(state.execution):
+        yield step.input_messages
+        yield step.output_messages
+
+
+def _steps(execution: ExecutionState | None) -> Iterator[AgentStep]:
+    if execution is not None:
+        for done in execution.step_executions:
+            yield done.step
+        if execution.current_step is not None:
+            yield execution.current_step
+
+
+def is_at_hand(session: AgentSession) -> bool:
+    """Whether all that a load would read is in memory: what the view shows, and what the last run put out."""
+    shown = [session.state.transcript, *(step.output_messages for step in _steps(session.state.execution))]
+    return all(span.tape.items is not None for transcript in shown for span in transcript.spans())
+
+
+def map_transcripts(state: AgentState, change: Callable[[Transcript], Transcript]) -> AgentState:
+    """The state with every transcript in it changed; times stay as they are."""
+    context = replace(state.context, transcript=change(state.transcript))
+    return replace(state, context=context, execution=_map_execution(state.execution, change))
+
+
+def _map_execution(
+    execution: ExecutionState | None, change: Callable[[Transcript], Transcript]
+) -> ExecutionState | None:
+    if execution is None:
+        return None
+
+    def step(given: AgentStep) -> AgentStep:
+        return replace(
+            given, input_messages=change(given.input_messages), output_messages=change(given.output_messages)
+        )
+
+    done: tuple[StepExecution, ...] = tuple(replace(each, step=step(each.step)) for each in execution.step_executions)
+    current = None if execution.current_step is None else step(execution.current_step)
+    return replace(execution, step_executions=done, current_step=current)
+
+
+def consolidate(session: AgentSession) -> AgentSession:
+    """The same session on fewer tapes: what a save has put behind a tape's end moves onto it.
+
+    To be called only once the save is durable: a tape must never hold what the log does not.
+    """
+    pieces: list[Piece] = []
+    for piece in session.state.transcript.pieces:
+        last = pieces[-1] if pieces else None
+        if isinstance(last, Span) and isinstance(piece, Span) and _follows(last, piece):
+            assert last.tape.items is not None
+            last.tape.items.extend(piece.messages())
+            pieces[-1] = Span(last.tape, last.start, piece.stop)
+        else:
+            pieces.append(piece)
+    if len(pieces) == len(session.state.transcript.pieces):
+        return session
+    context = replace(session.state.context, transcript=Transcript(pieces))
+    return replace(session, state=replace(session.state, context=context))
+
+
+def _follows(last: Span, span: Span) -> bool:
+    return (
+        last.tape is not span.tape
+        and last.tape.ref is not None
+        and last.tape.ref == span.tape.ref
+        and last.tape.items is not None
+        and span.tape.items is not None
+        and last.tape.end == last.stop == span.start
+    )
+
+
+def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:
+    """The stretches of other sessions' logs that a settled session names, covered ones too."""
+    found: set[Stretch] = set()
+    for transcript in transcripts_of(session.state):
+        for piece in transcript.pieces:
+            for ref, start, stop in _named_by(piece):
+                if ref != own:
+                    found.add((ref.key, start, stop))
+    return found
+
+
+def _named_by(piece: Piece) -> Iterator[tuple[LogRef, int, int]]:
+    if isinstance(piece, Block):
+        for ref, intervals in stored(piece).reach.items():
+            yield from ((ref, start, stop) for start, stop in intervals)
+    else:
+        assert piece.tape.ref is not None
+        yield piece.tape.ref, piece.start, piece.stop
