@@ -54,6 +54,7 @@ async def search_figures(folder: Path) -> list[Figure]:
         queries: dict[str, tuple[str, dict[str, Any]]] = {
             "one word in 10,000 messages": ("needle", {}),
             "that word and one in all messages": ("needle common", {}),
+            "the two side by side": ('"common needle"', {}),
             "a word in all messages, the newest 10,000 ranked": ("common", {}),
             "a word in all messages, in one session": ("common", {"session_id": last}),
             "a word that begins so, in 10,000 messages": ("need*", {}),

@@ -7,10 +7,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from tests import postgres_server
 
 from perdure import PostgresStore
 from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.protocols import Indexed
 from perdure.stores import postgres_search, postgres_words
 from perdure.stores.search import Query, Term
 from perdure.testing.samples import fork, new_session
@@ -111,6 +114,32 @@ async def test_others_messages_do_not_crowd_out_an_owners(schema: str, monkeypat
         assert len(await store.search("tea")) == 5
 
 
+@pytest.mark.parametrize("most_logs", [1, 1_000], ids=["many sessions", "few sessions"])
+async def test_an_owner_finds_what_forks_show_of_sessions_that_are_gone(
+    schema: str, monkeypatch: pytest.MonkeyPatch, most_logs: int
+) -> None:
+    """However many sessions the owner has; and nothing that others have, or that nobody shows any more."""
+    monkeypatch.setattr(postgres_search, "_MOST_LOGS", most_logs)
+    async with store_in(schema) as store:
+        erased = await store.create(new_session("erased tea", owner="ann"))
+        hidden = await store.create(new_session("hidden tea", owner="ann"))
+        alone = await store.create(new_session("lonely tea", owner="ann"))
+        theirs = await store.create(new_session("their tea", owner="bob"))
+        children = [await store.create(_anns(fork(parent))) for parent in (erased, hidden, theirs)]
+        mine = await store.create(new_session("my tea", owner="ann"))
+        await store.delete(erased.id)
+        await store.save(hidden.deleted())
+        await store.save(alone.deleted())
+        found = {hit.session_id: hit.snippet for hit in await store.search("tea", owner="ann")}
+        assert found == {children[0].id: "erased tea", children[1].id: "hidden tea", mine.id: "my tea"}
+        assert [hit.session_id for hit in await store.search("tea", owner="bob")] == [theirs.id]
+        assert await store.search("tea", owner="carl") == []
+
+
+def _anns(session: AgentSession) -> AgentSession:
+    return replace(session, info=replace(session.info, owner="ann"))
+
+
 async def test_rare_words_weigh_more(schema: str) -> None:
     """Once the server knows how often words are, the rarer of two decides."""
     async with store_in(schema) as store:
@@ -164,3 +193,20 @@ GENERATE = """
     SELECT log, pos, 2, true, (CASE WHEN pos = 7 THEN 'common:1 seldom:2' ELSE 'common:1 other:2' END)::tsvector
     FROM said
 """
+
+
+async def test_indexing_can_be_watched_and_repeated(schema: str) -> None:
+    """How many messages are done, and of how many. Made anew, the index has all that is there, and once."""
+    told: list[tuple[int, int]] = []
+    async with store_in(schema) as store:
+        assert isinstance(store, Indexed)
+        sessions = [await store.create(new_session(*(f"word{n} tea" for n in range(1_500)))) for _ in range(3)]
+        assert await store.index(progress=lambda done, total: told.append((done, total))) == 4_500
+        assert told == [(3_000, 4_500), (4_500, 4_500)]
+        assert await store.index(progress=lambda *_: pytest.fail("there is nothing to do")) == 0
+        await store.delete(sessions[0].id)
+        before = [hit.message_id for hit in await store.search("tea", limit=1000)]
+        assert await store.index(anew=True) == 3_000
+        assert await store.index() == 0
+        assert [hit.message_id for hit in await store.search("tea", limit=1000)] == before
+        assert {hit.session_id for hit in await store.search("word7")} == {session.id for session in sessions[1:]}

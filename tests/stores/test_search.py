@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from perdure.errors import StoreError
 from perdure.model.message import Message
-from perdure.stores import sqlite_search
+from perdure.protocols import Indexed
+from perdure.stores import sqlite_ranking, sqlite_search
 from perdure.stores.search import _WORD, Place, Term, _folded, show
 from perdure.stores.sqlite import SqliteStore, _Open
 from perdure.testing.samples import fork, new_session, say
@@ -186,7 +187,7 @@ async def test_rowids_that_are_used_again_are_indexed_again(tmp_path: Path) -> N
 
 async def test_the_newest_are_ranked_where_many_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the most that are ranked, old messages are left out however well they match."""
-    monkeypatch.setattr(sqlite_search, "MOST_RANKED", 10)
+    monkeypatch.setattr(sqlite_ranking, "MOST_RANKED", 10)
     async with SqliteStore(tmp_path / "sessions.db") as store:
         await store.create(new_session("tea tea tea"))
         newer = await store.create(new_session(*(f"tea number {n}" for n in range(10))))
@@ -311,3 +312,54 @@ async def test_what_is_saved_and_sought_while_traces_are_removed_is_indexed_once
         assert await store.gc() == 0
         assert (len(await store.search("alpha")), len(await store.search("beta"))) == (1, 1)
     check_index(path)
+
+
+async def test_indexing_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many messages are done, and of how many; nothing is done twice, unless somebody asks for it."""
+    monkeypatch.setattr(sqlite_search, "_CHUNK", 10)
+    path = tmp_path / "sessions.db"
+    told: list[tuple[int, int]] = []
+    async with SqliteStore(path) as store:
+        assert isinstance(store, Indexed)
+        await store.create(new_session(*(f"word{n}" for n in range(25))))
+        assert await store.index(progress=lambda done, total: told.append((done, total))) == 25
+        assert [each for each in told if each[0]] == [(10, 25), (20, 25), (25, 25)]
+        assert await store.index(progress=lambda *_: pytest.fail("there is nothing to do")) == 0
+        session = await store.create(new_session("word1", "more"))
+        assert await store.index() == 2
+        await store.delete(session.id)
+        assert await store.index() == 0
+        assert await store.index(anew=True) == 25
+        assert len(await ids(store, "word1")) == 1
+    check_index(path)
+
+
+async def test_an_index_made_anew_has_what_the_old_one_had_lost(tmp_path: Path) -> None:
+    """Nobody notices that a sound index lacks something: whoever suspects it has it made anew."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("alpha", "beta"))
+        await store.index()
+        db = apsw.Connection(str(index_of(path)))
+        db.execute("INSERT INTO message(message) VALUES ('delete-all')")
+        db.close()
+        assert await ids(store, "beta") == []
+        assert await store.index(anew=True) == 2
+        assert await ids(store, "beta") == [session.id]
+
+
+async def test_indexing_that_is_cancelled_keeps_what_it_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_search, "_CHUNK", 10)
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        await store.create(new_session(*(f"word{n}" for n in range(45))))
+
+        def stop(done: int, total: int) -> None:
+            if done >= 20:
+                raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await store.index(progress=stop)
+        assert await store.index() == 25
+        assert len(await ids(store, "word*", limit=100)) == 45

@@ -13,7 +13,7 @@ from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.stores.postgres_link import Connection, Link
 from perdure.stores.postgres_rows import plain, restored
-from perdure.stores.postgres_words import all_phrases, all_words, catch_up, decoded, lexemes
+from perdure.stores.postgres_words import all_phrases, all_words, decoded, index, lexemes
 from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, age, attributed, counts_of, score, show, weight
 
 # Other statements look up rows by keys, come what may; these are planned for what they ask for.
@@ -22,6 +22,7 @@ _PLANNED = """
     SET LOCAL enable_bitmapscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL jit = off; SET LOCAL work_mem = '16MB'
 """
 _SPARE = 20
+_MOST_LOGS = 1_000
 _MOST_COUNTED = 8
 """The server counts so many words in each message; those of a longer query are counted when it is looked at."""
 _ALL = "1.644934::double precision"
@@ -30,6 +31,16 @@ _DAMPING = "0.3::double precision + 0.9::double precision * size / greatest(mean
 _LOGS = """
     SELECT log.log FROM log JOIN session ON session.sid = log.sid WHERE session.id = %s
     UNION SELECT ref.log FROM ref JOIN session ON session.sid = ref.child WHERE session.id = %s
+"""
+# Those of the owner's sessions, and those that they show of sessions that are gone.
+_LOGS_OF_OWNER = """
+    SELECT log.log FROM log JOIN session ON session.sid = log.sid
+    WHERE session.owner = %(owner)s AND session.status <> 'deleted'
+    UNION ALL
+    SELECT ref.log FROM ref JOIN session ON session.sid = ref.child
+    WHERE session.owner = %(owner)s AND NOT EXISTS (
+        SELECT 1 FROM log JOIN session AS own ON own.sid = log.sid WHERE log.log = ref.log AND own.status <> 'deleted'
+    ) LIMIT %(most)s
 """
 _READ = """
     SELECT msg.log, msg.pos, msg.crc, msg.body, session.id, session.agent, session.status, session.owner
@@ -46,7 +57,7 @@ _LENT = """
 async def search(link: Link, query: Query) -> list[SearchHit]:
     if not query.terms:
         return []
-    await catch_up(link)
+    await index(link)
 
     async def find(connection: Connection) -> list[SearchHit]:
         async with connection.transaction():
@@ -95,12 +106,21 @@ async def _filter(connection: Connection, query: Query) -> _Filter:
     """What keeps out others' messages, so that those who ask find their own however many there are of others."""
     if query.session_id is not None:
         rows = await _fetch(connection, _LOGS, (query.session_id, query.session_id))
-        return _Filter("", "word.log = ANY (%(logs)s::bigint[])", {"logs": [log for (log,) in rows]})
+        return _in_logs(rows)
     if query.owner is not None:
+        owner = {"owner": plain(query.owner)}
+        # Given the logs, the planner knows how much of the index they are; it cannot know that of a join.
+        rows = await _fetch(connection, _LOGS_OF_OWNER, {**owner, "most": _MOST_LOGS + 1})
+        if len(rows) <= _MOST_LOGS:
+            return _in_logs(rows)
         joins = "LEFT JOIN log ON log.log = word.log LEFT JOIN session ON session.sid = log.sid"
         condition = "(session.owner = %(owner)s OR session.sid IS NULL OR session.status = 'deleted')"
-        return _Filter(joins, condition, {"owner": plain(query.owner)})
+        return _Filter(joins, condition, owner)
     return _Filter("", "true", {})
+
+
+def _in_logs(rows: list[Any]) -> _Filter:
+    return _Filter("", "word.log = ANY (%(logs)s::bigint[])", {"logs": [log for (log,) in rows]})
 
 
 async def _ranking(connection: Connection, query: Query, weights: list[float]) -> tuple[str, dict[str, Any]]:

@@ -5,6 +5,8 @@ What is written is only noted as not indexed yet; whoever searches brings the in
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.message import Message
@@ -15,6 +17,8 @@ from perdure.stores.search import Term, text_of, words_of
 
 _LOCK = 0x70657266
 _STRETCHES_AT_ONCE = 500
+_MESSAGES_AT_ONCE = 2_000
+_STRETCH = 100
 # PostgreSQL's own bounds: 2 KB for a word, 1 MB for all of a message, its highest place, and the places of one word.
 _LONGEST_WORD = 200
 _MOST_BYTES = 1_000_000
@@ -22,8 +26,17 @@ _LAST_PLACE = 16_383
 _MOST_PLACES = 255
 
 _UNINDEXED = f"""
-    DELETE FROM unindexed WHERE ctid = ANY (ARRAY(SELECT ctid FROM unindexed LIMIT {_STRETCHES_AT_ONCE}))
-    RETURNING log, start, stop
+    DELETE FROM unindexed WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM (
+            SELECT ctid, sum(stop - start) OVER (ROWS UNBOUNDED PRECEDING) - (stop - start) AS before
+            FROM (SELECT ctid, start, stop FROM unindexed LIMIT {_STRETCHES_AT_ONCE}) AS first
+        ) AS counted WHERE before < {_MESSAGES_AT_ONCE}
+    )) RETURNING log, start, stop
+"""
+# In the order in which they lie there: nearly that in which they were saved, which is how the newest are known.
+_EVERYTHING = f"""
+    INSERT INTO unindexed (log, start, stop)
+    SELECT log, min(pos), max(pos) + 1 FROM msg GROUP BY log, pos / {_STRETCH} ORDER BY max(ctid)
 """
 # A message that is erased meanwhile waits until the index of it is there, to go with it.
 _MESSAGES = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s ORDER BY pos FOR KEY SHARE"
@@ -36,15 +49,39 @@ _INSERT = """
 """
 
 
-async def catch_up(link: Link) -> None:
-    """Have everything indexed that was committed before."""
+async def index(link: Link, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+    """Have everything indexed that was committed before, or all of it `anew`; how many messages that were."""
+    if anew:
+        await link.whole(_forget_all)
+    lacking = 0 if progress is None else await _lacking(link)
+    done = 0
     while await link.row("SELECT 1 FROM unindexed LIMIT 1") is not None:
-        await link.whole(_index_some)
+        done += await link.whole(_index_some)
+        if progress is not None:
+            progress(done, max(done, lacking))
+    return done
 
 
-def _index_some(db: Db) -> None:
-    """Index some of what is not indexed yet. One at a time: who waits finds it done."""
+async def _lacking(link: Link) -> int:
+    """How many messages are not indexed yet."""
+    return int((await link.row("SELECT coalesce(sum(stop - start), 0)::bigint FROM unindexed"))[0])
+
+
+def _one_at_a_time(db: Db) -> None:
     db.execute("SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))", (_LOCK,))
+
+
+def _forget_all(db: Db) -> None:
+    """Empty the index, and note all messages as not indexed yet."""
+    _one_at_a_time(db)
+    db.execute("DELETE FROM word")
+    db.execute("DELETE FROM unindexed")
+    db.execute(_EVERYTHING)
+
+
+def _index_some(db: Db) -> int:
+    """Index some of what is not indexed yet, and say how many messages. Who waits finds it done."""
+    _one_at_a_time(db)
     indexed: dict[tuple[int, int], tuple[int, bool, str]] = {}
     for log, start, stop in rows_of(db, _UNINDEXED):
         for pos, crc, body in rows_of(db, _MESSAGES, log, start, stop):
@@ -54,6 +91,7 @@ def _index_some(db: Db) -> None:
     if indexed:
         columns = zip(*((*key, *vector) for key, vector in indexed.items()), strict=True)
         db.execute(_INSERT, [list(column) for column in columns])
+    return len(indexed)
 
 
 def decoded(log: int, pos: int, crc: int, body: bytes) -> Message | None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -25,7 +24,8 @@ from perdure import codec
 from perdure.errors import InvalidData, StoreError
 from perdure.protocols import SearchHit
 from perdure.stores.rows import checksum
-from perdure.stores.search import MOST_RANKED, Place, Query, Term, show, text_of, weight, words_of
+from perdure.stores.search import Query, text_of, words_of
+from perdure.stores.sqlite_ranking import Scorer, find, owner_token
 from perdure.stores.sqlite_schema import connect, exclusively
 from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.sqlite_tables import first_row, meta, rows_of
@@ -39,13 +39,22 @@ _FORMAT = 1
 _CHUNK = 2_000
 _PATIENCE = 2.0
 _ATTEMPTS = 20
-_MOST_LOGS = 200
 _SCHEMA = """
     CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE place (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, owner TEXT) STRICT;
     CREATE VIRTUAL TABLE message USING fts5(text, place, content='', tokenize='unicode61');
     INSERT INTO message(message, rank) VALUES ('secure-delete', 1);
 """
+
+
+def index_path(main: Path) -> Path:
+    """Where the index of a store stands."""
+    return main.with_name(main.name + "-search")
+
+
+def is_index(db: apsw.Connection) -> bool:
+    """Whether a file is an index as this release writes it."""
+    return (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT)
 
 
 class Changed(NamedTuple):
@@ -86,6 +95,18 @@ class SearchThread:
     async def search(self, query: Query) -> list[SearchHit]:
         return await self._run(partial(self._index.search, query=query))
 
+    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+        """Index what is not indexed yet, piece by piece, so that others' searches and a cancellation get their turn."""
+        if anew:
+            await self._run(self._index.forget)
+        lacking: int = await self._run(self._index.lacking)
+        deadline, done = time.monotonic() + _PATIENCE, 0
+        while (step := await self._run(partial(self._index.index_some, deadline=deadline))) is not None:
+            done += step
+            if progress is not None:
+                progress(done, max(done, lacking))
+        return done
+
     @property
     def is_indexed(self) -> bool:
         """Whether there is an index from which something may have to be erased."""
@@ -113,7 +134,7 @@ class SearchIndex:
     """The index, for the use of one thread. Every method is given a reading connection to the store."""
 
     def __init__(self, main: Path) -> None:
-        self.path = main.with_name(main.name + "-search")
+        self.path = index_path(main)
         self._open: _IndexFile | None = None
 
     def close(self) -> None:
@@ -125,6 +146,18 @@ class SearchIndex:
         if not query.terms:
             return []
         return self._surely(lambda index: _search(index, db, query))
+
+    def forget(self, db: apsw.Connection) -> None:
+        """Empty the index, to be made anew."""
+        self._surely(lambda index: _forget(index, db))
+
+    def lacking(self, db: apsw.Connection) -> int:
+        """How many messages are not indexed yet."""
+        return self._surely(lambda index: _lacking(index, db))
+
+    def index_some(self, db: apsw.Connection, deadline: float) -> int | None:
+        """Index some messages and say how many; None if none is lacking."""
+        return self._surely(lambda index: None if _reached(index, db) is not None else _step(index, db, deadline))
 
     def erase(self, db: apsw.Connection, erased: Erased) -> None:
         self._surely(lambda index: _erase(index, db, erased))
@@ -166,7 +199,7 @@ class _IndexFile:
             found = os.stat(path, follow_symlinks=False)
             self._identity = (found.st_dev, found.st_ino)
             _prepare(self.db, path)
-            self.scorer = _Scorer(self.db)
+            self.scorer = Scorer(self.db)
         except BaseException:
             self.db.close()
             raise
@@ -211,10 +244,10 @@ def _connected(path: Path) -> apsw.Connection:
 
 def _prepare(db: apsw.Connection, path: Path) -> None:
     """Create the tables, unless they are there."""
-    if (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT):
+    if is_index(db):
         return
     with exclusively(db):
-        if (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT):
+        if is_index(db):
             return
         if db.pragma("application_id") == _APPLICATION_ID:
             raise _Gone  # another release's: it is removed and made anew
@@ -236,20 +269,38 @@ def _snapshot(db: apsw.Connection) -> Iterator[None]:
 
 
 def _catch_up(index: _IndexFile, db: apsw.Connection) -> int:
-    """Index what has been committed since, and say how far; begin anew if an erasure has not been carried out here."""
+    """Index what has been committed since, and say how far."""
     deadline = time.monotonic() + _PATIENCE
     while (reached := _reached(index, db)) is None:
-        with exclusively(index.db), _snapshot(db):
-            uid, erasures = meta(db, "uid"), meta(db, "erasures")
-            is_ours = index.note("uid") == uid
-            if is_ours and index.note("erasures") == erasures:
-                _index_some(index, db)
-                continue
-            if not is_ours or time.monotonic() > deadline:
-                index.clear(uid, erasures)
-                continue
-        time.sleep(0.02)  # whoever has erased something from the store is about to erase it here
+        _step(index, db, deadline)
     return reached
+
+
+def _step(index: _IndexFile, db: apsw.Connection, deadline: float) -> int:
+    """Index some messages and say how many; begin anew if an erasure is not carried out here until the deadline."""
+    with exclusively(index.db), _snapshot(db):
+        uid, erasures = meta(db, "uid"), meta(db, "erasures")
+        is_ours = index.note("uid") == uid
+        if is_ours and index.note("erasures") == erasures:
+            return _index_some(index, db)
+        if not is_ours or time.monotonic() > deadline:
+            index.clear(uid, erasures)
+            return 0
+    time.sleep(0.02)  # whoever has erased something from the store is about to erase it here
+    return 0
+
+
+def _forget(index: _IndexFile, db: apsw.Connection) -> None:
+    with exclusively(index.db), _snapshot(db):
+        index.clear(meta(db, "uid"), meta(db, "erasures"))
+
+
+def _lacking(index: _IndexFile, db: apsw.Connection) -> int:
+    with _snapshot(index.db), _snapshot(db):
+        noted, known = ((index.note("uid"), index.note("erasures")), (meta(db, "uid"), meta(db, "erasures")))
+        cursor = index.note("cursor") if noted == known else 0
+        (number,) = first_row(db, "SELECT count(*) FROM msg WHERE rowid > ?", (cursor,))
+    return int(number)
 
 
 def _reached(index: _IndexFile, db: apsw.Connection, least: int | None = None) -> int | None:
@@ -274,14 +325,14 @@ _OWNER = """
 """
 
 
-def _index_some(index: _IndexFile, db: apsw.Connection) -> None:
+def _index_some(index: _IndexFile, db: apsw.Connection) -> int:
     rows = rows_of(
         db,
         "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?",
         (index.note("cursor"), _CHUNK),
     )
     if not rows:
-        return
+        return 0
     for log, group in groupby(rows, key=itemgetter(1)):
         (owner,) = first_row(db, _OWNER, (log,))
         places = _tokens(log, owner)
@@ -292,6 +343,7 @@ def _index_some(index: _IndexFile, db: apsw.Connection) -> None:
             [(rowid, words, places) for rowid, words in held],
         )
     index.take_note(cursor=rows[-1][0])
+    return len(rows)
 
 
 def _words(body: bytes, *row: int) -> str:
@@ -306,57 +358,7 @@ def _words(body: bytes, *row: int) -> str:
 
 def _tokens(log: int, owner: str | None) -> str:
     """Words that stand for a message's log and its owner, so that a search can be narrowed to them."""
-    return f"l{log}" if owner is None else f"l{log} {_owner_token(owner)}"
-
-
-def _owner_token(owner: str) -> str:
-    return "o" + blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-class _Scorer:
-    """BM25, row by row. FTS5's own first counts all that has each word, which for a common one takes far too long.
-
-    It runs ten thousand times for a query: hence no more steps than it takes, and the formula of `search.score` again.
-    """
-
-    def __init__(self, db: apsw.Connection) -> None:
-        self._others = 0
-        self._flat = self._slope = 0.0
-        self._weights: list[tuple[int, float]] = []
-        db.register_fts5_function("begin_scoring", self._begin)
-        db.register_fts5_function("score_one", self._one)
-        db.register_fts5_function("score_many", self._many)
-
-    def function_for(self, having: Sequence[int], others: int) -> str:
-        """The SQL function for a query whose terms so many messages have, and which has other phrases besides.
-
-        A word that is nearly everywhere says nothing of where it stands, so only the rarer ones count.
-        """
-        self._others = others
-        rare = [(at, float(number)) for at, number in enumerate(having) if number <= MOST_RANKED]
-        self._weights = rare or [(at, float(number)) for at, number in enumerate(having)]
-        return "score_one" if len(having) == 1 else "score_many"
-
-    def _begin(self, api: Any, *_: Any) -> int:
-        """Look at the whole index; to be called once for each query, before any row is scored."""
-        total = max(api.row_count, 1)
-        mean = max(api.column_total_size(0) / total, 1.0)
-        self._flat, self._slope = 1.2 * 0.25, 1.2 * 0.75 / mean
-        self._weights = [(at, 2.2 * weight(total, int(number))) for at, number in self._weights]
-        return 0
-
-    def _one(self, api: Any, *_: Any) -> float:
-        count: int = api.inst_count - self._others
-        length: int = api.column_size(0)
-        return self._weights[0][1] * count / (count + self._flat + self._slope * length)
-
-    def _many(self, api: Any, *_: Any) -> float:
-        damping = self._flat + self._slope * api.column_size(0)
-        total = 0.0
-        for at, each in self._weights:
-            count = len(api.phrase_locations(at)[0])
-            total += each * count / (count + damping)
-        return total
+    return f"l{log}" if owner is None else f"l{log} {owner_token(owner)}"
 
 
 def _search(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
@@ -365,96 +367,8 @@ def _search(index: _IndexFile, db: apsw.Connection, query: Query) -> list[Search
         reached = _catch_up(index, db)
         with _snapshot(index.db), _snapshot(db):
             if attempt == _ATTEMPTS or _reached(index, db, reached) is not None:
-                return _find(index, db, query)
+                return find(index.db, index.scorer, db, query)
     raise AssertionError("the last attempt returns")
-
-
-def _find(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
-    filters = _filters(db, query)
-    if filters is None:
-        return []
-    terms = [_phrase(term) for term in query.terms]
-    function = index.scorer.function_for([_how_many(index, each) for each in terms], len(filters))
-    match = " AND ".join((f"text : ({' AND '.join(terms)})", *filters))
-    rows_of(index.db, "SELECT begin_scoring(message) FROM message WHERE message MATCH ? LIMIT 1", (match,))
-    found = rows_of(
-        index.db,
-        f"SELECT {function}(message), rowid FROM message WHERE message MATCH ? ORDER BY rowid DESC LIMIT ?",
-        (match, MOST_RANKED),
-    )
-    found.sort(key=itemgetter(0), reverse=True)  # which leaves equals as they came, the newest first
-    return _best(db, found, query)
-
-
-def _phrase(term: Term) -> str:
-    # Words are letters and digits only, but a quotation mark too many would make syntax of somebody's text.
-    words = " ".join(term.words).replace('"', "")
-    return f'"{words}" *' if term.prefix else f'"{words}"'
-
-
-def _how_many(index: _IndexFile, phrase: str) -> int:
-    """How many messages have a term, up to one more than are ever ranked."""
-    counted = "SELECT count(*) FROM (SELECT 1 FROM message WHERE message MATCH ? LIMIT ?)"
-    (number,) = first_row(index.db, counted, (f"text : {phrase}", MOST_RANKED + 1))
-    return int(number)
-
-
-_GONE = "NOT EXISTS (SELECT 1 FROM log JOIN session USING (sid) WHERE log.log = ref.log AND status <> 'deleted')"
-
-
-def _filters(db: apsw.Connection, query: Query) -> list[str] | None:
-    """Further conditions on a match; None if nothing can meet them."""
-    filters: list[str] = []
-    if query.owner is not None:
-        filters.append(f"place : {_owner_token(query.owner)}")
-    if query.session_id is not None:
-        logs = rows_of(
-            db,
-            "SELECT log.log FROM log JOIN session USING (sid) WHERE session.id = ?1 UNION SELECT ref.log"
-            f" FROM ref JOIN session ON session.sid = ref.child WHERE session.id = ?1 AND {_GONE}",
-            (str(query.session_id),),
-        )
-        if not logs:
-            return None
-        if len(logs) <= _MOST_LOGS:
-            filters.append(f"place : ({' OR '.join(f'l{log}' for (log,) in logs)})")
-    return filters
-
-
-def _best(db: apsw.Connection, ranked: Sequence[tuple[float, int]], query: Query) -> list[SearchHit]:
-    """The first of the ranked messages that are there and may be shown."""
-    hits: list[SearchHit] = []
-    owners: dict[int, Any] = {}
-    for value, rowid in ranked:
-        row = first_row(db, "SELECT log, pos, crc, body FROM msg WHERE rowid = ?", (rowid,))
-        session_id = None if row is None else _attributed(db, owners, row[0], row[1], query)
-        if session_id is None or checksum(row[3], *row[:2]) != row[2]:
-            continue
-        with suppress(InvalidData):
-            hit = show(Place(session_id, codec.decode_message(row[3]), row[1]), query.terms, value)
-            if hit is not None:
-                hits.append(hit)
-        if len(hits) == query.limit:
-            break
-    return hits
-
-
-_SHOWN_BY = """
-    SELECT id, owner FROM ref JOIN session ON session.sid = ref.child
-    WHERE ref.log = ?1 AND start <= ?2 AND stop > ?2 AND status <> 'deleted'
-        AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR id = ?4) ORDER BY sid LIMIT 1
-"""
-
-
-def _attributed(db: apsw.Connection, owners: dict[int, Any], log: int, pos: int, query: Query) -> str | None:
-    """The session that a message is said to be of, if that is one that was asked for."""
-    if log not in owners:
-        of_log = "SELECT id, owner FROM log JOIN session USING (sid) WHERE log.log = ? AND status <> 'deleted'"
-        owners[log] = first_row(db, of_log, (log,))
-    found = owners[log] or first_row(db, _SHOWN_BY, (log, pos, query.owner, query.session_id))
-    if found is None or query.owner not in (None, found[1]) or query.session_id not in (None, found[0]):
-        return None
-    return str(found[0])
 
 
 def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
