@@ -13,10 +13,12 @@ import pytest
 from tests import stories
 from tests.stories import KINDS, opened
 
-from perdure import SessionNotFound, SessionRuntime, SqliteStore, StoreError, recover
+import perdure
+from perdure import ConfigurationError, Entry, SessionNotFound, SessionRuntime, SqliteStore, StoreError, recover
+from perdure.copying import copy
 from perdure.fsck import FsckReport, fsck
 from perdure.model.ids import use
-from perdure.testing import FrozenClock
+from perdure.testing import FrozenClock, ScriptedDriver
 from perdure.testing.samples import new_session
 
 
@@ -72,6 +74,42 @@ async def test_a_sound_store_has_no_problems(tmp_path: Path, kind: str) -> None:
             assert report.messages > 120
             await recover(SessionRuntime(store), stories.ledger_loops())
             assert (await fsck(store)).problems == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_store_in_which_everything_has_been_done_has_no_problems(tmp_path: Path, kind: str) -> None:
+    """Adopted, compacted, redacted, posted to, run in parallel and recovered; then erased bit by bit, and copied."""
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        async with opened(kind, tmp_path) as store:
+            sessions = perdure.connect(store, driver=ScriptedDriver(lambda _: "Well."))
+            await stories.tell(store, clock)
+            await sessions.search("it")
+            await recover(SessionRuntime(store), stories.ledger_loops())
+            await sessions.adopt("talk", "a-fork")
+            await sessions.undo("talk")
+            await sessions.compact("views", keep_last=10)
+            await sessions.uncompact("views")
+            await store.post("views", Entry("note", {"text": "waits"}))
+            await sessions.redact("talk", [(await sessions.history("talk"))[0].id])
+            assert (await fsck(store)).problems == ()
+            async with opened("sqlite", tmp_path / "copy") as other:
+                await copy(store, other)
+                assert (await fsck(other)).problems == ()
+            assert await sessions.purge(status="deleted") == 1
+            for each in ("talk", "a-fork", "views", "boss", "branches", "orphan"):
+                await sessions.delete(each)
+                assert (await fsck(store)).problems == ()
+            await sessions.gc()
+            assert (await fsck(store)).problems == ()
+
+
+async def test_clearing_up_is_not_for_one_owner(tmp_path: Path) -> None:
+    """It goes through what everybody has left; a check of one session is for whoever may see that."""
+    async with SqliteStore(tmp_path / "s.db") as store:
+        with pytest.raises(ConfigurationError, match="without an owner"):
+            await perdure.connect(store, owner="ada").gc()
+        assert await perdure.connect(store).gc() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import msgspec
@@ -25,6 +25,7 @@ from perdure.protocols import (
     SessionStore,
 )
 from perdure.runtime.history import read_events
+from perdure.stores.heads import StoredHead
 from perdure.stores.landing import check
 
 RESTORE = (
@@ -34,6 +35,10 @@ RESTORE = (
 _DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file anew."
 _VIEW = "Rewind the session to an earlier version, or trim its transcript, so that calls and results pair up again."
 _RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
+_KEY = (
+    "A request that is sent again under this key would be answered anew, or not as it was. Restore the session from a "
+    "backup, or use another key for what is still to be sent."
+)
 _HEADER = "Save the session once (a tag or a note will do): that writes its header anew."
 _TRY_AGAIN = "Look at the reason, mend it, and check again."
 
@@ -176,6 +181,8 @@ class _Survey:
             self.note(info.id, f"version {info.version}", "it is missing", RESTORE)
         for run, what in _run_faults(archived.entries):
             self.note(info.id, f"run {run}", what, _RECORD)
+        for key, what in _key_faults(archived):
+            self.note(info.id, f"idempotency key {key!r}", what, _KEY)
         stretches = check(archived)
         if not all(self._is_known(archived, *stretch) for stretch in stretches):
             await store.dump(info.id, alone=True)  # which reads what stands elsewhere, or says what is missing
@@ -185,6 +192,8 @@ class _Survey:
         self._lengths[name] = len(rows)
         if sorted(rows) != list(range(len(rows))):
             self.note(session_id, f"log {name}", "a message is missing from it", RESTORE)
+        if _are_readable(rows.values()):
+            return
         for at, raw in rows.items():
             with self._noting(session_id, f"message {at} of log {name}"):
                 codec.decode_message(raw)
@@ -199,13 +208,15 @@ class _Survey:
             async for _ in read_events(journal, session_id, after=None, last=None, follow=False):
                 pass
         async with self.watching(session_id, "runs"):
-            told = _reach(await journal.read(session_id))
+            entries = await journal.read(session_id)
+            end, told = entries[-1].seq if entries else 0, _reach(entries)
             for run in await journal.runs(session_id):
                 if run.start < run.stop:
                     await journal.messages(run.log, run.start, run.stop)
-                first, last, end = told.get(run.loop_id, (0, 0, 0))
+                first, last = told.get(run.loop_id, (0, 0))
                 if run.last.seq <= end and (run.first.seq, run.last.seq) != (first, last):  # else it went on meanwhile
-                    what = f"it is noted to reach from entry {run.first.seq} to {run.last.seq}, and it does to {last}"
+                    noted = f"it is noted to reach from entry {run.first.seq} to {run.last.seq}"
+                    what = f"{noted}, and it does from {first} to {last}" if last else f"{noted}, and has none"
                     self.note(session_id, f"run {run.loop_id}", what, _RECORD)
         async with self.watching(session_id, "inbox"):
             await journal.read(session_id, inbox=True)
@@ -216,6 +227,15 @@ class _Survey:
         if isinstance(self._store, Journal):
             async with self.watching(None, "claims"):
                 await self._store.lapsed()
+
+
+def _are_readable(rows: Iterable[bytes]) -> bool:
+    """All at once, which is quicker than one by one."""
+    try:
+        codec.decode_messages(list(rows))
+    except _DAMAGE:
+        return False
+    return True
 
 
 def _view_faults(session: AgentSession) -> Iterator[str]:
@@ -237,14 +257,49 @@ def _view_faults(session: AgentSession) -> Iterator[str]:
         yield from (f"call {call!r} has no result" for call in called if call in own and not answered[call])
 
 
-def _reach(entries: Sequence[JournalEntry]) -> dict[str, tuple[int, int, int]]:
-    """The first and the last entry of each run, and where the record ended when it was read."""
-    reach: dict[str, tuple[int, int, int]] = {}
+def _reach(entries: Sequence[JournalEntry]) -> dict[str, tuple[int, int]]:
+    """The first and the last entry of each run."""
+    reach: dict[str, tuple[int, int]] = {}
     for entry in entries:
         if entry.run is not None:
-            first = reach[entry.run][0] if entry.run in reach else entry.seq
-            reach[entry.run] = (first, entry.seq, entries[-1].seq)
+            reach[entry.run] = (reach[entry.run][0] if entry.run in reach else entry.seq, entry.seq)
     return reach
+
+
+def _key_faults(archived: ArchivedSession) -> Iterator[tuple[str, str]]:
+    """What is wrong with the idempotency keys: a run that was sent under one says so, and is saved with its end."""
+    ended = {entry.run for entry in archived.entries if entry.kind == "agent_end"}
+    for run, name, digest in _keys_told(archived.entries):
+        kept = archived.keys.get(name)
+        if kept is None:
+            if run in ended:
+                yield name, f"run {run} has answered a request under it, and it is not there"
+        elif kept[0] != digest:
+            yield name, f"it does not stand for the request that run {run} has answered"
+        elif 1 <= kept[1] <= len(archived.heads) and _run_of(archived, kept[1]) != run:
+            yield name, f"it stands for version {kept[1]}, which run {run} has not saved"
+
+
+def _keys_told(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, str]]:
+    """For each key the run that has answered the request, or that tries to; one that failed may have been repeated."""
+    last: dict[str, tuple[str, str, str]] = {}
+    for entry in entries:
+        told = entry.body.get("key") if entry.kind == "agent_start" and isinstance(entry.body, Mapping) else None
+        match told:
+            case [str() as name, str() as digest] if entry.run is not None:
+                last[name] = (entry.run, name, digest)
+    yield from last.values()
+
+
+class _Ran(msgspec.Struct, frozen=True):
+    execution_id: str
+
+
+def _run_of(archived: ArchivedSession, version: int) -> str | None:
+    """The run that a version shows the end of."""
+    head = StoredHead(archived.heads[version - 1], archived.session_id, version).head
+    raw = archived.values[head.hashed["execution"]] if "execution" in head.hashed else head.parts.get("execution")
+    return None if raw is None else msgspec.json.decode(raw, type=_Ran).execution_id
 
 
 def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:
@@ -271,4 +326,4 @@ def _problem(error: BaseException, session_id: str | None, where: str) -> Proble
             return Problem(session_id, where, str(error), _TRY_AGAIN)
         case PerdureError():
             return Problem(session_id, where, str(error), RESTORE)
-    return Problem(session_id, where, f"{type(error).__name__}: {error}", RESTORE)
+    return Problem(session_id, where, f"it cannot be read ({type(error).__name__}: {error})", RESTORE)

@@ -1,4 +1,4 @@
-"""A directory looked at beneath its sessions: each log's lines, and the document that was made from it."""
+"""A directory looked at beneath its sessions: each log's lines and what they add up to, and the document beside it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from perdure.errors import CorruptRecord, InvalidSessionFile
 from perdure.protocols import Problem
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_document import document_file, encode_document
-from perdure.stores.file_log import SessionLog
+from perdure.stores.file_log import LogKey, SessionLog, log_file
 from perdure.stores.file_reads import assembled
-from perdure.stores.moving import merged
-from perdure.stores.renaming import OpenHead
+from perdure.stores.hashes import hash_of
+from perdure.stores.noted import Noted, without, wrong_notes
 from perdure.stores.rows import Stretch
 
 _LOG = (
@@ -20,19 +20,29 @@ _LOG = (
 )
 _DOCUMENT = "Delete it: the log beside it holds everything, and the next save writes it anew."
 _NO_LOG = "Restore the log from a backup. The document shows the newest version, for people to read."
-_REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
+_LEFT_OVER = "Run `perdure gc`, which erases what nobody shows."
 
 
 def check(directory: Directory) -> list[Problem]:
+    remainders = sorted(directory.remainders())
     found: list[Problem] = []
-    for stem in (*directory.ids(), *sorted(directory.remainders())):
-        with directory.locked({stem.partition("@")[0]}):  # a writer between its log and its document is no damage
-            found += _session(directory, stem)
+    shown: list[Stretch] = []
+    for stem in (*directory.ids(), *remainders):
+        with directory.locked({_owner(stem)}):  # a writer between its log and its document is no damage
+            found += _session(directory, stem, shown)
+    for stem in remainders:
+        with directory.locked({_owner(stem)}):
+            found += _remainder(directory, stem, shown)
     return found
 
 
-def _session(directory: Directory, stem: str) -> Iterator[Problem]:
-    session_id = stem.partition("@")[0]
+def _owner(stem: str) -> str:
+    return stem.partition("@")[0]
+
+
+def _session(directory: Directory, stem: str, shown: list[Stretch]) -> Iterator[Problem]:
+    session_id = _owner(stem)
     try:
         log = directory.log(stem)
     except CorruptRecord as error:
@@ -40,11 +50,13 @@ def _session(directory: Directory, stem: str) -> Iterator[Problem]:
         return
     for damage in log.damage:
         yield Problem(session_id, damage.position, damage.reason, _LOG)
+    shown += log.shown()
     if session_id != stem:
         return
     yield from _document(directory, log)
-    if not log.damage:
-        yield from _refs(log)
+    if not log.damage and log.version:
+        yield from _sums(log)
+        yield from _notes(log)
 
 
 def _document(directory: Directory, log: SessionLog) -> Iterator[Problem]:
@@ -74,21 +86,47 @@ def _says_what_the_log_says(directory: Directory, log: SessionLog) -> bool:
     return directory.folder.read(document_file(log.stem)) == made
 
 
-def _refs(log: SessionLog) -> Iterator[Problem]:
+def _sums(log: SessionLog) -> Iterator[Problem]:
+    """What the lines of a log come to, each sound by itself."""
+    key = LogKey.parse(log.key)
+    if key is None or key.owner != log.stem or key.name:
+        yield Problem(log.stem, log.file, f"it is the log of {log.key!r}", _LOG)
+    elif log.epoch < key.birth:
+        yield Problem(log.stem, "its epoch", "it is out of the session's range", _COPY)
+    if sorted(log.heads) != list(range(1, len(log.heads) + 1)) or log.version != len(log.heads):
+        yield Problem(log.stem, "its versions", "they are not numbered from 1 on", _LOG)
+    for name, rows in log.messages.items():
+        if list(rows) != list(range(len(rows))):
+            yield Problem(log.stem, f"log {log.key_of(name)}", "its messages are not numbered from 0 on", _LOG)
+    if log.taken > len(log.inbox):
+        what = "it is noted to be taken to where it does not reach, so that what is posted would not be heard"
+        yield Problem(log.stem, "how far its inbox is taken", what, _COPY)
+    for name, (_, version) in log.keys.items():
+        if version not in log.heads:
+            yield Problem(log.stem, f"idempotency key {name!r}", f"there is no version {version}", _COPY)
+    for name, body in log.values.items():
+        if hash_of(body) != name:
+            yield Problem(log.stem, f"value {name}", "its hash does not match", _LOG)
+
+
+def _notes(log: SessionLog) -> Iterator[Problem]:
     """What the session shows of others has to be on record, since deletions go by that."""
-    met: set[Stretch] = set()
-
-    def meet(key: int | str, start: int, stop: int) -> int | str:
-        met.add((key, start, stop))
-        return key
-
+    own = {log.key_of(name) for name in ("", *log.messages)}
     try:
-        for version, raw in log.heads.items():
-            OpenHead(raw, log.stem, version, log.values.__getitem__).renamed(meet)
+        yield from wrong_notes(
+            log.stem, log.heads, log.values.__getitem__, Noted(own, list(log.refs), log.values.keys())
+        )
     except (CorruptRecord, KeyError):
         return  # which is reported by those who read the session
-    noted = merged(log.refs)
-    for key, start, stop in merged(met):
-        if not log.owns(key) and not any(key == k and low <= start and stop <= high for k, low, high in noted):
-            what = "the session shows it, and that is not noted where deletions look"
-            yield Problem(log.stem, f"messages {start} to {stop} of log {key}", what, _REFS)
+
+
+def _remainder(directory: Directory, stem: str, shown: list[Stretch]) -> Iterator[Problem]:
+    """What is left of an erased session has to be shown by somebody."""
+    log = directory.log(stem)
+    held = [(log.key_of(name), at, at + 1) for name, rows in log.messages.items() for at in rows]
+    if not any(True for _ in without(held, shown)):
+        return
+    now_shown = [stretch for each in directory.ids() for stretch in directory.log(each).shown()]
+    for key, start, stop in without(held, now_shown):  # looked at again: another may have begun to show it meanwhile
+        what = f"messages {start} to {stop} of {key} are left of an erased session, and nobody shows them"
+        yield Problem(None, log_file(stem), what, _LEFT_OVER)

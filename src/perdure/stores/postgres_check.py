@@ -1,133 +1,143 @@
-"""A PostgreSQL schema looked at beneath its sessions: rows that belong to nobody, ends, columns that filters go by."""
+"""A PostgreSQL schema looked at beneath its sessions: rows that belong to nobody, notes and columns, the words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 
 from perdure.errors import CorruptRecord
-from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Problem
+from perdure.stores.heads import StoredHead, decode_info
 from perdure.stores.moving import merged
-from perdure.stores.postgres_archive import Db, read_heads, read_value, rows_of
+from perdure.stores.noted import Noted, wrong_notes
+from perdure.stores.postgres_archive import Db, first_row, read_heads, read_inbox, read_value, rows_of
 from perdure.stores.postgres_rows import plain
-from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Stretch, decode_info
+from perdure.stores.sql_check import (
+    COLUMNS,
+    ENDS,
+    LEFT_OVER,
+    MISSING_VALUES,
+    RULES,
+    left_over,
+    wrong_columns,
+)
 
-_LEFT_OVER = "Nobody is shown it. `gc` clears up some of it; in a copy of the store it stays behind."
-_ENDS = "Restore the session from a backup; until then nothing should be sent to it."
-_COLUMNS = "Save the session once (a tag or a note will do): that writes the columns anew. Or copy it into a new store."
-_REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it anew."
+_INBOX = "If it has been dealt with, it is not needed, and copying the store into a new schema leaves it behind."
 _CLAIMS = "A killed run of it would not be found by `recover`. Run `recover` on the session by its id."
-
-_GONE = "NOT EXISTS (SELECT 1 FROM session WHERE session.sid = {})"
-_BELONG_TO_NOBODY = {
-    **{
-        table: f"SELECT DISTINCT sid FROM {table} WHERE {_GONE.format(f'{table}.sid')}"
-        for table in ("head", "batch", "run", "inbox", "key", "tag", "uses", "claimed")
-    },
-    "value": "SELECT hash FROM value WHERE NOT EXISTS (SELECT 1 FROM uses WHERE uses.hash = value.hash)",
-    "ref": f"SELECT DISTINCT child FROM ref WHERE {_GONE.format('ref.child')}",
-    "log": (
-        f"SELECT log FROM log WHERE {_GONE.format('log.sid')}"
-        " AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.log = log.log)"
-    ),
-    "msg": "SELECT DISTINCT log FROM msg WHERE NOT EXISTS (SELECT 1 FROM log WHERE log.log = msg.log)",
-    "msg of an erased session": (
-        f"SELECT DISTINCT msg.log FROM msg JOIN log ON log.log = msg.log WHERE {_GONE.format('log.sid')} AND NOT EXISTS"
-        " (SELECT 1 FROM ref WHERE ref.log = msg.log AND ref.start <= msg.pos AND msg.pos < ref.stop)"
-    ),
-}
-_WRONG_ENDS = {
-    "its newest version": "version <> (SELECT coalesce(max(version), 0) FROM head WHERE head.sid = s.sid)",
-    "the end of its log": "msg_end <> (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = s.log)",
-    "the end of its record": "evt_end <> (SELECT coalesce(max(last), 0) FROM batch WHERE batch.sid = s.sid)",
-    "the end of its inbox": "inbox_end <> (SELECT coalesce(max(seq), 0) FROM inbox WHERE inbox.sid = s.sid)",
-    "its log": "NOT EXISTS (SELECT 1 FROM log WHERE log.log = s.log AND log.sid = s.sid AND log.name = '')",
-    "the log of one of its runs": (
-        "EXISTS (SELECT 1 FROM run LEFT JOIN log ON log.log = run.log"
-        " WHERE run.sid = s.sid AND log.sid IS DISTINCT FROM s.sid)"
-    ),
-}
 _UNNOTED = (
     "SELECT id FROM session WHERE claim IS NOT NULL"
     " AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.sid = session.sid)"
 )
+_UNCLAIMED = "SELECT id FROM session JOIN claimed ON claimed.sid = session.sid WHERE claim IS NULL"
+# What waits is gathered first: one look at it for each message would take forever in a store that nobody searches.
+_NEVER_FOUND = """
+    WITH waiting AS MATERIALIZED (
+        SELECT log, range_agg(int8range(start, stop)) AS stretches FROM unindexed WHERE start < stop GROUP BY log
+    )
+    SELECT msg.log, min(msg.pos) FROM msg LEFT JOIN waiting ON waiting.log = msg.log
+    WHERE NOT coalesce(waiting.stretches @> msg.pos, false)
+        AND NOT EXISTS (SELECT 1 FROM word WHERE word.log = msg.log AND word.pos = msg.pos)
+    GROUP BY msg.log LIMIT 20
+"""
 
 
 def check(db: Db) -> list[Problem]:
     """All that is wrong, read in one snapshot."""
-    return [problem for look in (_left_over, _ends, _missing_values, _heads) for problem in look(db)]
+    looks = (_meta, _left_over, _rules, _claims, _missing_values, _words, _heads)
+    return [problem for look in looks for problem in look(db)]
+
+
+def _meta(db: Db) -> Iterator[Problem]:
+    rows = rows_of(db, "SELECT erasures FROM meta")
+    if len(rows) != 1 or rows[0][0] < 0:
+        yield Problem(None, "meta erasures", "it is not the number of erasures so far", _COPY)
+    for table in ("session", "log", "run"):
+        number = "sid" if table == "session" else table
+        last, highest = first_row(
+            db,
+            f"SELECT pg_sequence_last_value(pg_get_serial_sequence('{table}', '{number}')::regclass),"
+            f" (SELECT max({number}) FROM {table})",
+        )
+        if highest is not None and (last is None or last < highest):
+            what = "it is behind the highest number in use, so that a number might be given out twice"
+            yield Problem(None, f"the sequence of {table}", what, _COPY)
 
 
 def _left_over(db: Db) -> Iterator[Problem]:
-    for table, sql in _BELONG_TO_NOBODY.items():
+    for table, sql in left_over("claimed").items():
         for (number,) in rows_of(db, f"{sql} LIMIT 20"):
-            yield Problem(None, f"{table} {number}", "it belongs to no session", _LEFT_OVER)
+            yield Problem(None, f"{table} {number}", "it belongs to no session", LEFT_OVER)
 
 
-def _ends(db: Db) -> Iterator[Problem]:
-    for what, condition in _WRONG_ENDS.items():
-        for (session_id,) in rows_of(db, f"SELECT id FROM session AS s WHERE {condition}"):
-            yield Problem(session_id, what, "it is not what the session's row says", _ENDS)
+def _rules(db: Db) -> Iterator[Problem]:
+    for rule in RULES:
+        for (session_id,) in rows_of(db, f"SELECT id FROM session AS s WHERE {rule.condition}"):
+            yield Problem(session_id, rule.where, rule.what, rule.repair)
+
+
+def _claims(db: Db) -> Iterator[Problem]:
     for (session_id,) in rows_of(db, _UNNOTED):
         yield Problem(session_id, "its claim", "it is not noted where those who recover look", _CLAIMS)
+    for (session_id,) in rows_of(db, _UNCLAIMED):
+        what = "it is noted where those who recover look, and there is none"
+        yield Problem(session_id, "its claim", what, _COPY)
 
 
 def _missing_values(db: Db) -> Iterator[Problem]:
-    sql = (
-        "SELECT id, hash FROM uses JOIN session ON session.sid = uses.sid"
-        " WHERE NOT EXISTS (SELECT 1 FROM value WHERE value.hash = uses.hash)"
-    )
-    for session_id, key in rows_of(db, sql):
-        yield Problem(session_id, f"value {key}", "it is missing", _ENDS)
+    for session_id, key in rows_of(db, MISSING_VALUES.format(id="session.id")):
+        yield Problem(session_id, f"value {key}", "it is missing", ENDS)
+
+
+def _words(db: Db) -> Iterator[Problem]:
+    for log, first in rows_of(db, _NEVER_FOUND):
+        what = f"message {first} of log {log} is not in it, and nobody is going to put it there"
+        yield Problem(None, f"the search index of log {log}", what, _COPY)
 
 
 def _heads(db: Db) -> Iterator[Problem]:
-    """The columns that filters go by, and the notes that keep what others show, against what the heads say."""
-    sql = "SELECT sid, id, version, status, agent, owner, parent, created, updated FROM session ORDER BY sid"
+    """The columns that filters go by, and the notes that erasures go by, against what the heads say."""
+    sql = f"SELECT sid, id, version, {', '.join(COLUMNS)} FROM session ORDER BY sid"
     for sid, session_id, version, *columns in rows_of(db, sql):
         try:
             heads = read_heads(db, session_id, sid)
             info = decode_info(heads[version], session_id, version)
-            yield from _columns(db, sid, info, columns)
-            yield from _refs(db, sid, session_id, heads)
+            tags = {tag for (tag,) in rows_of(db, "SELECT tag FROM tag WHERE sid = %s", sid)}
+            yield from wrong_columns(info, columns, tags, plain)
+            yield from wrong_notes(session_id, heads, partial(read_value, db, session_id), _noted(db, sid))
+            yield from _fetched_along(db, sid, session_id, heads)
         except (CorruptRecord, KeyError):
-            continue  # a damaged head is reported by those who read the session
+            pass  # a damaged head is reported by those who read the session
+        yield from _inbox(db, sid, session_id)
 
 
-def _columns(db: Db, sid: int, info: AgentSessionInfo, columns: list[object]) -> Iterator[Problem]:
-    names = ("status", "agent", "owner", "parent", "created", "updated")
-    expected = (
-        info.status.value,
-        plain(info.agent_name),
-        None if info.owner is None else plain(info.owner),
-        info.parent_id,
-        info.created_at.timestamp(),
-        info.updated_at.timestamp(),
+def _noted(db: Db, sid: int) -> Noted:
+    return Noted(
+        {log for (log,) in rows_of(db, "SELECT log FROM log WHERE sid = %s", sid)},
+        rows_of(db, "SELECT log, start, stop FROM ref WHERE child = %s", sid),
+        {key for (key,) in rows_of(db, "SELECT hash FROM uses WHERE sid = %s", sid)},
     )
-    for name, found, said in zip(names, columns, expected, strict=True):
-        if found != said:
-            yield Problem(info.id, f"column {name}", f"it says {found!r}, and the newest version {said!r}", _COLUMNS)
-    if {tag for (tag,) in rows_of(db, "SELECT tag FROM tag WHERE sid = %s", sid)} != set(map(plain, info.tags)):
-        yield Problem(info.id, "tags", "they are not those of the newest version", _COLUMNS)
 
 
-def _refs(db: Db, sid: int, session_id: str, heads: dict[int, bytes]) -> Iterator[Problem]:
-    own = {log for (log,) in rows_of(db, "SELECT log FROM log WHERE sid = %s", sid)}
-    noted = merged(rows_of(db, "SELECT log, start, stop FROM ref WHERE child = %s", sid))
-    for log, start, stop in _named(db, session_id, heads):
-        if log not in own and not any(log == other and low <= start and stop <= high for other, low, high in noted):
-            what = "the session shows it, and that is not noted where deletions look"
-            yield Problem(session_id, f"messages {start} to {stop} of log {log}", what, _REFS)
+def _fetched_along(db: Db, sid: int, session_id: str, heads: dict[int, bytes]) -> Iterator[Problem]:
+    """What a head's columns say again of its body, for one statement to fetch it along."""
+    value_of = lru_cache(64)(partial(read_value, db, session_id))
+    for version, hashes, wanted in rows_of(db, "SELECT version, hashes, wanted FROM head WHERE sid = %s", sid):
+        head = StoredHead(heads[version], session_id, version)
+        values = head.gathered(value_of)
+        if set(hashes) != values.keys() or (wanted is not None and not _is_wanted(head, values, wanted)):
+            what = "it does not name the values and the messages that the version is made of"
+            yield Problem(session_id, f"what is fetched along with version {version}", what, _COPY)
 
 
-def _named(db: Db, session_id: str, heads: dict[int, bytes]) -> Iterable[Stretch]:
-    met: set[Stretch] = set()
+def _is_wanted(head: StoredHead, values: dict[str, bytes], wanted: Sequence[int]) -> bool:
+    threes = list(zip(*(iter(wanted),) * 3, strict=False))
+    return 3 * len(threes) == len(wanted) and merged(threes) == merged(head.wanted(values))
 
-    def meet(log: int | str, start: int, stop: int) -> int | str:
-        met.add((log, start, stop))
-        return log
 
-    for version, raw in heads.items():
-        OpenHead(raw, session_id, version, lambda key: read_value(db, session_id, key)).renamed(meet)
-    return merged(met)
+def _inbox(db: Db, sid: int, session_id: str) -> Iterator[Problem]:
+    """All items: those that have been taken nobody reads, and their text is still there."""
+    try:
+        read_inbox(db, session_id, sid, taken_too=True)
+    except CorruptRecord as error:
+        yield Problem(session_id, error.position, error.reason, _INBOX)
