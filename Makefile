@@ -9,12 +9,14 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
+OTHERS := .venv-others
+OTHERS_STAMP := $(OTHERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench torture docs clean
+.PHONY: help venv demo test lint format bench bench-others torture docs clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 venv: $(STAMP) ## make .venv and install perdure into it with its pinned dependencies
 
@@ -42,6 +44,14 @@ format: $(STAMP) ## lay the code out and fix what ruff can fix
 bench: $(STAMP) ## run the benchmarks and print their ratios
 	$(PYTHON) -m benchmarks $(ARGS)
 
+bench-others: $(OTHERS_STAMP) ## measure perdure beside other libraries' session stores
+	$(OTHERS)/bin/python -m benchmarks.others $(ARGS)
+
+$(OTHERS_STAMP): benchmarks/others/requirements.txt pyproject.toml
+	$(PYTHON3) -m venv $(OTHERS)
+	$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/others/requirements.txt -e .
+	@touch $(OTHERS_STAMP)
+
 torture: $(STAMP) ## run the tests with many more examples and rounds; takes long
 	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) --timeout=7200 $(ARGS)
 
@@ -55,5 +65,5 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $(DOCS_STAMP)
 
 clean: ## remove .venv and everything that tools have written
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,135 @@
+"""`python -m benchmarks.others`: perdure beside other libraries' session stores, as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import platform
+import sqlite3
+import sys
+import tempfile
+import warnings
+from collections.abc import Awaitable, Callable
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.others import measure
+from benchmarks.others.library import Subject
+from benchmarks.others.measure import Bench, Findings, Sizes
+from benchmarks.others.table import lines
+
+MODULES = (
+    "perdure",
+    "openai_agents",
+    "langgraph",
+    "google_adk",
+    "agno",
+    "strands",
+    "pydantic_ai",
+)
+
+
+def subjects() -> tuple[list[type[Subject]], dict[str, str]]:
+    """Those that can be imported here, and why the others cannot."""
+    found: list[type[Subject]] = []
+    missing: dict[str, str] = {}
+    for name in MODULES:
+        try:
+            found += import_module(f"benchmarks.others.with_{name}").SUBJECTS
+        except ImportError as error:
+            missing[name] = str(error)
+    return found, missing
+
+
+async def findings_of(chosen: list[type[Subject]], sizes: Sizes, folder: Path) -> list[Findings]:
+    benches: list[Bench] = []
+    for number, subject in enumerate(chosen):
+        versions = {package: metadata.version(package) for package in subject.packages}
+        found = Findings(subject.name, versions, subject.durability)
+        benches.append(Bench(subject(), folder / str(number), found))
+    everything = [bench.findings for bench in benches]
+    benches = await _surviving(benches, "starting", lambda bench: measure.prepare(bench, sizes))
+    for step in (measure.appends, measure.loads, measure.forks):
+        print(f"{step.__name__}: all", file=sys.stderr, flush=True)
+        await step(benches, sizes)
+    benches = await _surviving(benches, "two writers", _two_writers)
+    for bench in await _surviving(benches, "a killed run", _killed):
+        await measure.close(bench)
+    return everything
+
+
+async def _two_writers(bench: Bench) -> None:
+    bench.findings.two_writers = await measure.two_writers(bench)
+
+
+async def _killed(bench: Bench) -> None:
+    for setting in bench.subject.run_settings:
+        bench.findings.killed[setting] = await measure.killed(bench, setting)
+
+
+async def _surviving(benches: list[Bench], what: str, step: Callable[[Bench], Awaitable[None]]) -> list[Bench]:
+    """Those that a step worked for. One that it fails for is reported with the error, and not measured any further."""
+    left = []
+    for bench in benches:
+        print(f"{what}: {bench.subject.name}", file=sys.stderr, flush=True)
+        try:
+            await step(bench)
+        except Exception as error:  # a library that does not start is a finding, not the end of the others
+            bench.findings.errors.append(f"{what}: {type(error).__name__}: {error}")
+        else:
+            left.append(bench)
+    return left
+
+
+def machine() -> dict[str, Any]:
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return {
+        "python": platform.python_version(),
+        "sqlite3": sqlite3.sqlite_version,
+        "cores": os.cpu_count(),
+        "load": load,
+    }
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.others", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="libraries whose name begins so")
+    parser.add_argument("--histories", nargs="+", type=int, default=list(Sizes.histories), metavar="MESSAGES")
+    parser.add_argument("--rounds", type=int, default=Sizes.rounds, help="rounds of appends")
+    parser.add_argument("--slow-rounds", type=int, default=Sizes.slow_rounds, help="rounds of loads and forks")
+    parser.add_argument("--folder", type=Path, help="where the stores are put; a temporary directory unless given")
+    parser.add_argument("--hang", nargs=4, metavar=("NAME", "SETTING", "FOLDER", "MARK"), help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    options = arguments(given)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")  # other libraries' deprecations are not what is measured
+    if options.hang:
+        name, setting, folder, mark = options.hang
+        module, _, subject = name.partition(":")
+        asyncio.run(measure.hang(getattr(import_module(module), subject)(), setting, Path(folder), Path(mark)))
+        return 0
+    found, missing = subjects()
+    if options.only:
+        found = [subject for subject in found if subject.name.lower().startswith(tuple(map(str.lower, options.only)))]
+    sizes = Sizes(tuple(options.histories), options.rounds, options.slow_rounds)
+    with tempfile.TemporaryDirectory(prefix="perdure-others-", dir=options.folder) as folder:
+        everything = asyncio.run(findings_of(found, sizes, Path(folder)))
+    if options.json:
+        report = {"machine": machine(), "rounds": sizes.rounds, "slow_rounds": sizes.slow_rounds}
+        report |= {"libraries": [findings.as_dict() for findings in everything], "not_installed": missing}
+        print(json.dumps(report, indent=2))
+    else:
+        print("\n".join(lines(everything, sizes, machine(), missing)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

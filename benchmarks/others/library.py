@@ -1,0 +1,113 @@
+"""What a library has to do to be measured: its class is `Subject` in a module of this package."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from benchmarks.others.turns import Turn
+
+Kind = Literal["question", "call", "result", "answer"]
+Write = Callable[[Turn], Awaitable[None]]
+
+
+class CannotFork(Exception):
+    """The library has no call that makes a second session out of a first."""
+
+
+class Subject(ABC):
+    """A store of sessions in a folder. Blocking libraries block here too: nothing else runs while one is measured."""
+
+    name: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    durability: ClassVar[str]
+    """What the library does by default before a write counts as done."""
+    run_settings: ClassVar[tuple[str, ...]] = ("default",)
+    """The settings under which a run is killed: as the library comes, and what it offers for going on.
+
+    None for a second way to write with the same library, whose runs are the same.
+    """
+
+    folder: Path
+
+    @abstractmethod
+    async def open(self, folder: Path) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
+        """A new session that holds these turns. Not measured, so in whatever way is quick."""
+
+    @abstractmethod
+    async def append_turn(self, session_id: str, turn: Turn) -> None:
+        """Four messages onto a session that is open, saved when this returns."""
+
+    @abstractmethod
+    async def load(self, session_id: str) -> Sequence[Any]:
+        """Every message of a session, as the library's own objects."""
+
+    @abstractmethod
+    def kind(self, message: Any) -> Kind:
+        """What one of those messages is."""
+
+    async def fork(self, session_id: str) -> None:
+        raise CannotFork
+
+    @abstractmethod
+    async def writer(self, session_id: str) -> Write:
+        """A write that builds on the session as it is now, whatever happens to it before the write is called."""
+
+    async def past(self, session_id: str) -> Sequence[Any]:
+        """Messages that the library still has of the session's past, outside of what `load` gives."""
+        return ()
+
+    async def on_record(self, session_id: str) -> Sequence[Any]:
+        """Messages of a run that is not over, where the library keeps them beside the session."""
+        return ()
+
+    @abstractmethod
+    async def run(self, session_id: str, setting: str, model: ScriptedModel) -> None:
+        """A run of the library's own agent on a new session, with a model that follows the script."""
+
+    @abstractmethod
+    async def go_on(self, session_id: str, setting: str, model: ScriptedModel) -> str:
+        """After such a run was killed: finish it if the library can, else answer a next message. Says which."""
+
+
+class ScriptedModel:
+    """Calls the tool, then answers. With a `mark` it never comes to the answer: it makes that file and hangs.
+
+    Where the library has no way to finish a run, a next message is answered at once.
+    """
+
+    def __init__(self, turn: Turn, mark: Path | None = None) -> None:
+        self.turn = turn
+        self.mark = mark
+        self.tool_runs = 0
+
+    async def next(self, last: Kind) -> Literal["call", "answer"]:
+        if last == "question" and not self.turn.number:
+            return "answer"
+        if last == "question":
+            return "call"
+        if self.mark is not None:
+            self.mark.touch()
+            await asyncio.Event().wait()
+        return "answer"
+
+    def tool(self) -> Callable[[str], str]:
+        def look_up(query: str) -> str:
+            """Look something up."""
+            self.tool_runs += 1
+            return self.turn.result
+
+        return look_up
+
+
+NEXT_MESSAGE = Turn(0)
+"""The turn of a message that is sent after a run was killed and cannot be finished: the model answers it at once."""

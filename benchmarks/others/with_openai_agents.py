@@ -1,0 +1,134 @@
+"""OpenAI Agents SDK: SQLiteSession, and AdvancedSQLiteSession, which has branches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents import Agent, ModelResponse, Runner, SQLiteSession, Usage, function_tool, set_tracing_disabled
+from agents.extensions.memory import AdvancedSQLiteSession
+from agents.models.interface import Model
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+from benchmarks.others.library import NEXT_MESSAGE, CannotFork, Kind, ScriptedModel, Subject, Write
+from benchmarks.others.turns import TOOL, Turn
+
+Item = dict[str, Any]
+
+
+def items(turn: Turn) -> list[Item]:
+    arguments = json.dumps(turn.arguments)
+    return [
+        {"role": "user", "content": turn.question},
+        {"type": "function_call", "call_id": turn.call_id, "name": TOOL, "arguments": arguments},
+        {"type": "function_call_output", "call_id": turn.call_id, "output": turn.result},
+        {"role": "assistant", "content": turn.answer},
+    ]
+
+
+def kind(item: Item) -> Kind:
+    if item.get("type") == "function_call":
+        return "call"
+    if item.get("type") == "function_call_output":
+        return "result"
+    return "question" if item["role"] == "user" else "answer"
+
+
+class Scripted(Model):
+    """The script as a model of the SDK."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self.model = model
+
+    async def get_response(self, system_instructions: Any, input: Any, *args: Any, **kwargs: Any) -> ModelResponse:
+        turn = self.model.turn
+        last = kind(input[-1]) if isinstance(input, list) else "question"
+        said: Any
+        if await self.model.next(last) == "answer":
+            text = ResponseOutputText(type="output_text", text=turn.answer, annotations=[])
+            said = ResponseOutputMessage(
+                id="answer", type="message", role="assistant", status="completed", content=[text]
+            )
+        else:
+            arguments = json.dumps(turn.arguments)
+            said = ResponseFunctionToolCall(type="function_call", call_id=turn.call_id, name=TOOL, arguments=arguments)
+        return ModelResponse(output=[said], usage=Usage(), response_id=None)
+
+    def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        raise NotImplementedError
+
+
+class Plain(Subject):
+    name = "OpenAI Agents, SQLiteSession"
+    packages = ("openai-agents",)
+    durability = "SQLite, WAL, synchronous=FULL (SQLite's default): fsync at every commit; one commit for add_items"
+
+    async def open(self, folder: Path) -> None:
+        set_tracing_disabled(True)
+        self.folder = folder
+        self.open_sessions: dict[str, SQLiteSession] = {}
+
+    def _new(self, session_id: str) -> SQLiteSession:
+        return SQLiteSession(session_id, self.folder / "sessions.db")
+
+    def _session(self, session_id: str) -> SQLiteSession:
+        if session_id not in self.open_sessions:
+            self.open_sessions[session_id] = self._new(session_id)
+        return self.open_sessions[session_id]
+
+    async def close(self) -> None:
+        for session in self.open_sessions.values():
+            session.close()
+
+    async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
+        await self._session(session_id).add_items([item for turn in turns for item in items(turn)])  # type: ignore[misc]
+
+    async def append_turn(self, session_id: str, turn: Turn) -> None:
+        await self._session(session_id).add_items(items(turn))  # type: ignore[arg-type]
+
+    async def load(self, session_id: str) -> Sequence[Any]:
+        return await self._session(session_id).get_items()
+
+    def kind(self, message: Any) -> Kind:
+        return kind(message)
+
+    async def writer(self, session_id: str) -> Write:
+        session = self._session(session_id)
+        await session.get_items()
+
+        async def write(turn: Turn) -> None:
+            await session.add_items(items(turn))  # type: ignore[arg-type]
+
+        return write
+
+    async def run(self, session_id: str, setting: str, model: ScriptedModel) -> None:
+        agent = Agent("bench", model=Scripted(model), tools=[function_tool(model.tool())])
+        await Runner.run(agent, model.turn.question, session=self._session(session_id))
+
+    async def go_on(self, session_id: str, setting: str, model: ScriptedModel) -> str:
+        await self.run(session_id, setting, ScriptedModel(NEXT_MESSAGE))
+        return "a next message is answered"
+
+    async def fork(self, session_id: str) -> None:
+        raise CannotFork
+
+
+class Advanced(Plain):
+    name = "OpenAI Agents, AdvancedSQLiteSession"
+    run_settings = ()
+
+    def _new(self, session_id: str) -> SQLiteSession:
+        return AdvancedSQLiteSession(session_id=session_id, db_path=self.folder / "sessions.db", create_tables=True)
+
+    async def fork(self, session_id: str) -> None:
+        """A branch from the last turn, within the session; it holds what was said before that turn."""
+        session = self._session(session_id)
+        assert isinstance(session, AdvancedSQLiteSession)
+        last = (await session.get_conversation_turns())[-1]["turn"]
+        await session.create_branch_from_turn(last)
+        await session.switch_to_branch("main")
+
+
+SUBJECTS = (Plain, Advanced)

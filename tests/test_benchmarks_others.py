@@ -1,0 +1,64 @@
+"""The benchmark beside other libraries runs, for those of them that the development environment has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch):
+    """The benchmark's command; it is not installed, so it is found and its child processes start in the checkout."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    pytest.importorskip("pydantic_ai")
+    from benchmarks.others import __main__
+
+    monkeypatch.setattr(__main__, "MODULES", ("perdure", "pydantic_ai", "nowhere"))
+    monkeypatch.setattr(__main__.measure, "SETTLE", 0.1)
+    return __main__
+
+
+def test_every_figure_is_taken_and_what_is_not_installed_is_said(others, tmp_path, capsys) -> None:
+    """Tiny sizes: what is tested is that the libraries are driven to the end, not what comes out as times."""
+    given = ["--json", "--histories", "0", "8", "--rounds", "1", "--slow-rounds", "1", "--folder", str(tmp_path)]
+    assert others.main(given) == 0
+    report = json.loads(capsys.readouterr().out)
+    saved, run, json_file = report["libraries"]
+    assert [library["name"] for library in report["libraries"]] == [
+        "perdure",
+        "perdure, as a run",
+        "Pydantic AI, JSON file",
+    ]
+    for library in report["libraries"]:
+        assert library["errors"] == []
+        assert set(library["append"]) == {"0", "8"}
+        assert library["load"] > 0
+        assert library["fork"] > 0
+    assert list(report["not_installed"]) == ["nowhere"]
+    assert saved["two_writers"] == run["two_writers"] == "refused (SessionConflict)"
+    assert json_file["two_writers"] == "the first is lost silently"
+    assert saved["killed"]["default"] == (
+        "there: nothing, on record: question, call, result; then the run is finished;"
+        " now: question, call, result, answer"
+    )
+    assert json_file["killed"]["default"].startswith("there: nothing; then a next message is answered")
+    assert not list(tmp_path.iterdir()), "the stores that were measured are removed"
+
+
+def test_the_table_names_every_library_and_what_could_not_be_measured(others) -> None:
+    """A library that fails is in the table's list with its error, and has no row of figures."""
+    from benchmarks.others.measure import Findings, Sizes
+    from benchmarks.others.table import lines
+
+    fine = Findings("fine", {"fine": "1.0"}, "fsync", {0: 0.001, 8: 0.0025}, {8: 0.002}, 4096, 0.5)
+    broken = Findings("broken", {"broken": "2.0"}, errors=["starting: OSError: no disk"])
+    text = "\n".join(lines([fine, broken], Sizes((0, 8), 3, 2), {"cores": 2}, {"absent": "No module named 'absent'"}))
+    row = next(line for line in text.splitlines() if line.startswith("fine "))
+    assert row.split() == ["fine", "1.0", "ms", "2.5", "ms", "2.0", "ms", "4", "KB", "500.0", "ms", "no"]
+    assert "NOT MEASURED starting: OSError: no disk" in text
+    assert "absent: not installed (No module named 'absent')" in text
