@@ -14,7 +14,7 @@ from tests.golden.make import CURRENT, HERE, STORES, describe
 from perdure import MemoryStore
 from perdure.archive import import_sessions
 from perdure.model.session import AgentSession
-from perdure.testing.samples import say, texts
+from perdure.testing.samples import say, show, texts
 
 FORMATS = sorted(path for path in HERE.glob("format-*") if path.is_dir())
 STORED = [(path, name) for path in FORMATS for name in STORES if (path / name).exists()]
@@ -80,6 +80,17 @@ async def test_a_store_of_any_format_goes_on(directory: Path, name: str, tmp_pat
         assert texts(newer) == [*texts(older), "Still here"]
         assert await store.load("alpha", older.version) == older
         assert [*await store.lapsed()] == ["gamma"]
+
+
+@pytest.mark.parametrize(("directory", "name"), [each for each in STORED if "-head-" in each[0].name], ids=named)
+async def test_blocks_of_any_format_come_off(directory: Path, name: str, tmp_path: Path) -> None:
+    """Compactions of compactions are taken off, one by one, down to what was said at first."""
+    opened: Callable[[Path], Any] = STORES[name]
+    async with opened(copied(directory, name, tmp_path)) as store:
+        session = await store.load("epsilon")
+        while any(session.state.transcript.blocks()):
+            session = await store.save(show(session, session.state.transcript.uncover()))
+        assert texts(session)[:4] == ["One", "Two", "Three", "Said at 0"]
 
 
 @pytest.mark.parametrize("directory", FORMATS, ids=named)

@@ -156,6 +156,7 @@ if TYPE_CHECKING:
     from perdure.protocols import Entry as Entry
     from perdure.protocols import Erasure as Erasure
     from perdure.protocols import EventHandler as EventHandler
+    from perdure.protocols import Indexed as Indexed
     from perdure.protocols import Journal as Journal
     from perdure.protocols import JournalEntry as JournalEntry
     from perdure.protocols import ModelReply as ModelReply
@@ -253,8 +254,8 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Claim Delta Driver Entry Erasure EventHandler Journal JournalEntry ModelReply "
-    "ModelRequest Search SearchHit SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
+    "protocols": "Action ActionContext Claim Delta Driver Entry Erasure EventHandler Indexed Journal JournalEntry "
+    "ModelReply ModelRequest Search SearchHit SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",

@@ -20,9 +20,9 @@ from perdure.errors import InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId, new_id
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import Archive, ArchivedSession, SessionStore
+from perdure.stores.heads import decode_info
 from perdure.stores.landing import check
 from perdure.stores.moving import split_name
-from perdure.stores.rows import decode_info
 
 Progress = Callable[[int, int], None]
 """Told how many sessions are done, and of how many; the second is 0 where that is not known."""

@@ -247,6 +247,18 @@ class SessionStore(Protocol):
         ...
 
 
+@runtime_checkable
+class Names(Protocol):
+    """A store that finds sessions by the beginning of their id, at the cost of what it finds."""
+
+    async def ids_with_prefix(
+        self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        """Ids that begin so, in the order of text: of this owner's sessions if one is given, and of those that are
+        deleted or of all others. A session that is damaged has its id still."""
+        ...
+
+
 class StoredAt(msgspec.Struct, frozen=True):
     """Where a message already stands in a log of a store."""
 
@@ -323,7 +335,8 @@ class Journal(Protocol):
 
     Stores with a journal also take `save(session, claim=…, written=…, entries=…, taken=…, key=…)`, the fields of
     `Saving`: the save is fenced by the claim, refers to the messages already written, appends the entries, and
-    releases the claim, all in one commit.
+    releases the claim, all in one commit. A save without a claim is refused while one lies on the session: with
+    SessionBusy while it stands, with RunInterrupted once it has lapsed.
     """
 
     async def claim(
@@ -335,10 +348,12 @@ class Journal(Protocol):
         lease: float = 30.0,
         messages: Sequence[Message] = (),
         entries: Sequence[Entry] = (),
+        take_over: bool = False,
     ) -> tuple[Claim, Appended]:
         """Take the session at this version, with the run's first entries in the same commit.
 
-        SessionBusy while somebody else's claim stands; SessionConflict if the version has moved.
+        SessionBusy while somebody else's claim stands; RunInterrupted if one lies there that has lapsed, unless it is
+        to be taken over; SessionConflict if the version has moved.
         """
         ...
 
@@ -438,7 +453,7 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: SessionId
     heads: tuple[bytes, ...]
-    """Versions 1 to the newest, as `stores.rows.encode_head` writes them, with logs by name and no operation id."""
+    """Versions 1 to the newest, as `stores.heads.encode_head` writes them, with logs by name and no operation id."""
     values: Mapping[str, bytes]
     """What the heads name by hash."""
     logs: Mapping[str, Mapping[int, bytes]]
@@ -528,6 +543,18 @@ class Search(Protocol):
         `"quoted words"` have to stand together, a word that ends in `*` stands for all that begin so, and all else
         is plain text. Covered, trimmed and rewound messages are found too; those of sessions with status deleted are
         not. Past 10,000 matches only the newest are ranked. InvalidData if the text is blank.
+        """
+        ...
+
+
+@runtime_checkable
+class Indexed(Search, Protocol):
+    """A store that searches by an index, which lags behind what is saved and catches up when somebody searches."""
+
+    async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+        """Bring the index up to date now, or make it `anew`; how many messages were indexed.
+
+        `progress` is told how many are done, and of how many. Cancelled, it keeps what it has done.
         """
         ...
 

@@ -122,7 +122,7 @@ async def test_a_stopped_process_cannot_write_while_another_runs(tmp_path: Path,
         await holder.ask(session.id)
         holder.process.send_signal(signal.SIGSTOP)
         await has_lapsed(store, session.id)
-        claim, _ = await store.claim(session.id, version=1, owner="successor")
+        claim, _ = await store.claim(session.id, version=1, owner="successor", take_over=True)
         holder.process.send_signal(signal.SIGCONT)
         assert set((await holder.ask(session.id)).values()) == {"ClaimLost"}
         await store.append(claim)

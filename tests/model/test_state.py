@@ -15,6 +15,7 @@ from perdure.errors import ConfigurationError
 from perdure.model import ids
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionState, ExecutionStatus
+from perdure.model.lineage import Adoption
 from perdure.model.message import Message, ToolCall
 from perdure.model.state import AgentContext, AgentState
 from perdure.model.step import AgentStep, AgentStepType, InferenceResponse
@@ -148,6 +149,7 @@ def test_a_state_stops_as_its_execution_does(state, stops):
 CHANGES = {
     "with_context": lambda s: s.with_context(AgentContext(system_prompt="new")),
     "with_transcript": lambda s: s.with_transcript(Transcript.of([Message.user("new")])),
+    "with_adopted": lambda s: s.with_adopted(Transcript.of([Message.user("new")]), Adoption(2)),
     "with_messages": lambda s: s.with_messages(Message.user("new")),
     "with_system_prompt": lambda s: s.with_system_prompt("new"),
     "with_metadata": lambda s: s.with_metadata("new", 1),

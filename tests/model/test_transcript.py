@@ -519,3 +519,14 @@ def test_what_is_read_equals_what_is_not() -> None:
     covered = read.cover(0, 3, [Message.user("less")], by="test", block_id="b")
     assert covered != read
     assert covered.uncover("b") == unread
+
+
+def test_what_a_store_keeps_on_a_block_is_no_part_of_it() -> None:
+    """It is neither compared nor stored nor copied, and goes with the block."""
+    (block,) = Transcript.of([Message.user("a")]).cover(0, 1, [Message.user("b")], by="test").pieces
+    assert isinstance(block, Block)
+    same = replace(block)
+    block.__dict__["known"] = "to a store"
+    assert block == same
+    assert "known" not in repr(block)
+    assert replace(block).__dict__ == copy.copy(block).__dict__ == {}

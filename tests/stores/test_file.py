@@ -273,7 +273,7 @@ class TestLapsed:
                 clock.advance(11)
                 assert await store.lapsed() == ["s"]
                 assert (await store.list()).all() == (session.info,)
-                await store.save(session)
+                await store.save(session, claim=claim)
                 assert await store.lapsed() == []
 
 

@@ -271,7 +271,8 @@ async def _inspect(where: Path, verb: str) -> str:
             assert texts(found["parent"]) == ["Hi", "secret"]
         if "child" in found:
             assert texts(found["child"])[0] == "Hi"
-            saved = await store.save(say(found["child"], "and on"))  # type: ignore[arg-type]
+            claim, _ = await store.claim("child", version=found["child"].version, owner="ben", take_over=True)
+            saved = await store.save(say(found["child"], "and on"), claim=claim)
             assert await store.load("child") == saved
         if verb == "create":
             await _finish_create(store, found.get("new"))

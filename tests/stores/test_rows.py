@@ -19,20 +19,11 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Tape, Transcript
 from perdure.protocols import StoredAt
-from perdure.stores.rows import (
-    INLINE,
-    PREFIX,
-    Placement,
-    Shelf,
-    StoredHead,
-    Values,
-    check_row,
-    checksum,
-    consolidate,
-    encode_head,
-    foreign_stretches,
-    is_at_hand,
-)
+from perdure.stores.hashes import Values
+from perdure.stores.heads import FORMAT, INLINE, PREFIX, StoredHead, encode_head
+from perdure.stores.placement import Placement, consolidate, foreign_stretches, is_at_hand
+from perdure.stores.rows import check_row, checksum
+from perdure.stores.shelf import Shelf
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, texts
 
 ORIGIN = "a store"
@@ -61,7 +52,7 @@ class Rows:
         self, session_id: str, version: int, *, known: AgentSession | None = None, all: bool = False
     ) -> AgentSession:
         head = StoredHead(self.heads[session_id, version], session_id, version)
-        values = {key: self.values[key] for key in head.hashes()}
+        values = head.gathered(self.values.__getitem__)
         shelf = Shelf(ORIGIN, known)
         wanted = [(log, 0, len(rows)) for log, rows in self.logs.items()] if all else head.wanted(values)
         for log, start, stop in shelf.missing(wanted):
@@ -205,7 +196,7 @@ def test_a_damaged_head_is_corrupt_or_readable(data: st.DataObject) -> None:
         rows.values[[*rows.values][chosen - 1]] = bytes(damaged)
     with suppress(CorruptRecord):
         head = StoredHead(rows.heads[kept.id, 1], kept.id, 1)
-        assume(set(head.hashes()) <= set(rows.values))
+        assume(set(head.hashes(rows.values)) <= set(rows.values))
         head.wanted(rows.values)
         head.session(rows.values, Shelf(ORIGIN).span)
 
@@ -224,7 +215,7 @@ def test_a_head_of_a_newer_format_is_refused() -> None:
     rows = Rows()
     kept = rows.keep(new_session("a"))
     plain = msgspec.json.decode(rows.heads[kept.id, 1])
-    raw = msgspec.json.encode({**plain, "format": codec.FORMAT + 1})
+    raw = msgspec.json.encode({**plain, "format": FORMAT + 1})
     with pytest.raises((CorruptRecord, InvalidData), match="format"):
         StoredHead(raw, kept.id, 1)
 

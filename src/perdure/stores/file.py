@@ -36,11 +36,12 @@ from perdure.protocols import (
     StoredAt,
 )
 from perdure.stores import file_archive, file_check, file_erasure, file_reads, file_redaction, file_search, file_writes
+from perdure.stores.beginnings import Beginning
 from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_writes import Write, encode_entries
+from perdure.stores.placement import Placement, consolidate
 from perdure.stores.redaction import Request
-from perdure.stores.rows import Placement, consolidate
 from perdure.stores.search import Query, rank
 
 T = TypeVar("T")
@@ -131,11 +132,12 @@ class FileStore:
         lease: float = 30.0,
         messages: Sequence[Message] = (),
         entries: Sequence[Entry] = (),
+        take_over: bool = False,
     ) -> tuple[Claim, Appended]:
         key, holder, at = SessionId(session_id), Holder.here(owner), now().timestamp()
         rows, events = _encoded(messages), encode_entries(entries)
         return await self._files.run(
-            lambda files: file_writes.claim(files, key, version, holder, lease, at, rows, events)
+            lambda files: file_writes.claim(files, key, version, holder, lease, at, rows, events, take_over)
         )
 
     async def heartbeat(self, claim: Claim) -> None:
@@ -215,6 +217,12 @@ class FileStore:
         query = SessionQuery.of(filters)
         file_reads.page_start(query.after)
         return await self._files.run(lambda files: file_reads.list_sessions(files, query))
+
+    async def ids_with_prefix(
+        self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        sought = Beginning.of(prefix, owner, deleted, limit)
+        return await self._files.run(lambda files: file_reads.ids_with_prefix(files, sought))
 
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
         key, at = SessionId(session_id), now().timestamp()

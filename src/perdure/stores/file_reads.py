@@ -13,11 +13,14 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord, SessionQuery
+from perdure.stores.beginnings import Beginning
 from perdure.stores.file_directory import Directory, cut_short
 from perdure.stores.file_document import Header
 from perdure.stores.file_log import LogKey, SessionLog
+from perdure.stores.heads import StoredHead, decode_info
 from perdure.stores.memory import matches
-from perdure.stores.rows import Shelf, StoredHead, Stretch, decode_info, decode_row, runs_in
+from perdure.stores.rows import Stretch, decode_row, runs_in
+from perdure.stores.shelf import Shelf
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ def _require_whole(directory: Directory, log: SessionLog, header: Header | None)
 def assembled(directory: Directory, log: SessionLog, version: int) -> AgentSession:
     """A version put together from its session's log, which may be ahead of the file, and those it points into."""
     head = StoredHead(log.heads[version], log.stem, version)
-    for name in head.hashes():
+    for name in head.hashes(log.values):
         if name not in log.values:
             raise CorruptRecord(log.stem, f"value {name}", "it is missing or damaged")
     shelf = Shelf(directory.origin)
@@ -185,6 +188,25 @@ def list_sessions(directory: Directory, query: SessionQuery) -> SessionInfoList:
             found.append((place, header.info))
     # A damaged session has no known place; it stands on the first page.
     return _page(found, query.limit, damaged if before is None else ())
+
+
+def ids_with_prefix(directory: Directory, sought: Beginning) -> list[SessionId]:
+    """Only the headers of those that begin so are read."""
+    found: list[SessionId] = []
+    for session_id in directory.ids():
+        if session_id.startswith(sought.prefix) and _is_met(directory, session_id, sought):
+            found.append(SessionId(session_id))
+            if len(found) == sought.limit:
+                break
+    return found
+
+
+def _is_met(directory: Directory, session_id: str, sought: Beginning) -> bool:
+    try:
+        header = _newest_header(directory, session_id)
+    except (CorruptRecord, InvalidSessionFile):  # whose it is cannot be known
+        return sought.owner is None and not sought.deleted
+    return header is not None and sought.is_met_by(session_id, header.info)
 
 
 def page_start(after: str | None) -> _Place | None:

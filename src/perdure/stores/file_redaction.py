@@ -22,8 +22,9 @@ from perdure.stores.file_folder import read_from
 from perdure.stores.file_log import Line, LogKey, SessionLog, encode_operation, line, log_file, rewritten
 from perdure.stores.file_reads import assembled
 from perdure.stores.file_writes import require_free
+from perdure.stores.heads import StoredHead, decode_info
 from perdure.stores.redaction import Log, Places, Redone, Request, Row, Version, next_version
-from perdure.stores.rows import StoredHead, decode_info, operation_id
+from perdure.stores.rows import operation_id
 
 
 def redact(directory: Directory, request: Request, at: datetime) -> int:
@@ -98,8 +99,7 @@ class _Bench:
     def versions(self, session_id: str) -> Iterator[Version]:
         log = self._log(session_id)
         for number, raw in list(log.heads.items()):
-            hashes = StoredHead(raw, session_id, number).hashes()
-            yield Version(number, raw, {key: log.values[key] for key in hashes})
+            yield Version(number, raw, StoredHead(raw, session_id, number).gathered(log.values.__getitem__))
 
     def entries(self, session_id: str) -> list[Entry]:
         return [codec.decode(Entry, raw) for raw in self._log(session_id).events]

@@ -11,7 +11,15 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from perdure import codec
-from perdure.errors import ClaimLost, CorruptRecord, InvalidSessionFile, SessionBusy, SessionConflict, SessionNotFound
+from perdure.errors import (
+    ClaimLost,
+    CorruptRecord,
+    InvalidSessionFile,
+    RunInterrupted,
+    SessionBusy,
+    SessionConflict,
+    SessionNotFound,
+)
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
@@ -22,15 +30,9 @@ from perdure.stores.file_document import document_file, encode_document
 from perdure.stores.file_folder import read_from, temporary
 from perdure.stores.file_log import Held, Line, LogKey, SessionLog, line, opening
 from perdure.stores.file_reads import assembled
-from perdure.stores.rows import (
-    Placement,
-    Stretch,
-    another_session,
-    decode_info,
-    encode_head,
-    foreign_stretches,
-    is_at_hand,
-)
+from perdure.stores.heads import decode_info, encode_head
+from perdure.stores.placement import Placement, foreign_stretches, is_at_hand
+from perdure.stores.rows import Stretch, another_session
 
 T = TypeVar("T")
 Row = tuple[str, bytes]
@@ -72,7 +74,7 @@ def save(directory: Directory, write: Write) -> AgentSession:
         if write.claim is not None:
             _require_claim(log, write.claim)
         else:
-            require_free(log, write.at.timestamp())
+            _require_unclaimed(log, write.at.timestamp())
         if log.version != session.version:
             raise SessionConflict(session.id, session.version, log.version)
         if decode_info(log.heads[log.version], session.id, log.version).created_at != session.info.created_at:
@@ -154,10 +156,11 @@ def claim(
     at: float,
     rows: Sequence[Row],
     entries: Sequence[bytes],
+    take_over: bool,
 ) -> tuple[Claim, Appended]:
     with directory.locked({session_id}):
         log = _find(directory, session_id)
-        require_free(log, at)
+        _require_unclaimed(log, at, take_over)
         if log.version != version:
             raise SessionConflict(session_id, version, log.version)
         taken = Claim(session_id, log.epoch + 1, version, holder.owner, lease)
@@ -221,6 +224,13 @@ def require_free(log: SessionLog, at: float) -> None:
     """Raise SessionBusy while somebody's claim on a session stands."""
     if log.held is not None and log.is_claimed(at):
         raise SessionBusy(log.stem, log.held.holder.owner)
+
+
+def _require_unclaimed(log: SessionLog, at: float, take_over: bool = False) -> None:
+    """Raise for a claim that lies on a session; one that has lapsed may be taken over."""
+    require_free(log, at)
+    if log.held is not None and not take_over:
+        raise RunInterrupted(log.stem)
 
 
 def _require_claim(log: SessionLog | None, claim: Claim) -> SessionLog:

@@ -10,9 +10,11 @@ from perdure.errors import CorruptRecord, InvalidData, SessionConflict, SessionN
 from perdure.model.definition import AgentDefinition
 from perdure.model.transcript import Span
 from perdure.protocols import ArchivedSession, Entry
+from perdure.stores.hashes import Values, hash_of
 from perdure.stores.moving import LENT, LogsAtHand, Rows, merged, name_of_log, own_name, split_name
 from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Shelf, Stretch, Values, hash_of
+from perdure.stores.rows import Stretch
+from perdure.stores.shelf import Shelf
 
 # Beyond any log that could be moved. A position costs memory in some stores, so that a false one could cost all of it.
 _LONGEST = 2**26

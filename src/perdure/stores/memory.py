@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotFound
+from perdure.errors import ClaimLost, InvalidData, RunInterrupted, SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, new_id, now
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
@@ -25,17 +25,21 @@ from perdure.protocols import (
     Filters,
     JournalEntry,
     Key,
+    Problem,
     RunOnRecord,
     SearchHit,
     SessionQuery,
     StoredAt,
 )
-from perdure.stores import memory_archive
+from perdure.stores import memory_archive, memory_check
+from perdure.stores.beginnings import Beginning
+from perdure.stores.heads import encode_head
 from perdure.stores.landing import Landing, require_same
 from perdure.stores.memory_erasure import MemoryBench
 from perdure.stores.moving import MOVED, Material, archive, busy
+from perdure.stores.placement import Placement, consolidate, foreign_stretches
 from perdure.stores.redaction import Request, redact
-from perdure.stores.rows import Placement, another_session, consolidate, encode_head, foreign_stretches, runs_in
+from perdure.stores.rows import another_session, runs_in
 from perdure.stores.search import Lent, Place, Query, attributed, rank
 
 
@@ -104,8 +108,8 @@ class MemoryStore:
         shelved = self._find(session.id)
         if claim is not None:
             self._held(claim)
-        elif shelved.claim is not None and shelved.expires > now():
-            raise SessionBusy(session.id, shelved.claim.owner)
+        else:
+            _require_unclaimed(shelved)
         if shelved.info.version != session.version:
             raise SessionConflict(session.id, session.version, shelved.info.version)
         if shelved.info.created_at != session.info.created_at:
@@ -198,6 +202,13 @@ class MemoryStore:
         more = str(page[-1][0]) if len(found) > query.limit else None
         return SessionInfoList((info for _, info in page), next=more)
 
+    async def ids_with_prefix(
+        self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        sought = Beginning.of(prefix, owner, deleted, limit)
+        found = sorted(key for key, shelved in self._sessions.items() if sought.is_met_by(key, shelved.info))
+        return list(map(SessionId, found[:limit]))
+
     async def search(
         self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
     ) -> Sequence[SearchHit]:
@@ -224,10 +235,10 @@ class MemoryStore:
         lease: float = 30.0,
         messages: Sequence[Message] = (),
         entries: Sequence[Entry] = (),
+        take_over: bool = False,
     ) -> tuple[Claim, Appended]:
         shelved = self._find(session_id)
-        if shelved.claim is not None and shelved.expires > now():
-            raise SessionBusy(session_id, shelved.claim.owner)
+        _require_unclaimed(shelved, take_over)
         if shelved.info.version != version:
             raise SessionConflict(session_id, version, shelved.info.version)
         _check_entries(entries, messages)
@@ -368,6 +379,9 @@ class MemoryStore:
         self._sessions[archived.session_id] = shelved
         return True
 
+    async def check(self) -> Sequence[Problem]:
+        return memory_check.check(self._origin, self._sessions, self._logs)
+
     def _find(self, session_id: str) -> _Shelved:
         shelved = self._sessions.get(SessionId(session_id))
         if shelved is None:
@@ -415,6 +429,16 @@ def _page_start(after: str | None) -> int | None:
     if not after.isdecimal():
         raise InvalidData("$.after", f"{after!r} is not a page's `next`")
     return int(after)
+
+
+def _require_unclaimed(shelved: _Shelved, take_over: bool = False) -> None:
+    """Raise for a claim that lies on a session; one that has lapsed may be taken over."""
+    if shelved.claim is None:
+        return
+    if shelved.expires > now():
+        raise SessionBusy(shelved.info.id, shelved.claim.owner)
+    if not take_over:
+        raise RunInterrupted(shelved.info.id)
 
 
 def _check_entries(entries: Sequence[Entry], messages: Sequence[Message] = ()) -> None:

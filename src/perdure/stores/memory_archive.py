@@ -9,9 +9,10 @@ from perdure import codec
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry, JournalEntry
+from perdure.stores.heads import StoredHead, encode_head
 from perdure.stores.landing import Landing
 from perdure.stores.moving import Owner, Rows
-from perdure.stores.rows import Shelf, StoredHead, encode_head
+from perdure.stores.shelf import Shelf
 
 Logs = MutableMapping[int | str, list[Message | None]]
 

@@ -12,8 +12,9 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, Tape, every_span
 from perdure.protocols import Entry, JournalEntry
+from perdure.stores.heads import StoredHead, encode_head
+from perdure.stores.placement import foreign_stretches, transcripts_of
 from perdure.stores.redaction import Log, Places, Redone, Row, Version, next_version
-from perdure.stores.rows import StoredHead, encode_head, foreign_stretches, transcripts_of
 
 Logs = dict[Log, list[Message | None]]
 

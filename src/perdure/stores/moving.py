@@ -16,7 +16,8 @@ from perdure.model.value import EMPTY
 from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.claims import Holder
 from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Shelf, Stretch
+from perdure.stores.rows import Stretch
+from perdure.stores.shelf import Shelf
 
 LENT = "~"
 MOVED = Holder("a run that was interrupted before its session was moved here")

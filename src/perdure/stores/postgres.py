@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self, Unpack
@@ -43,8 +43,11 @@ from perdure.stores import postgres_journal as journal
 from perdure.stores import postgres_reads as reads
 from perdure.stores import postgres_redaction as redaction
 from perdure.stores import postgres_search as search
+from perdure.stores import postgres_words as words
 from perdure.stores.batches import LAST, prepare_batch, prepare_entries
+from perdure.stores.beginnings import Beginning
 from perdure.stores.live import LRU, Live
+from perdure.stores.placement import Placement, consolidate, is_at_hand
 from perdure.stores.postgres_changes import Append, Change, Keep, Take
 from perdure.stores.postgres_check import check
 from perdure.stores.postgres_events import Listener
@@ -53,8 +56,9 @@ from perdure.stores.postgres_rows import given_time
 from perdure.stores.postgres_schema import check_schema, migrate
 from perdure.stores.postgres_writer import Writer
 from perdure.stores.redaction import Request
-from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, page_start
+from perdure.stores.rows import page_start
 from perdure.stores.search import Query
+from perdure.stores.shelf import Shelf
 
 
 class PostgresStore:
@@ -243,10 +247,18 @@ class PostgresStore:
         page_start(query.after)
         return await reads.list_sessions(self._db.link, query)
 
+    async def ids_with_prefix(
+        self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        return await reads.ids_with_prefix(self._db.link, Beginning.of(prefix, owner, deleted, limit))
+
     async def search(
         self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
     ) -> Sequence[SearchHit]:
         return await search.search(self._db.link, Query.of(text, owner, session_id, limit))
+
+    async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+        return await words.index(self._db.link, anew=anew, progress=progress)
 
     async def claim(
         self,
@@ -257,9 +269,10 @@ class PostgresStore:
         lease: float = 30.0,
         messages: Sequence[Message] = (),
         entries: Sequence[Entry] = (),
+        take_over: bool = False,
     ) -> tuple[Claim, Appended]:
         asked = Claim(SessionId(session_id), 0, version, owner, lease)
-        change = Take(asked, self._db.origin, _encoded(messages), prepare_batch(entries))
+        change = Take(asked, self._db.origin, _encoded(messages), prepare_batch(entries), take_over=take_over)
         taken: tuple[Claim, Appended] = await self._db.writer.make(change)
         return taken
 

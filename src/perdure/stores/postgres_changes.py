@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.errors import ClaimLost, PerdureError, SessionConflict, SessionNotFound
+from perdure.errors import ClaimLost, PerdureError, RunInterrupted, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
@@ -21,17 +21,11 @@ from perdure.protocols import Appended, Claim, Key, StoredAt
 from perdure.stores import packing
 from perdure.stores.batches import Batch, batch_checksum
 from perdure.stores.claims import Holder
+from perdure.stores.heads import encode_head
 from perdure.stores.live import Live
+from perdure.stores.placement import Placement, foreign_stretches
 from perdure.stores.postgres_rows import Facts, Parcel, Place, given_time, plain, require_gone, wanted_of
-from perdure.stores.rows import (
-    Placement,
-    Stretch,
-    another_session,
-    checksum,
-    encode_head,
-    foreign_stretches,
-    operation_id,
-)
+from perdure.stores.rows import Stretch, another_session, checksum, operation_id
 
 
 class Change:
@@ -49,7 +43,7 @@ class Change:
         self.is_settled = False
         self.tries = 0
         self.gone: int | None = None
-        """The epoch of a claim that stands in the way and whose holder is gone."""
+        """The epoch of a claim that would stand if its holder were not gone."""
 
     def put_into(self, parcel: Parcel, n: int, place: Place) -> None:
         raise NotImplementedError
@@ -87,11 +81,15 @@ class Change:
             **columns,
         }
 
-    def _free(self, facts: Facts) -> None:
-        """Raise SessionBusy if a claim stands; if it is a dead process's, have it pushed aside."""
-        if facts.claim is not None and facts.stands:
+    def _require_unclaimed(self, facts: Facts, take_over: bool = False) -> None:
+        """Raise for a claim that lies on the session. One that has lapsed may be taken over, a dead process's too."""
+        if facts.claim is None:
+            return
+        if facts.stands:
             require_gone(self.session_id, facts.claim)
             self.gone = facts.epoch
+        if not take_over:
+            raise RunInterrupted(self.session_id)
 
 
 class Keep(Change):
@@ -210,7 +208,7 @@ class Keep(Change):
         if self._claim is not None and (facts.claim is None or facts.epoch != self._claim.epoch):
             raise ClaimLost(self.session_id, self._claim.epoch)
         if self._claim is None:
-            self._free(facts)
+            self._require_unclaimed(facts)
         if facts.version != self.session.version:
             raise SessionConflict(self.session_id, self.session.version, facts.version)
         if facts.created != self.session.info.created_at.timestamp():
@@ -288,12 +286,21 @@ class Take(Append):
 
     kind = "claim"
 
-    def __init__(self, claim: Claim, origin: str, rows: Sequence[tuple[str, bytes]], batch: Batch | None) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        origin: str,
+        rows: Sequence[tuple[str, bytes]],
+        batch: Batch | None,
+        *,
+        take_over: bool,
+    ) -> None:
         super().__init__(claim, origin, rows, batch)
+        self._take_over = take_over
         self._holder = msgspec.json.encode(Holder.here(claim.owner)).decode()
 
     def _expected(self) -> dict[str, Any]:
-        return {"version": self.claim.version, "holder": self._holder}
+        return {"version": self.claim.version, "holder": self._holder, "take_over": self._take_over}
 
     def made(self, facts: Facts) -> tuple[tuple[Claim, Appended], Place]:
         appended, place = super().made(facts)
@@ -306,7 +313,7 @@ class Take(Append):
     def refuse(self, facts: Facts) -> None:
         if facts.sid is None:
             raise SessionNotFound(self.session_id)
-        self._free(facts)
+        self._require_unclaimed(facts, self._take_over)
         if facts.version != self.claim.version:
             raise SessionConflict(self.session_id, self.claim.version, facts.version)
 

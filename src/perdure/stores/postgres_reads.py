@@ -8,14 +8,19 @@ from typing import Any
 import msgspec
 
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
+from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.protocols import SessionQuery
 from perdure.stores import packing
+from perdure.stores.beginnings import Beginning
+from perdure.stores.hashes import hash_of
+from perdure.stores.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.memory import matches
 from perdure.stores.postgres_link import Link
 from perdure.stores.postgres_rows import Place, decode_rows, plain
-from perdure.stores.rows import Shelf, StoredHead, decode_info, hash_of, page_start, unpacked_head
+from perdure.stores.rows import page_start
+from perdure.stores.shelf import Shelf
 
 _PEEK = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures
@@ -95,10 +100,13 @@ async def load(
 
 async def _values(link: Link, session_id: str, head: StoredHead, known: dict[str, bytes]) -> dict[str, bytes]:
     """The values that a head names: what was fetched along with it, and if that is not all, the rest."""
-    missing = [key for key in head.hashes() if key not in known]
-    if missing:
-        known |= dict(await link.rows(_VALUES, (missing,)))
-    return {key: unpacked_value(session_id, key, known.get(key)) for key in head.hashes()}
+    values: dict[str, bytes] = {}
+    while wanted := [key for key in head.hashes(values) if key not in values]:
+        missing = [key for key in wanted if key not in known]
+        if missing:
+            known |= dict(await link.rows(_VALUES, (missing,)))
+        values |= {key: unpacked_value(session_id, key, known.get(key)) for key in wanted}
+    return values
 
 
 def unpacked_value(session_id: str, key: str, stored: bytes | None) -> bytes:
@@ -167,6 +175,16 @@ async def list_sessions(link: Link, query: SessionQuery) -> SessionInfoList:
             damaged.append(error)
     more = str(rows[query.limit - 1][0]) if len(rows) > query.limit else None
     return SessionInfoList(infos, next=more, damaged=damaged)
+
+
+async def ids_with_prefix(link: Link, sought: Beginning) -> list[SessionId]:
+    owner = None if sought.owner is None else plain(sought.owner)
+    rows = await link.rows(
+        "SELECT id FROM session WHERE id >= %s AND id < %s AND (status = 'deleted') = %s"
+        f"{'' if owner is None else ' AND owner = %s'} ORDER BY id LIMIT {sought.limit:d}",
+        (*sought.bounds, sought.deleted, *(() if owner is None else (owner,))),
+    )
+    return [SessionId(found) for (found,) in rows]
 
 
 def _info_of(

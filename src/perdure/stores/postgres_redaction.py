@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 
 from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.protocols import Entry
 from perdure.stores import packing, redaction
 from perdure.stores.batches import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
+from perdure.stores.heads import StoredHead
 from perdure.stores.postgres_archive import (
     Db,
     first_row,
@@ -24,7 +26,7 @@ from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_rows import require_gone, restored
 from perdure.stores.postgres_words import forget
 from perdure.stores.redaction import Log, Places, Redone, Request, Row, Version, next_version
-from perdure.stores.rows import StoredHead, check_row, checksum
+from perdure.stores.rows import check_row, checksum
 
 _ALONE = "SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))"
 _ORPHANS = """
@@ -123,8 +125,8 @@ class _Bench:
 
     def versions(self, session_id: str) -> Iterator[Version]:
         for version, raw in read_heads(self._db, session_id, self._sid(session_id)).items():
-            hashes = StoredHead(raw, session_id, version).hashes()
-            yield Version(version, raw, {key: self._value(session_id, key) for key in hashes})
+            values = StoredHead(raw, session_id, version).gathered(partial(self._value, session_id))
+            yield Version(version, raw, values)
 
     def _value(self, session_id: str, key: str) -> bytes:
         if key not in self._values:

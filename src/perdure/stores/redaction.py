@@ -19,7 +19,10 @@ from perdure.model.ids import SessionId
 from perdure.model.transcript import Block, LogRef, Span, Tape, Transcript, every_span
 from perdure.model.value import brief, clean_text
 from perdure.protocols import Entry
-from perdure.stores.rows import INLINE, Values, hash_of, operation_id
+from perdure.stores.blocks import BlocksAtHand
+from perdure.stores.hashes import Values, hash_of
+from perdure.stores.heads import INLINE
+from perdure.stores.rows import operation_id
 
 MARK = "redacted"
 """The key in a message's metadata that says that its content has been replaced, and the kind of entry that tells so."""
@@ -204,9 +207,10 @@ class _Redaction:
                 ):  # one that came from elsewhere has a copy of what it shows in a log of its own
                     seen.add(session_id)
                     self._collect(bench.history(session_id))
+            met = _BlocksMet()
             for session_id in sessions:
                 for version in bench.versions(session_id):
-                    for block in _blocks_of(version):
+                    for block in met.new_ones(_blocks_of(version)):
                         self._look_at(bench, block)
             if sum(map(len, self._places.values())) == before:
                 return sessions
@@ -416,11 +420,29 @@ def _blocks_of(version: Version) -> Iterator[Block]:
     if b'"covered"' not in version.raw and not any(b'"covered"' in each for each in version.values.values()):
         return
     plain = codec.decode_plain(version.raw)
+    block_of = BlocksAtHand(version.values, _span_of)
     for name in ("prefix", "transcript", "execution"):
         hashed = plain.get("hashed", {}).get(name)
         part = codec.decode_plain(version.values[hashed]) if hashed else plain.get("parts", {}).get(name)
         for pieces in _piece_lists(part):
-            yield from Transcript(codec.load_pieces(pieces, _span_of)).blocks()
+            yield from Transcript(codec.load_pieces(pieces, _span_of, block_of)).blocks()
+
+
+class _BlocksMet:
+    """Tells blocks that were not met before from those that stand in many versions, as most do."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Any, ...], int] = {}
+
+    def new_ones(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        numbers: dict[int, int] = {}
+        for block in reversed(list(blocks)):  # those within come first
+            covered = [_stretch(each) if isinstance(each, Span) else numbers[id(each)] for each in block.covered]
+            key = (block.id, *covered, None, *map(_stretch, block.shown))
+            is_new = key not in self._numbers
+            numbers[id(block)] = self._numbers.setdefault(key, len(self._numbers))
+            if is_new:
+                yield block
 
 
 def _piece_lists(part: Any) -> Iterator[list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionState
 from perdure.model.session import AgentSessionInfo
 from perdure.model.state import AgentState
-from perdure.stores.rows import INLINE, PREFIX, StoredHead, Values, hash_of
+from perdure.stores.blocks import BlocksAtHand, names_in
+from perdure.stores.hashes import Values, hash_of
+from perdure.stores.heads import INLINE, StoredHead, is_block, numbered, prefix_length
 
 Rename = Callable[[int | str, int, int], int | str]
 """Given a stretch of a log, the log's other name."""
@@ -30,9 +32,12 @@ class OpenHead:
         stored = StoredHead(raw, session_id, version)
         self.info: AgentSessionInfo = stored.head.info
         self._plain: dict[str, Any] = codec.decode_plain(raw)
-        self._definition = value_of(stored.head.definition)
+        self._values = stored.gathered(value_of)
+        self._definition = self._values[stored.head.definition]
+        hashed = {name: key for name, key in stored.head.hashed.items() if not is_block(name)}
         self._parts = {name: bytes(part) for name, part in stored.head.parts.items()}
-        self._parts |= {name: value_of(key) for name, key in stored.head.hashed.items()}
+        self._parts |= {name: self._values[key] for name, key in hashed.items()}
+        self._blocks = [key for name, key in stored.head.hashed.items() if is_block(name)]
 
     def renamed(self, rename: Rename) -> tuple[bytes, Values]:
         """The same head over logs of other names, and the values that it names then."""
@@ -43,7 +48,8 @@ class OpenHead:
         values = {hash_of(self._definition): self._definition}
         parts: dict[str, msgspec.Raw] = {}
         hashed: dict[str, str] = {}
-        renamed = {**self._parts, **self._renamed_parts(rename)}
+        blocks = _RenamedBlocks(self._values, rename)
+        renamed = {**self._parts, **self._renamed_parts(blocks)}
         for name in (*_IN_ORDER, *(each for each in self._parts if each not in _IN_ORDER)):
             raw = renamed.get(name)
             if raw is None:
@@ -53,13 +59,15 @@ class OpenHead:
                 values[hashed[name]] = raw
             else:
                 parts[name] = msgspec.Raw(raw)
+        hashed |= numbered(blocks.name_of(key) for key in self._blocks)
+        values |= blocks.values
         head = {name: item for name, item in self._plain.items() if name not in _BY_HASH}
         head |= {"op": "", **({"parts": parts} if parts else {}), **({"hashed": hashed} if hashed else {})}
         return codec.join(head), values
 
-    def _renamed_parts(self, rename: Rename) -> dict[str, bytes | None]:
-        pieces = _view(self._pieces(), rename)
-        kept = len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0
+    def _renamed_parts(self, blocks: _RenamedBlocks) -> dict[str, bytes | None]:
+        pieces = _view(self._pieces(), blocks)
+        kept = prefix_length(pieces)
         made: dict[str, bytes | None] = {
             "prefix": msgspec.json.encode(pieces[:kept]) if kept else None,
             "transcript": msgspec.json.encode(pieces[kept:]) if pieces[kept:] else None,
@@ -69,7 +77,7 @@ class OpenHead:
             for step in _steps(execution):
                 for name in ("input_messages", "output_messages"):
                     if name in step:
-                        step[name] = _view(step[name], rename)
+                        step[name] = _view(step[name], blocks)
             made["execution"] = msgspec.json.encode(execution)
         return made
 
@@ -85,9 +93,10 @@ class OpenHead:
             if key not in definitions:
                 definitions[key] = codec.decode(AgentDefinition, self._definition)
             codec.decode(AgentState, msgspec.json.encode(self._plain["state"]), span_of)
-            codec.load_pieces(self._pieces(), span_of)
+            block_of = BlocksAtHand(self._values, span_of)
+            codec.load_pieces(self._pieces(), span_of, block_of)
             if "execution" in self._parts:
-                codec.decode(ExecutionState, self._parts["execution"], span_of)
+                codec.decode(ExecutionState, self._parts["execution"], span_of, block_of)
             for name in ("metadata", "system_prompt", "response_format"):
                 codec.decode_plain(self._parts.get(name, b"null"))
 
@@ -108,10 +117,10 @@ def _steps(execution: Any) -> Iterator[Any]:
         yield execution["current_step"]
 
 
-def _view(pieces: Iterable[Any], rename: Rename) -> list[Any]:
+def _view(pieces: Iterable[Any], blocks: _RenamedBlocks) -> list[Any]:
     """The pieces of a transcript. Neighbours in one log are one, so that a head has one form wherever it has been."""
     joined: list[Any] = []
-    for piece in _renamed_pieces(pieces, rename):
+    for piece in blocks.pieces(pieces):
         last = joined[-1] if joined else None
         if isinstance(piece, list) and isinstance(last, list) and last[0] == piece[0] and last[2] == piece[1]:
             last[2] = piece[2]
@@ -120,14 +129,44 @@ def _view(pieces: Iterable[Any], rename: Rename) -> list[Any]:
     return joined
 
 
-def _renamed_pieces(pieces: Iterable[Any], rename: Rename) -> list[Any]:
-    return [_renamed_piece(piece, rename) for piece in pieces]
+class _RenamedBlocks:
+    """Pieces over logs of other names, and the blocks that they name, which have other names then as well."""
 
+    def __init__(self, values: Mapping[str, bytes], rename: Rename) -> None:
+        self.values: Values = {}
+        self._before = values
+        self._rename = rename
+        self._names: dict[str, str] = {}
 
-def _renamed_piece(piece: Any, rename: Rename) -> Any:
-    """Blocks within a block stand flat among what it covers, so that this goes no deeper than two levels."""
-    if not isinstance(piece, dict):
-        log, start, stop = piece
-        return [rename(log, start, stop), start, stop]
-    inside = {name: _renamed_pieces(piece[name], rename) for name in ("covered", "shown") if name in piece}
-    return {**piece, **inside}
+    def pieces(self, pieces: Iterable[Any]) -> list[Any]:
+        return [self._piece(piece) for piece in pieces]
+
+    def _piece(self, piece: Any) -> Any:
+        """Blocks within a block stand flat among what it covers, so that this goes no deeper than two levels."""
+        if isinstance(piece, str):
+            return self.name_of(piece)
+        if not isinstance(piece, dict):
+            log, start, stop = piece
+            return [self._rename(log, start, stop), start, stop]
+        inside = {name: self.pieces(piece[name]) for name in ("covered", "shown") if name in piece}
+        return {**piece, **inside}
+
+    def name_of(self, block: str) -> str:
+        """The other name of a block, made after those of all blocks within it."""
+        todo, opened = [block], set[str]()
+        while todo:
+            if todo[-1] in self._names:
+                todo.pop()
+                continue
+            plain = codec.decode_plain(self._before[todo[-1]])
+            missing = [name for name in names_in(plain) if name not in self._names]
+            if missing:
+                if todo[-1] in opened:
+                    raise ValueError("a block covers itself")
+                opened.add(todo[-1])
+                todo += missing
+                continue
+            raw = msgspec.json.encode(self._piece(plain))
+            name = self._names[todo.pop()] = hash_of(raw)
+            self.values[name] = raw
+        return self._names[block]

@@ -41,11 +41,14 @@ from perdure.stores import sqlite_jobs as jobs
 from perdure.stores import sqlite_journal as journal
 from perdure.stores import sqlite_tables as tables
 from perdure.stores.batches import LAST, prepare_batch, prepare_entries
+from perdure.stores.beginnings import Beginning
 from perdure.stores.claims import Holder
 from perdure.stores.live import LRU, Live
+from perdure.stores.placement import Placement, consolidate, is_at_hand
 from perdure.stores.redaction import Request
-from perdure.stores.rows import Placement, Shelf, consolidate, is_at_hand, operation_id, page_start
+from perdure.stores.rows import operation_id, page_start
 from perdure.stores.search import Query
+from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.sqlite_search import Erased, SearchThread
@@ -226,11 +229,21 @@ class SqliteStore:
     ) -> Sequence[SearchHit]:
         return await self._db.searching.search(Query.of(text, owner, session_id, limit))
 
+    async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+        return await self._db.searching.index(anew=anew, progress=progress)
+
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         query = SessionQuery.of(filters)
         page_start(query.after)
         page: SessionInfoList = await self._db.reader.run(partial(jobs.list_sessions, query=query))
         return page
+
+    async def ids_with_prefix(
+        self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        sought = Beginning.of(prefix, owner, deleted, limit)
+        found: Sequence[SessionId] = await self._db.reader.run(partial(jobs.ids_with_prefix, sought=sought))
+        return found
 
     async def claim(
         self,
@@ -241,6 +254,7 @@ class SqliteStore:
         lease: float = 30.0,
         messages: Sequence[Message] = (),
         entries: Sequence[Entry] = (),
+        take_over: bool = False,
     ) -> tuple[Claim, Appended]:
         job = partial(
             journal.claim,
@@ -252,6 +266,7 @@ class SqliteStore:
             origin=self._db.origin,
             rows=_encoded(messages),
             batch=prepare_batch(entries),
+            take_over=take_over,
         )
         taken: tuple[Claim, Appended] = await self._db.writer.run(job)
         return taken

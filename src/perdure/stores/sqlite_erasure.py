@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import apsw
@@ -16,8 +17,9 @@ from perdure.protocols import Entry
 from perdure.stores import packing, redaction
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores.batches import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
+from perdure.stores.heads import StoredHead, unpacked_head
 from perdure.stores.redaction import Log, Places, Redone, Request, Row, Version, next_version
-from perdure.stores.rows import StoredHead, check_row, checksum, unpacked_head
+from perdure.stores.rows import check_row, checksum
 from perdure.stores.sqlite_journal import read_record
 from perdure.stores.sqlite_search import UNKNOWN, Changed, Erased
 from perdure.stores.sqlite_tables import first_row, meta, require_gone, rows_of, write_batch
@@ -154,8 +156,8 @@ class _Bench:
         rows = rows_of(self._db, "SELECT version, crc, body FROM head WHERE sid = ? ORDER BY version", (sid,))
         for version, crc, body in rows:
             raw = unpacked_head(body, crc, session_id, sid, version)
-            hashes = StoredHead(raw, session_id, version).hashes()
-            yield Version(version, raw, {key: self._value(session_id, key) for key in hashes})
+            values = StoredHead(raw, session_id, version).gathered(partial(self._value, session_id))
+            yield Version(version, raw, values)
 
     def _value(self, session_id: str, key: str) -> bytes:
         if key not in self._values:

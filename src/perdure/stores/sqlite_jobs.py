@@ -14,32 +14,28 @@ from perdure.errors import (
     ClaimLost,
     CorruptRecord,
     InvalidData,
+    InvalidSessionId,
+    PerdureError,
+    RunInterrupted,
     SessionConflict,
     SessionNotFound,
     StoreError,
 )
+from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, Key, SessionQuery
 from perdure.stores import packing
 from perdure.stores.batches import Batch
+from perdure.stores.beginnings import Beginning
+from perdure.stores.hashes import hash_of
+from perdure.stores.heads import StoredHead, decode_info, encode_head, unpacked_head
 from perdure.stores.live import Live
 from perdure.stores.memory import matches
-from perdure.stores.rows import (
-    Placement,
-    Shelf,
-    StoredHead,
-    Stretch,
-    another_session,
-    checksum,
-    decode_info,
-    encode_head,
-    foreign_stretches,
-    hash_of,
-    page_start,
-    unpacked_head,
-)
+from perdure.stores.placement import Placement, foreign_stretches
+from perdure.stores.rows import Stretch, another_session, checksum, page_start
+from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_tables import (
     first_row,
     meta,
@@ -105,9 +101,7 @@ _CAS = """
 """
 
 
-_CAS_FREE = _CAS.format(claim="(claim IS NULL OR expires <= ?)")
-
-
+_CAS_UNCLAIMED = _CAS.format(claim="claim IS NULL")
 _CAS_CLAIMED = _CAS.format(claim="claim IS NOT NULL AND epoch = ?")
 
 
@@ -115,7 +109,7 @@ def save(db: apsw.Connection, write: Write) -> Live:
     info, claim = write.session.info, write.claim
     row = first_row(
         db,
-        _CAS_FREE if claim is None else _CAS_CLAIMED,
+        _CAS_UNCLAIMED if claim is None else _CAS_CLAIMED,
         (
             info.status.value,
             info.agent_name,
@@ -126,12 +120,11 @@ def save(db: apsw.Connection, write: Write) -> Live:
             str(info.id),
             info.version,
             info.created_at.timestamp(),
-            write.at.timestamp() if claim is None else claim.epoch,
+            *(() if claim is None else (claim.epoch,)),
         ),
     )
     if row is None:
-        _forget_lost_claim(db, write.session, claim)
-        return save(db, write)
+        raise _refusal(db, write.session, claim, write.at.timestamp())
     sid, log, msg_end, evt_end, erasures = row
     live = write.live if write.live is not None and write.live.erasures == erasures else None
     if live is None or live.session.info.tags != info.tags:
@@ -147,22 +140,22 @@ def save(db: apsw.Connection, write: Write) -> Live:
     return _write_version(db, write, sid, log, msg_end - len(write.placement.new), live, erasures)
 
 
-def _forget_lost_claim(db: apsw.Connection, session: AgentSession, claim: Claim | None) -> None:
-    """Say why a save was refused; or, if only a dead process's claim stood in its way, take that claim away."""
+def _refusal(db: apsw.Connection, session: AgentSession, claim: Claim | None, at: float) -> PerdureError:
+    """Why a session was not saved."""
     session_id, version = session.id, session.version
-    row = first_row(db, "SELECT version, created, epoch, claim FROM session WHERE id = ?", (str(session_id),))
+    row = first_row(db, "SELECT version, epoch, claim, expires FROM session WHERE id = ?", (str(session_id),))
     if row is None:
-        raise SessionNotFound(session_id)
-    found, created, epoch, holder = row
+        return SessionNotFound(session_id)
+    found, epoch, holder, expires = row
     if claim is not None and (holder is None or epoch != claim.epoch):
-        raise ClaimLost(session_id, claim.epoch)
+        return ClaimLost(session_id, claim.epoch)
     if claim is None and holder is not None:
-        require_gone(session_id, holder)
+        if expires > at:
+            require_gone(session_id, holder)
+        return RunInterrupted(session_id)
     if found != version:
-        raise SessionConflict(session_id, version, found)
-    if created != session.info.created_at.timestamp():
-        raise another_session(session)
-    db.execute("UPDATE session SET claim = NULL, expires = NULL WHERE id = ?", (str(session_id),))
+        return SessionConflict(session_id, version, found)
+    return another_session(session)
 
 
 def _write_tags(db: apsw.Connection, sid: int, tags: Iterable[str]) -> None:
@@ -259,7 +252,7 @@ def load(
             return None
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
     head = StoredHead(unpacked_head(body, crc, session_id, sid, found), session_id, found)
-    values = {key: cached.get(key) or read_value(db, session_id, key) for key in head.hashes()}
+    values = head.gathered(lambda key: cached.get(key) or read_value(db, session_id, key))
     missing = shelf.missing(head.wanted(values))
     fetched = [(int(log), start, read_messages(db, session_id, int(log), start, stop)) for log, start, stop in missing]
     return Loaded(head, values, fetched, _erasures(db))
@@ -313,6 +306,19 @@ def list_sessions(db: apsw.Connection, query: SessionQuery) -> SessionInfoList:
             damaged.append(error)
     more = str(rows[query.limit - 1][0]) if len(rows) > query.limit else None
     return SessionInfoList(infos, next=more, damaged=damaged)
+
+
+def ids_with_prefix(db: apsw.Connection, sought: Beginning) -> list[SessionId]:
+    rows = rows_of(
+        db,
+        "SELECT CAST(id AS BLOB) FROM session WHERE id >= ?1 AND id < ?2 AND (status = 'deleted') = ?3"
+        " AND (?4 IS NULL OR owner = ?4) ORDER BY id LIMIT ?5",
+        (*sought.bounds, sought.deleted, sought.owner, sought.limit),
+    )
+    try:
+        return [SessionId(found.decode(errors="replace")) for (found,) in rows]
+    except InvalidSessionId as error:
+        raise CorruptRecord(None, "of the session table", str(error)) from None
 
 
 def _info_of(

@@ -13,6 +13,7 @@ from perdure.errors import (
     ClaimLost,
     CorruptRecord,
     InvalidData,
+    RunInterrupted,
     SessionConflict,
     SessionNotFound,
 )
@@ -45,6 +46,7 @@ def claim(
     origin: str,
     rows: Sequence[tuple[str, bytes]],
     batch: Batch | None,
+    take_over: bool,
 ) -> tuple[Claim, Appended]:
     row = first_row(db, "SELECT version, epoch, claim, expires FROM session WHERE id = ?", (str(session_id),))
     if row is None:
@@ -52,6 +54,8 @@ def claim(
     found, epoch, held, expires = row
     if held is not None and expires > at:
         require_gone(session_id, held)
+    if held is not None and not take_over:
+        raise RunInterrupted(session_id)
     if found != version:
         raise SessionConflict(session_id, version, found)
     db.execute(
@@ -135,10 +139,13 @@ def read_inbox(db: apsw.Connection, session_id: str, after: int) -> list[Journal
     for expected, seq in zip_longest(range(after + 1, end + 1), (each[0] for each in rows)):
         if expected != seq:
             raise CorruptRecord(session_id, f"inbox {expected}", "it is missing")
-    return [_posted(session_id, sid, *each) for each in rows]
+    return [check_posted(session_id, sid, *each) for each in rows]
 
 
-def _posted(session_id: str, sid: int, seq: int, run: str | None, kind: str, crc: int, body: bytes) -> JournalEntry:
+def check_posted(
+    session_id: str, sid: int, seq: int, run: str | None, kind: str, crc: int, body: bytes
+) -> JournalEntry:
+    """An item of an inbox; CorruptRecord unless its row is what was written."""
     if type(body) is not bytes or entry_checksum(sid, seq, run, kind, body) != crc:
         raise CorruptRecord(session_id, f"inbox {seq}", "its checksum does not match")
     return JournalEntry(seq, kind, codec.decode_plain(body), run)

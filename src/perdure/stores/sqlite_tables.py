@@ -20,10 +20,7 @@ from perdure.model.message import Message
 from perdure.protocols import Entry
 from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 from perdure.stores.claims import Holder
-from perdure.stores.rows import (
-    checksum,
-    seed_of,
-)
+from perdure.stores.rows import checksum, seed_of
 
 
 def holder_of(session_id: str, raw: bytes) -> Holder:

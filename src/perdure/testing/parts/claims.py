@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from perdure.errors import ClaimLost, InvalidData, SessionBusy, SessionConflict, SessionNotFound
+from perdure.errors import ClaimLost, InvalidData, RunInterrupted, SessionBusy, SessionConflict, SessionNotFound
 from perdure.model import ids
 from perdure.protocols import Claim, Entry
 from perdure.testing.clock import FrozenClock
@@ -82,7 +82,7 @@ class Claims(Contract):
             session = await store.create(new_session("Hello"))
             old, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
             clock.advance(LEASE + 1)
-            new, _ = await store.claim(session.id, version=1, owner="ben", lease=LEASE)
+            new, _ = await store.claim(session.id, version=1, owner="ben", lease=LEASE, take_over=True)
             await store.release(old)
             with refused(SessionBusy):
                 await store.save(session)
@@ -102,7 +102,7 @@ class Claims(Contract):
                 with refused(SessionBusy):
                     await store.claim(session.id, version=1, owner="ben")
             clock.advance(2)
-            taken, _ = await store.claim(session.id, version=1, owner="ben")
+            taken, _ = await store.claim(session.id, version=1, owner="ben", take_over=True)
             assert taken.epoch > claim.epoch
 
     @in_store
@@ -127,7 +127,9 @@ class Claims(Contract):
             session = await store.create(new_session("Hello"))
             old, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE, entries=entries("start"))
             clock.advance(LEASE + 1)
-            new, _ = await store.claim(session.id, version=1, owner="ben", lease=LEASE, entries=entries("again"))
+            new, _ = await store.claim(
+                session.id, version=1, owner="ben", lease=LEASE, entries=entries("again"), take_over=True
+            )
             await _assert_lost(store, old)
             with refused(ClaimLost):
                 await store.save(say(session, "no"), claim=old, entries=entries("no"))
@@ -137,18 +139,32 @@ class Claims(Contract):
             assert await spoken(store, *appended.written.values()) == ["mine"]
 
     @in_store
-    async def test_a_lapsed_claim_gives_way_to_a_save(self, store: JournaledStore) -> None:
-        """After the lease a save without the claim passes, and the runner has lost its claim."""
+    async def test_a_killed_run_is_not_passed_over(self, store: JournaledStore) -> None:
+        """After the lease neither a save nor another run takes the claim away: what was done under it would be lost."""
         clock = FrozenClock()
         with ids.use(clock=clock):
             session = await store.create(new_session("Hello"))
-            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE, entries=entries("start"))
             clock.advance(LEASE + 1)
-            saved = await store.save(say(session, "meanwhile"))
-            await _assert_lost(store, claim)
-            with refused(ClaimLost, SessionConflict):
-                await store.save(say(session, "late"), claim=claim)
-            assert await store.load(session.id) == saved
+            with refused(RunInterrupted):
+                await store.save(say(session, "meanwhile"))
+            with refused(RunInterrupted):
+                await store.claim(session.id, version=1, owner="ben", entries=entries("another"))
+            assert await store.load(session.id) == session
+            assert await kinds(store, session.id) == ["start"]
+            late = await store.save(say(session, "late"), claim=claim)
+            assert (await store.save(say(late, "after it"))).version == 3
+
+    @in_store
+    async def test_who_takes_over_takes_what_is_there(self, store: JournaledStore) -> None:
+        """Taking over needs no lapsed claim, and does not pass one that stands."""
+        clock = FrozenClock()
+        with ids.use(clock=clock):
+            session = await store.create(new_session("Hello"))
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE, take_over=True)
+            with refused(SessionBusy):
+                await store.claim(session.id, version=1, owner="ben", take_over=True)
+            await store.heartbeat(claim)
 
     @in_store
     async def test_a_lapsed_claim_gives_way_to_erasure(self, store: JournaledStore) -> None:
@@ -263,20 +279,21 @@ class Claims(Contract):
         if not self.shared or not sys.platform.startswith("linux"):
             return
         async with self.open_store(where) as store:
-            for act in ("claim", "save"):
-                session = await store.create(new_session("Hello", id=f"of-{act}"))
-                async with processes(self, where, session.id, "doomed") as (doomed,):
-                    await doomed.ask("load")
-                    assert "did" in await doomed.ask("claim")
-                    with refused(SessionBusy):
-                        await store.claim(session.id, version=1, owner="ann", lease=LEASE)
-                    assert [*await store.lapsed()] == []
-                    await doomed.kill()
-                assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (False, [session.id])
-                if act == "claim":
-                    await store.claim(session.id, version=1, owner="ann", lease=LEASE)
-                else:
-                    await store.save(say(session, "free"))
+            session = await store.create(new_session("Hello"))
+            async with processes(self, where, session.id, "doomed") as (doomed,):
+                await doomed.ask("load")
+                assert "did" in await doomed.ask("claim")
+                with refused(SessionBusy):
+                    await store.claim(session.id, version=1, owner="ann", lease=LEASE, take_over=True)
+                assert [*await store.lapsed()] == []
+                await doomed.kill()
+            assert (await store.is_claimed(session.id), [*await store.lapsed()]) == (False, [session.id])
+            with refused(RunInterrupted):
+                await store.save(say(session, "free"))
+            with refused(RunInterrupted):
+                await store.claim(session.id, version=1, owner="ann", lease=LEASE)
+            claim, _ = await store.claim(session.id, version=1, owner="ann", lease=LEASE, take_over=True)
+            assert (await store.save(say(session, "mine"), claim=claim)).version == 2
 
 
 async def _assert_lost(store: JournaledStore, claim: Claim) -> None:

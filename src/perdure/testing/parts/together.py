@@ -257,7 +257,7 @@ def _handles() -> int:
 
 async def _outcome(verb: Any) -> type[BaseException] | None:
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await verb()
     except PerdureError as error:
         return type(error)

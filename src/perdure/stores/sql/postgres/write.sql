@@ -5,7 +5,7 @@ WITH op AS MATERIALIZED (
     FROM jsonb_to_recordset(%(ops)s::jsonb) AS given (
         n int, kind text, id text, op text, at double precision,
         sid bigint, version bigint, created double precision, msg_end bigint, evt_end bigint,
-        epoch bigint, gone bigint, erasures bigint,
+        epoch bigint, take_over boolean, gone bigint, erasures bigint,
         log bigint, status text, agent text, owner text, parent text, updated double precision,
         messages bigint, entries bigint, taken bigint, holder text, lease double precision,
         head_crc bigint, head_from int, head_size int, hashes text[], wanted bigint[],
@@ -32,7 +32,7 @@ ready AS MATERIALIZED (
         AND (created IS NULL OR now_created = created)
         AND (found.erasures IS NULL OR store.erasures = found.erasures)
         AND CASE
-            WHEN epoch IS NULL THEN now_claim IS NULL OR NOT stands OR now_epoch = gone
+            WHEN epoch IS NULL THEN now_claim IS NULL OR take_over AND (NOT stands OR now_epoch = gone)
             ELSE now_claim IS NOT NULL AND now_epoch = epoch
         END
 ),
