@@ -47,11 +47,13 @@ class ActionContext:
         store: SessionStore,
         emit: Callable[[object], Awaitable[None]],
         execute: Callable[[str, Action], Awaitable[AgentSession]],
+        journal: Journal | None,
     ) -> None:
         self.store = store
         self.emit = emit
         self.execute = execute
-        self.journal: Journal | None = store if isinstance(store, Journal) else None
+        self.journal = journal
+        """The store again, if it has one; None if its runs are unrecorded."""
         self.saving: Saving | None = None
         self.answer: AgentSession | None = None
         """Set where there is nothing to save: what the caller is given instead."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.model.message import Message, Part, ToolCall, ToolResult
+from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
 
 NO_RESULT = (
     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
@@ -60,12 +60,20 @@ def _without_traces(messages: Iterable[Message], execution_id: str | None) -> It
 def _paired(messages: list[Message]) -> Iterator[Message]:
     results = _Results(messages)
     for place, message in enumerate(messages):
+        if _is_text(message) and message.role != "tool":
+            yield message
+            continue
         calls = _distinct(message.tool_calls) if message.role == "assistant" else ()
         said = tuple(part for part in message.parts if _stands_alone(part) or any(part is call for call in calls))
         if said and message.role != "tool":
             yield message if len(said) == len(message.parts) else replace(message, parts=said)
         for call in calls:
             yield results.take(call, at=place)
+
+
+def _is_text(message: Message) -> bool:
+    """Whether a message is a text and nothing else, as most are; the rest of the work is for the others."""
+    return len(message.parts) == 1 and type(message.parts[0]) is Text
 
 
 def _stands_alone(part: Part) -> bool:
@@ -79,6 +87,8 @@ class _Results:
         self._by_call: dict[str, list[tuple[int, Message, ToolResult]]] = {}
         self._places: dict[str, list[int]] = {}
         for place, message in enumerate(messages):
+            if _is_text(message):
+                continue
             for result in message.tool_results:
                 self._by_call.setdefault(result.call_id, []).append((place, message, result))
             for call in message.tool_calls if message.role == "assistant" else ():

@@ -58,12 +58,9 @@ class SessionRuntime:
         self._controller = controller
         self._events = EventBus() if events is None else events
         self._factory = SessionFactory()
-
-    @property
-    def journal(self) -> Journal | None:
+        kept = self._repository.store
+        self.journal: Journal | None = kept if isinstance(kept, Journal) else None  # looked for once: it is not cheap
         """The store's journal; None if its runs are unrecorded."""
-        store = self._repository.store
-        return store if isinstance(store, Journal) else None
 
     async def create(
         self,
@@ -109,7 +106,7 @@ class SessionRuntime:
 
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
-        context = ActionContext(self._repository.store, self._events.emit, self.execute)
+        context = ActionContext(self._repository.store, self._events.emit, self.execute, self.journal)
         try:
             after = await action.execute_on(before, context)
         except asyncio.CancelledError:
