@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import messages, states
@@ -33,7 +34,9 @@ from perdure import (
     TrimTranscript,
     tool,
 )
-from perdure.loop.prompt import NO_RESULT, Prompt, compile_prompt
+from perdure.loop import prompt as prompt_module
+from perdure.loop.prompt import NO_RESULT, Prompt, Prompts, compile_prompt
+from perdure.model.transcript import Transcript
 from perdure.testing.scripted import ScriptedDriver
 
 from .scenes import asked, loop_of, results_in
@@ -94,6 +97,30 @@ def test_what_was_said_stays_and_in_order(history: list[Message]) -> None:
         return [part for m in them if m.role != "tool" for part in m.parts if isinstance(part, Text)]
 
     assert said(compile_prompt(history)) == said(history)
+
+
+@given(st.lists(st.tuples(tangles(), st.integers(0, 3)), max_size=5))
+def test_prompts_of_a_run_go_on_from_each_other(turns: list[tuple[list[Message], int]]) -> None:
+    """Compiled piece by piece, cut in between or not, a prompt is what it is when it is compiled whole."""
+    prompts, transcript = Prompts(), Transcript()
+    for said, cut in turns:
+        if cut == 1:
+            transcript = transcript.cut(len(transcript) // 2, len(transcript))
+        transcript = transcript.append(*said)
+        prompt = prompts.of(transcript)
+        if cut != 2:
+            assert tuple(prompt) == compile_prompt(list(transcript))
+
+
+def test_a_later_prompt_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    paired = prompt_module._paired
+    monkeypatch.setattr(prompt_module, "_paired", lambda them: looked.append(len(them)) or paired(them))
+    prompts, transcript = Prompts(), Transcript.of(conversation() * 50)
+    assert len(prompts.of(transcript)) == 7 * 50
+    looked.clear()
+    assert len(prompts.of(transcript.append(Message.user("more")))) == 7 * 50 + 1
+    assert sum(looked) == 1
 
 
 @given(states(changes=4))

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from perdure.loop.filters import InputFilter, judge, refusal
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.narrator import Narrator, Record, Told, Unrecordable, Unrecorded
-from perdure.loop.prompt import Prompt
+from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import check_response
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse, is_cancelled
 from perdure.loop.tools import ToolRegistry
@@ -122,6 +123,7 @@ class Run:
         self._guards = (BudgetGuard(setup.budget), *setup.guards)
         self._narrator = Narrator(record, setup.events, session_id, told)
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
+        self._prompts = Prompts()
         self._began = now()
         self._meter = _Meter(state)
         self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
@@ -337,15 +339,16 @@ class Run:
             own.append(part)
         return tuple(own)
 
+    def _prompt(self) -> Prompt:
+        if self._setup.keep_traces:
+            return self._prompts.of(self.state.transcript)
+        own = self.state.execution.execution_id if self.state.execution else None
+        return Prompt(self.state.transcript, partial(compile_prompt, keep_traces=False, execution_id=own))
+
     def _request(self) -> ModelRequest:
-        execution = self.state.execution
         return ModelRequest(
             model=self._setup.model,
-            messages=Prompt(
-                self.state.transcript,
-                keep_traces=self._setup.keep_traces,
-                execution_id=execution.execution_id if execution else None,
-            ),
+            messages=self._prompt(),
             system_prompt=self.state.context.system_prompt,
             tools=tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._setup.tools),
             response_format=self.state.context.response_format,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from msgspec.structs import replace
 
 from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
+from perdure.model.transcript import Transcript
 
 NO_RESULT = (
     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
@@ -31,15 +32,14 @@ class Prompt(Sequence[Message]):
     """A compiled prompt, compiled when it is first looked at: a driver that needs no history pays for none."""
 
     def __init__(
-        self, messages: Sequence[Message], *, keep_traces: bool = True, execution_id: str | None = None
+        self, messages: Sequence[Message], compiled: Callable[[Any], tuple[Message, ...]] = compile_prompt
     ) -> None:
         self._messages = messages
-        self._keep_traces = keep_traces
-        self._execution_id = execution_id
+        self._compile = compiled
 
     @cached_property
     def _compiled(self) -> tuple[Message, ...]:
-        return compile_prompt(self._messages, keep_traces=self._keep_traces, execution_id=self._execution_id)
+        return self._compile(self._messages)
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -49,6 +49,42 @@ class Prompt(Sequence[Message]):
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self._compiled)
+
+
+class Prompts:
+    """The prompts of one run. Each goes on from the last one that was compiled: a step costs what the step adds.
+
+    No longer than a run: between runs a message may be redacted, and is to be forgotten here too.
+    """
+
+    def __init__(self) -> None:
+        self._seen = Transcript()
+        self._closed: tuple[Message, ...] = ()
+
+    def of(self, transcript: Transcript) -> Prompt:
+        return Prompt(transcript, self._compiled)
+
+    def _compiled(self, transcript: Transcript) -> tuple[Message, ...]:
+        if not transcript.extends(self._seen):
+            self._seen, self._closed = Transcript(), ()
+        new = list(transcript[len(self._seen) :])
+        answered = _answered_until(new)
+        self._seen = transcript[: len(self._seen) + answered]
+        self._closed += tuple(_paired(new[:answered]))
+        return self._closed + tuple(_paired(new[answered:]))
+
+
+def _answered_until(messages: Sequence[Message]) -> int:
+    """How many of the first messages have no call among them that still waits for its result."""
+    waiting: set[str] = set()
+    until = 0
+    for place, message in enumerate(messages, 1):
+        if not _is_text(message):
+            waiting.update(call.id for call in message.tool_calls)
+            waiting.difference_update(result.call_id for result in message.tool_results)
+        if not waiting:
+            until = place
+    return until
 
 
 def _without_traces(messages: Iterable[Message], execution_id: str | None) -> Iterator[Message]:

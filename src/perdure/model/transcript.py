@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from operator import is_
+from operator import is_, is_not
 from typing import Any, NamedTuple, overload
 
 from msgspec.structs import replace
@@ -200,6 +200,19 @@ class Transcript(Sequence[Message]):
         if (start, stop) == (0, self._length):
             return self
         return Transcript(_sliced(self.pieces, start, max(start, stop)))
+
+    def extends(self, other: Transcript) -> bool:
+        """Whether this view is seen at a glance to begin with all that another shows, and goes on from there."""
+        if not other.pieces:
+            return True
+        *before, last = other.pieces
+        place = len(before)
+        if len(self.pieces) <= place or any(map(is_not, self.pieces, before)):
+            return False
+        here = self.pieces[place]
+        if isinstance(here, Span) and isinstance(last, Span):
+            return here.tape is last.tape and here.start == last.start and here.stop >= last.stop
+        return here is last
 
     def reset(self) -> Transcript:
         """An empty view; every log keeps what it has."""
