@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure import definition_files
-from perdure.definition_files import MAX_BYTES, load_definition, load_definitions
+from perdure.definition_files import load_definition, load_definitions
+from perdure.definition_files.fields import AGENT, BUDGET, MODEL
+from perdure.definition_files.files import MAX_BYTES, READERS
 from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
@@ -159,9 +160,9 @@ def test_yaml_that_other_readers_guess_at_is_text(tmp_path: Path, written: str) 
 def test_every_field_of_the_model_can_be_written_in_a_file() -> None:
     """A field that is added to a definition, its model or its budget is added to its files as well."""
     for kind, fields in (
-        (AgentDefinition, definition_files._AGENT),
-        (ModelConfig, definition_files._MODEL),
-        (ExecutionBudget, definition_files._BUDGET),
+        (AgentDefinition, AGENT),
+        (ModelConfig, MODEL),
+        (ExecutionBudget, BUDGET),
     ):
         assert set(kind.__struct_fields__) - {"unknown"} == set(fields)
 
@@ -486,7 +487,7 @@ def assert_loads_or_is_refused(path: Path) -> None:
 
 
 @given(
-    suffix=st.sampled_from(sorted(definition_files._READERS)),
+    suffix=st.sampled_from(sorted(READERS)),
     content=st.lists(SCRAPS, max_size=40).map("".join).map(str.encode) | st.binary(max_size=60),
 )
 @example(suffix=".yaml", content=b"%YAML " + b"9" * 5_000 + b".1\n---\n")

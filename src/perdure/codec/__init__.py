@@ -1,0 +1,29 @@
+"""The only way between the model and bytes, or plain data.
+
+Bytes are one canonical form: UTF-8 JSON, defaults left out. Fields and parts that this release does not know are
+kept on the value they came with and written back where they stood. What a stored byte may hold is settled here,
+once: finite numbers, whole characters, bounded depth and size. Nothing is written that could not be read again.
+"""
+
+from perdure.codec.documents import FORMAT as FORMAT
+from perdure.codec.documents import check_format as check_format
+from perdure.codec.documents import from_dict as from_dict
+from perdure.codec.documents import to_dict as to_dict
+from perdure.codec.json_checks import MAX_DEPTH as MAX_DEPTH
+from perdure.codec.json_checks import check_json as check_json
+from perdure.codec.json_checks import check_text as check_text
+from perdure.codec.messages import decode_message as decode_message
+from perdure.codec.messages import decode_messages as decode_messages
+from perdure.codec.messages import encode_message as encode_message
+from perdure.codec.pieces import SpanOf as SpanOf
+from perdure.codec.pieces import dump_block as dump_block
+from perdure.codec.pieces import dump_pieces as dump_pieces
+from perdure.codec.pieces import dump_span as dump_span
+from perdure.codec.pieces import load_pieces as load_pieces
+from perdure.codec.values import MAX_BYTES as MAX_BYTES
+from perdure.codec.values import convert as convert
+from perdure.codec.values import decode as decode
+from perdure.codec.values import decode_plain as decode_plain
+from perdure.codec.values import encode as encode
+from perdure.codec.values import encode_json as encode_json
+from perdure.codec.values import join as join

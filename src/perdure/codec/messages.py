@@ -1,0 +1,57 @@
+"""Messages as bytes, and back: what a value's way does, but quicker, for there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.codec.field_checks import check_fields
+from perdure.codec.unknown import is_marked
+from perdure.codec.values import DECODE_ERRORS, MAX_BYTES, decode, encode
+from perdure.errors import InvalidData
+from perdure.model.message import Message, Text
+from perdure.model.value import EMPTY
+
+_message_encoder = msgspec.json.Encoder()
+_message_decoder = msgspec.json.Decoder(Message)
+
+
+def encode_message(message: Message) -> bytes:
+    """A message's bytes, after what callers put into it has been checked."""
+    if type(message) is not Message:
+        raise InvalidData("$", f"expected a Message, got {type(message).__name__}")
+    is_plain = _is_plain(message)
+    if not is_plain:
+        check_fields(message, "$")
+    try:
+        raw = _message_encoder.encode(message)
+        if len(raw) <= MAX_BYTES and not is_marked(raw):
+            if not is_plain:
+                _message_decoder.decode(raw)
+            return raw
+    except (*DECODE_ERRORS, UnicodeError):
+        pass  # the long way finds out what is wrong, and says where
+    return encode(message)
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether a message is nothing but text, as most are: then its types are all there is to check."""
+    if message.metadata is not EMPTY or message.unknown or type(message.id) is not str:
+        return False
+    return all(type(part) is Text and type(part.text) is str and not part.unknown for part in message.parts)
+
+
+def decode_message(raw: bytes) -> Message:
+    try:
+        return _message_decoder.decode(raw)
+    except DECODE_ERRORS:
+        return decode(Message, raw)
+
+
+def decode_messages(raws: Sequence[bytes]) -> list[Message]:
+    """Many messages from their bytes, as quickly as can be."""
+    try:
+        return list(map(_message_decoder.decode, raws))
+    except DECODE_ERRORS:
+        return list(map(decode_message, raws))

@@ -1,0 +1,166 @@
+"""Any value as its canonical bytes, and back. Nothing is written that could not be read again."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from perdure.codec.field_checks import check_fields
+from perdure.codec.json_checks import check_document, check_lossless
+from perdure.codec.pieces import BlockOf, DumpBlock, LogName, NameOf, SpanOf, dump_pieces, load_pieces
+from perdure.codec.unknown import is_marked, restored, stashed, type_info
+from perdure.errors import InvalidData, PerdureError
+from perdure.model.ids import SessionId
+from perdure.model.transcript import Block, Span, Tape, Transcript
+from perdure.model.value import Value
+
+MAX_BYTES = 64 * 1024 * 1024
+
+V = TypeVar("V")
+
+DECODE_ERRORS = (msgspec.MsgspecError, PerdureError, RecursionError, ValueError, TypeError, OverflowError)
+
+
+def encode(value: object, name_of: NameOf | None = None, dump_block: DumpBlock | None = None) -> bytes:
+    """Canonical bytes. Transcripts become pieces over the log names that `name_of` gives their spans."""
+    hook = _write_hook(name_of, dump_block)
+    check_fields(value, "$")
+    try:
+        raw = msgspec.json.encode(value, enc_hook=hook)
+        if is_marked(raw):
+            raw = msgspec.json.encode(restored(value, msgspec.json.decode(raw)))
+    except PerdureError:
+        raise
+    except (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidData("$", f"{type(value).__name__} cannot be stored: {error}") from None
+    if len(raw) > MAX_BYTES:
+        raise InvalidData("$", f"a {type(value).__name__} of {len(raw):,} bytes is over the cap of {MAX_BYTES:,}")
+    if isinstance(value, Value):
+        _check_readable(type(value), raw)
+    return raw
+
+
+def encode_json(value: object, path: str = "$") -> bytes:
+    """The bytes of callers' own data, which comes back as it goes in; InvalidData where it would not."""
+    check_lossless(value, path)
+    raw = msgspec.json.encode(value)
+    if len(raw) > MAX_BYTES:
+        raise InvalidData(path, f"{len(raw):,} bytes are over the cap of {MAX_BYTES:,}")
+    return raw
+
+
+def join(parts: Mapping[str, Any]) -> bytes:
+    """The bytes of an object whose parts are bytes already, or were checked by whoever put them together."""
+    return msgspec.json.encode(parts)
+
+
+def decode(kind: type[V], raw: bytes, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
+    """A value from its bytes. Fields it does not know are kept; anything else that is wrong is InvalidData."""
+    try:
+        if not is_marked(raw):
+            value = msgspec.json.decode(raw, type=kind, dec_hook=_read_hook(span_of, block_of))
+            check_fields(value, "$")
+            return value
+    except DECODE_ERRORS:
+        pass
+    return convert(kind, decode_plain(raw), span_of, block_of)
+
+
+def decode_plain(raw: bytes | str) -> Any:
+    """Plain data from JSON."""
+    try:
+        return msgspec.json.decode(raw)
+    except DECODE_ERRORS as error:
+        raise InvalidData("$", f"this is not JSON that perdure reads: {error}") from None
+
+
+def convert(kind: type[V], plain: object, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
+    """A value from plain data, with its unknown fields kept."""
+    check_document(plain)
+    return converted(kind, plain, span_of, block_of)
+
+
+def converted(kind: type[V], plain: object, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
+    """The same for plain data that has been checked already."""
+    try:
+        kept = stashed(type_info(kind), plain)  # type: ignore[arg-type]  # every type is hashable
+        value = msgspec.convert(kept, kind, dec_hook=_read_hook(span_of, block_of))
+    except DECODE_ERRORS as error:
+        raise invalid(error) from None
+    check_fields(value, "$")
+    return value
+
+
+_AT = re.compile(r"^(?P<problem>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
+
+
+def invalid(error: BaseException) -> InvalidData:
+    """What to raise for an error met while reading, with the path if it tells one."""
+    if isinstance(error, InvalidData):
+        return error
+    found = _AT.match(str(error))
+    if found:
+        return InvalidData(found["path"], found["problem"])
+    return InvalidData("$", str(error) or type(error).__name__)
+
+
+def _check_readable(kind: type[Value], raw: bytes) -> None:
+    try:
+        _reader(kind).decode(raw)
+    except DECODE_ERRORS:
+        convert(kind, decode_plain(raw), _span_nowhere, _block_nowhere)
+
+
+@functools.cache
+def _reader(kind: type[Value]) -> msgspec.json.Decoder[Any]:
+    read = _read_hook(_span_nowhere, _block_nowhere)
+
+    def hook(kind: type, plain: Any) -> Any:
+        if kind is Transcript and not any(type(piece) is dict for piece in plain):
+            return Transcript()  # they were written by dump_pieces a moment ago
+        return read(kind, plain)
+
+    return msgspec.json.Decoder(kind, dec_hook=hook)
+
+
+_NOWHERE = Tape(None)
+
+
+def _span_nowhere(log: LogName, start: int, stop: int) -> Span:
+    """Stands in for a span where pieces are only looked at."""
+    return Span(_NOWHERE, start, stop)
+
+
+def _block_nowhere(name: str) -> Block:
+    return Block(covered=(), shown=())
+
+
+def _write_hook(name_of: NameOf | None, dump_block: DumpBlock | None) -> Callable[[object], Any]:
+    def hook(value: object) -> Any:
+        if isinstance(value, Transcript):
+            if name_of is None:
+                raise InvalidData("$", "a transcript is stored by its pieces, and its logs were not named")
+            return dump_pieces(value.pieces, name_of, dump_block)
+        if isinstance(value, str):
+            return str.__str__(value)
+        raise TypeError(f"a {type(value).__name__} is not JSON")
+
+    return hook
+
+
+def _read_hook(span_of: SpanOf | None, block_of: BlockOf | None = None) -> Callable[[type, Any], Any]:
+    def hook(kind: type, plain: Any) -> Any:
+        if kind is SessionId:
+            try:
+                return SessionId(plain)
+            except PerdureError as error:
+                raise ValueError(str(error)) from None
+        if kind is Transcript and span_of is not None:
+            return Transcript(load_pieces(plain, span_of, block_of))
+        raise TypeError(f"a {kind.__name__} cannot stand here")
+
+    return hook

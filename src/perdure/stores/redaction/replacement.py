@@ -1,0 +1,174 @@
+"""The text that stands in for messages, and how it takes their place in all that tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure import codec
+from perdure.protocols import Entry
+from perdure.stores.hashes import Values, hash_of
+from perdure.stores.heads import INLINE
+from perdure.stores.redaction.bench import Version
+from perdure.stores.redaction.traces import MARK, Traces
+
+
+class Replacement:
+    """Puts a text in the place of messages, as far as their traces are known by then."""
+
+    def __init__(self, text: str, traces: Traces) -> None:
+        self._text = text
+        self._traces = traces
+
+    def message(self, plain: Mapping[str, Any]) -> dict[str, Any]:
+        """A message without its content. All that was text, thought, seen or opaque is one text."""
+        parts: list[dict[str, Any]] = []
+        is_said = False
+        for part in plain.get("parts", ()):
+            if part.get("type") == "tool_call":
+                parts.append(self._call(part))
+            elif part.get("type") == "tool_result":
+                kept = {name: part[name] for name in ("type", "call_id", "name", "is_error") if name in part}
+                parts.append({**kept, "content": self._text})
+            elif not is_said:
+                is_said = True
+                parts.append({"type": "text", "text": self._text})
+        kept = {name: plain[name] for name in ("format", "role", "id") if name in plain}
+        tags = {**self._scrubbed(plain.get("metadata", {})), MARK: True}
+        return {**kept, **({"parts": parts} if parts else {}), "metadata": tags}
+
+    def changed_versions(self, versions: Iterable[Version]) -> Iterator[Version]:
+        for version in versions:
+            plain = codec.decode_plain(version.raw)
+            if values := self._head(plain, version.values):
+                yield Version(version.number, msgspec.json.encode(plain), values)
+
+    def _head(self, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
+        """Replace what a head says; the values that it names then, or none if it says nothing of the kind."""
+        before = msgspec.json.encode(plain)
+        kept = dict(values)
+        for holder, field in ((plain["info"], "name"), (plain["state"], "task")):
+            if isinstance(holder.get(field), str):
+                holder[field] = self._scrubbed(holder[field])
+        parts, hashed = plain.setdefault("parts", {}), plain.setdefault("hashed", {})
+        for name, change in (("metadata", self._scrubbed), ("execution", self._execution)):
+            part = codec.decode_plain(values[hashed[name]]) if name in hashed else parts.get(name)
+            if part is None or (changed := change(part)) == part:
+                continue
+            raw = msgspec.json.encode(changed)
+            kept.pop(hashed.pop(name, ""), None)
+            parts.pop(name, None)
+            if len(raw) > INLINE:
+                hashed[name] = hash_of(raw)
+                kept[hashed[name]] = raw
+            else:
+                parts[name] = changed
+        for name in ("parts", "hashed"):
+            if not plain[name]:
+                del plain[name]
+        return kept if msgspec.json.encode(plain) != before else {}
+
+    def _execution(self, plain: Any) -> Any:
+        return self._walked(plain, is_touched=plain.get("execution_id") in self._traces.runs)
+
+    def changed_entries(self, entries: Sequence[Entry]) -> dict[int, Entry]:
+        changed: dict[int, Entry] = {}
+        for place, entry in enumerate(entries):
+            body = self._entry(entry)
+            if body != entry.body:
+                changed[place] = Entry(entry.kind, body, entry.run)
+        return changed
+
+    def _entry(self, entry: Entry) -> Any:
+        is_touched = entry.run in self._traces.runs
+        body = self._walked(entry.body, is_touched=is_touched)
+        if entry.kind == "compaction":
+            return self._compaction(body)
+        if entry.kind == "input_rejected":
+            return {**body, "reason": self._text if is_touched else self._scrubbed(body["reason"])}
+        return body
+
+    def _compaction(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What tells of a block that covers a message; one that no version has may cover any."""
+        block = body["block"]
+        if block["id"] in self._traces.other_blocks - self._traces.blocks:
+            return body
+        shown = [
+            {**part, "message": self.message(part["message"])} if self._is_new(part) else part
+            for part in body.get("shown", ())
+        ]
+        summary = {"summary": self._text} if block.get("summary") else {}
+        return {**body, "block": {**block, **summary}, **({"shown": shown} if shown else {})}
+
+    def _is_new(self, part: Mapping[str, Any]) -> bool:
+        return bool(part.get("message")) and self._traces.tells(part["message"])
+
+    def _walked(self, value: Any, *, is_touched: bool) -> Any:
+        """Plain data with all replaced that tells of the messages, be it in a step, an event or an inbox."""
+        if isinstance(value, list):
+            return [self._walked(each, is_touched=is_touched) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if _is_in(value.get("id"), self._traces.ids) and value.get("parts"):
+            return self.message(value)
+        if isinstance(value.get("type"), str) and isinstance(value.get("message"), str):
+            return self._error(value, is_touched=is_touched)
+        changed = {key: self._walked_under(key, each, is_touched=is_touched) for key, each in value.items()}
+        if "call" in changed and isinstance(changed["call"], dict):
+            return self._execution_of_tool(changed)
+        if value.get("type") == "tool_call" and _is_in(value.get("id"), self._traces.calls) and value.get("name"):
+            return self._call(value)
+        for key in _FREE_TEXT & changed.keys():
+            changed[key] = self._scrubbed(changed[key])
+        if is_touched and changed.get("rejection"):
+            changed["rejection"] = self._text
+        return changed
+
+    def _walked_under(self, key: str, value: Any, *, is_touched: bool) -> Any:
+        if key in _TOLD_BY_TOOLS:  # data of any form: no error or message, though it may look like one
+            return self._scrubbed(value) if is_touched else value
+        return self._walked(value, is_touched=is_touched)
+
+    def _execution_of_tool(self, plain: dict[str, Any]) -> dict[str, Any]:
+        """A tool's execution, with its result replaced if that of its message is."""
+        if not _is_in(plain["call"].get("id"), self._traces.results):
+            return plain
+        changed = dict(plain)
+        if changed.get("result") not in (None, _POINTS_AT_MESSAGE):
+            changed["result"] = self._text
+        if isinstance(changed.get("error"), dict):
+            changed["error"] = self._error(changed["error"], is_touched=True)
+        return changed
+
+    def _call(self, plain: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: plain[name] for name in ("type", "name", "id", "provider") if name in plain}
+        return {**kept, "arguments": {MARK: self._text}} if plain.get("arguments") else kept
+
+    def _error(self, plain: Mapping[str, Any], *, is_touched: bool) -> dict[str, Any]:
+        """An error on record. What went wrong in a run of the messages may quote any piece of them."""
+        if is_touched:
+            return {**{name: each for name, each in plain.items() if name != "traceback"}, "message": self._text}
+        return {name: each if name == "type" else self._scrubbed(each) for name, each in plain.items()}
+
+    def _scrubbed(self, value: Any) -> Any:
+        """Plain data with every text of the messages replaced that is quoted in it whole."""
+        if isinstance(value, str):
+            for secret in sorted(self._traces.secrets, key=len, reverse=True):
+                value = value.replace(secret, self._text)
+            return value
+        if isinstance(value, list):
+            return [self._scrubbed(each) for each in value]
+        if isinstance(value, dict):
+            return {key: self._scrubbed(each) for key, each in value.items()}
+        return value
+
+
+_FREE_TEXT = {"message", "progress", "metadata", "denied", "rejection", "strategy", "configs"}
+_TOLD_BY_TOOLS = {"result", "arguments"}
+_POINTS_AT_MESSAGE = {"$said": True}
+
+
+def _is_in(key: Any, known: set[str]) -> bool:
+    return isinstance(key, str) and key in known

@@ -1,0 +1,31 @@
+"""What a caller asks to be redacted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from perdure.errors import InvalidData
+from perdure.model.ids import SessionId
+from perdure.model.value import brief, clean_text
+
+
+class Request(NamedTuple):
+    """A redaction that was asked for, checked."""
+
+    session_id: SessionId
+    ids: tuple[str, ...]
+    replacement: str
+
+    @classmethod
+    def of(cls, session_id: str, message_ids: Sequence[str], replacement: str) -> Request:
+        if isinstance(message_ids, str) or not isinstance(message_ids, Iterable):
+            kind = type(message_ids).__name__
+            raise InvalidData("$.message_ids", f"expected several ids, got a {kind}; write [message.id]")
+        ids = tuple(dict.fromkeys(message_ids))
+        for place, each in enumerate(ids):
+            if not isinstance(each, str):
+                raise InvalidData(f"$.message_ids[{place}]", f"a message's id is a text, not {brief(each)}")
+        if not isinstance(replacement, str) or not replacement.strip() or len(replacement) > 1000:
+            raise InvalidData("$.replacement", f"give a text of 1 to 1000 characters; got {brief(replacement)}")
+        return cls(SessionId(session_id), ids, clean_text(replacement))

@@ -1,0 +1,79 @@
+"""The traces of messages: the ids of their calls, runs and blocks, and their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from perdure.protocols import Entry
+
+MARK = "redacted"
+"""The key in a message's metadata that says that its content has been replaced, and the kind of entry that tells so."""
+
+# A shorter text of a message is not looked for in others' texts: it could stand there by chance.
+_SHORTEST = 8
+
+
+class Traces:
+    """What is known of the messages that are replaced, by which others that tell of them are known."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids: set[str] = set(ids)
+        self.calls: set[str] = set()
+        self.results: set[str] = set()
+        self.runs: set[str] = set()
+        self.blocks: set[str] = set()
+        self.other_blocks: set[str] = set()
+        self.secrets: set[str] = set()
+
+    def learn(self, plain: Mapping[str, Any]) -> None:
+        """Learn from a message that is to be replaced what else may tell of it."""
+        self.ids.add(plain["id"])
+        for part in plain.get("parts", ()):
+            if part.get("type") == "tool_call":
+                self.calls.add(part["id"])
+            elif part.get("type") == "tool_result":
+                self.results.add(part["call_id"])
+        run = plain.get("metadata", {}).get("execution_id")
+        if isinstance(run, str):
+            self.runs.add(run)
+        if not is_replaced(plain):
+            self.secrets |= {each for each in _texts(plain.get("parts", ())) if len(each.strip()) >= _SHORTEST}
+
+    def find_runs(self, entries: Iterable[Entry]) -> None:
+        """Find the runs that have put these messages on record."""
+        for entry in entries:
+            if entry.kind == "message_end" and entry.run and entry.body["message"]["id"] in self.ids:
+                self.runs.add(entry.run)
+
+    def tells(self, made: Mapping[str, Any]) -> bool:
+        """Whether a message made for a block may tell of those replaced; one with calls only, if of the same calls."""
+        parts = made.get("parts", ())
+        calls = {part.get("id") for part in parts if part.get("type") == "tool_call"}
+        calls |= {part.get("call_id") for part in parts if part.get("type") == "tool_result"}
+        return not calls or bool(calls & (self.calls | self.results))
+
+
+def is_replaced(plain: Mapping[str, Any]) -> bool:
+    """Whether a message's content has been replaced before."""
+    return plain.get("metadata", {}).get(MARK) is True
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a message's parts, without the names and ids that stay."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, dict):
+        kind = value.get("type")
+        stays = {"tool_call": _CALL_KEEPS, "tool_result": _RESULT_KEEPS}.get(kind, _KEEPS) if kind else ()
+        for key, each in value.items():
+            if key not in stays:
+                yield from _texts(each)
+
+
+_KEEPS = ("type", "provider", "media_type")
+_CALL_KEEPS = ("type", "name", "id", "provider")
+_RESULT_KEEPS = ("type", "call_id", "name", "is_error")
