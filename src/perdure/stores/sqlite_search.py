@@ -38,6 +38,7 @@ _FORMAT = 1
 """Raised whenever words are read from messages in another way: what was indexed before is then indexed anew."""
 _CHUNK = 2_000
 _PATIENCE = 2.0
+_PAUSE = 0.003
 _ATTEMPTS = 20
 _SCHEMA = """
     CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
@@ -100,8 +101,8 @@ class SearchThread:
         if anew:
             await self._run(self._index.forget)
         lacking: int = await self._run(self._index.lacking)
-        deadline, done = time.monotonic() + _PATIENCE, 0
-        while (step := await self._run(partial(self._index.index_some, deadline=deadline))) is not None:
+        done = 0
+        while (step := await self._run(self._index.index_some)) is not None:
             done += step
             if progress is not None:
                 progress(done, max(done, lacking))
@@ -155,14 +156,20 @@ class SearchIndex:
         """How many messages are not indexed yet."""
         return self._surely(lambda index: _lacking(index, db))
 
-    def index_some(self, db: apsw.Connection, deadline: float) -> int | None:
+    def index_some(self, db: apsw.Connection) -> int | None:
         """Index some messages and say how many; None if none is lacking."""
-        return self._surely(lambda index: None if _reached(index, db) is not None else _step(index, db, deadline))
+        return self._surely(lambda index: None if _reached(index, db) is not None else _step(index, db))
 
     def erase(self, db: apsw.Connection, erased: Erased) -> None:
-        self._surely(lambda index: _erase(index, db, erased))
-        self.close()
-        _leave_no_trace(self.path)
+        try:
+            self._surely(lambda index: _erase(index, db, erased))
+            self.close()
+            _leave_no_trace(self.path)
+        except apsw.BusyError:
+            raise StoreError(
+                "It is erased from the store. Its words are still in the search index, which another process holds: "
+                "call gc(), or perdure gc, to have them erased there too."
+            ) from None
 
     def _surely(self, job: Callable[[_IndexFile], T]) -> T:
         """Do something with the index; with a new one, if the one there is damaged or has been removed."""
@@ -200,9 +207,15 @@ class _IndexFile:
             self._identity = (found.st_dev, found.st_ino)
             _prepare(self.db, path)
             self.scorer = Scorer(self.db)
+            self.behind_since: float | None = None
         except BaseException:
             self.db.close()
             raise
+
+    def is_overdue(self) -> bool:
+        """Whether an erasure from the store has been waited for long enough; its process may have been killed."""
+        self.behind_since = self.behind_since or time.monotonic()
+        return time.monotonic() > self.behind_since + _PATIENCE
 
     def is_in_place(self) -> bool:
         """Whether it is still this file that has the name; another process may have made the index anew."""
@@ -227,13 +240,20 @@ class _IndexFile:
         self.db.execute("INSERT INTO message(message) VALUES ('delete-all')")
         self.db.execute("DELETE FROM place")
         self.take_note(uid=uid, erasures=erasures, cursor=0)
+        self.behind_since = None
+
+
+def _wait_for_lock(tries: int) -> bool:
+    """Ask again every millisecond for 10 s: who indexes much lets go of the lock for no longer than a moment."""
+    time.sleep(0.001)
+    return tries < 10_000
 
 
 def _connected(path: Path) -> apsw.Connection:
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW)
-    db.set_busy_timeout(10_000)
+    db.set_busy_handler(_wait_for_lock)
     # Without a write-ahead log: what has been erased must not stand there until the last reader goes.
     db.execute("PRAGMA journal_mode = delete").fetchall()
     db.execute("PRAGMA secure_delete = 1").fetchall()
@@ -270,24 +290,24 @@ def _snapshot(db: apsw.Connection) -> Iterator[None]:
 
 def _catch_up(index: _IndexFile, db: apsw.Connection) -> int:
     """Index what has been committed since, and say how far."""
-    deadline = time.monotonic() + _PATIENCE
     while (reached := _reached(index, db)) is None:
-        _step(index, db, deadline)
+        _step(index, db)
     return reached
 
 
-def _step(index: _IndexFile, db: apsw.Connection, deadline: float) -> int:
-    """Index some messages and say how many; begin anew if an erasure is not carried out here until the deadline."""
+def _step(index: _IndexFile, db: apsw.Connection) -> int:
+    """Index some messages and say how many; begin anew if an erasure from the store is not carried out here in time."""
+    done = 0
     with exclusively(index.db), _snapshot(db):
         uid, erasures = meta(db, "uid"), meta(db, "erasures")
-        is_ours = index.note("uid") == uid
-        if is_ours and index.note("erasures") == erasures:
-            return _index_some(index, db)
-        if not is_ours or time.monotonic() > deadline:
+        if (index.note("uid"), index.note("erasures")) == (uid, erasures):
+            index.behind_since = None
+            done = _index_some(index, db)
+        elif index.note("uid") != uid or index.is_overdue():
             index.clear(uid, erasures)
-            return 0
-    time.sleep(0.02)  # whoever has erased something from the store is about to erase it here
-    return 0
+    if not 0 < done < _CHUNK:
+        time.sleep(_PAUSE)  # whoever erases something from the store is to erase it here, too, and wants the lock
+    return done
 
 
 def _forget(index: _IndexFile, db: apsw.Connection) -> None:
