@@ -40,11 +40,17 @@ class PerdureError(Exception):
 class SessionNotFound(PerdureError):
     """No session with this id (or no such version of it) is in the store."""
 
-    def __init__(self, session_id: str, version: int | None = None) -> None:
+    def __init__(self, session_id: str, version: int | None = None, reason: str | None = None) -> None:
         self.session_id = session_id
         self.version = version
-        what = f"session {session_id!r}" if version is None else f"version {version} of session {session_id!r}"
-        super().__init__(f"There is no {what} in this store. Create it first, or list the sessions to find its id.")
+        super().__init__(reason or self._reason())
+
+    def _reason(self) -> str:
+        if self.version is None:
+            advice = "Create it first, or list the sessions to find its id."
+            return f"There is no session {self.session_id!r} in this store. {advice}"
+        advice = "Versions are numbered from 1; the newest is loaded without a number."
+        return f"There is no version {self.version} of session {self.session_id!r} in this store. {advice}"
 
 
 class SessionConflict(PerdureError):
@@ -74,7 +80,8 @@ class SessionBusy(PerdureError):
         by = f" by {owner}" if owner else ""
         super().__init__(
             reason
-            or f"Session {session_id!r} is being run{by}. Wait for the run to end, cancel it, or post to its inbox."
+            or f"Session {session_id!r} is being run{by}. Wait for the run to end, cancel it, or send with "
+            "when_busy='queue' or 'steer'."
         )
 
 

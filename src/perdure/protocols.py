@@ -120,6 +120,10 @@ class Driver(Protocol):
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply: ...
 
 
+async def _unheard(progress: JSON) -> None:
+    """Nobody follows a tool that is called outside of a run."""
+
+
 class ToolContext(msgspec.Struct, frozen=True):
     """What a tool may know of the call it serves: a parameter of this type is filled in, and hidden from the model."""
 
@@ -127,7 +131,8 @@ class ToolContext(msgspec.Struct, frozen=True):
     execution_id: str
     agent_id: str
     session_id: str | None = None
-    progress: Callable[[JSON], Awaitable[None]] | None = None
+    progress: Callable[[JSON], Awaitable[None]] = _unheard
+    """Tells those who follow the run how far the call has come."""
     spawn: Callable[..., Awaitable[Any]] | None = None
     """Runs a sub-agent in a session of its own; None where the run belongs to no session."""
 

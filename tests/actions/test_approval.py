@@ -15,6 +15,7 @@ from perdure import (
     AgentState,
     AgentStop,
     ApproveToolCalls,
+    ConfigurationError,
     DenyToolCalls,
     ExecutionStatus,
     IllegalStatusChange,
@@ -174,6 +175,18 @@ async def test_a_decision_about_another_call_is_refused(call_ids: Any) -> None:
     with pytest.raises(InvalidData):
         await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=call_ids))
     assert pending(await runtime.get_session(session.id)) == ["2", "3"]
+
+
+async def test_what_cannot_be_called_is_not_approved() -> None:
+    """Where its tool is not, a call goes on waiting; it can be denied there."""
+    shop = Shop()
+    runtime, session = await waiting(shop)
+    bare = LoopFactory(driver=ScriptedDriver(["Denied."]), tools=[])
+    with pytest.raises(ConfigurationError, match=r"'buy'.*--tools"):
+        await runtime.execute(session.id, ApproveToolCalls(bare))
+    assert await runtime.get_session(session.id) == session
+    after = await runtime.execute(session.id, DenyToolCalls(bare, reason="no"))
+    assert pending(after) == []
 
 
 async def test_there_must_be_something_to_decide() -> None:

@@ -79,9 +79,9 @@ def replies(request: ModelRequest) -> Any:
         case "brief":
             return said("Yes.", tokens=2)
         case "long":
-            return Delay(0.01, said("Yes, that is quite so.", tokens=20))
+            return Delay(0.1, said("Yes, that is quite so.", tokens=20))
         case "slow":
-            return Delay(0.02, said("Yes, indeed.", tokens=1))
+            return Delay(0.2, said("Yes, indeed.", tokens=1))
         case "stuck":
             return Delay(60, "never")
         case "broken":

@@ -9,6 +9,7 @@ import pytest
 
 from perdure import (
     AgentDefinition,
+    ApproveToolCalls,
     ConfigurationError,
     ExecutionStatus,
     FileStore,
@@ -118,6 +119,39 @@ async def test_it_can_be_ended_where_it_stands(kind: Any, tmp_path: Path) -> Non
             assert [message.role for message in state.messages] == ["user", "assistant", "tool"]
             assert [loop.status for loop in (await sessions.record(session_id)).loops] == [LoopStatus.COMPLETED]
             assert (await sessions.send(session_id, "And now?")).text == "Fine."
+
+
+async def test_a_run_that_was_approved_and_killed_goes_on(kind: Any, tmp_path: Path) -> None:
+    """Its version still waits for the approval; whoever sends is not asked for it again."""
+
+    @tool(needs_approval=True, name="charge")
+    def ask_first(name: str) -> str:
+        return f"charged {name}"
+
+    def reply(request: Any) -> Any:
+        match request.messages[-1].text:
+            case "Charge Ada":
+                return ToolCall("charge", {"name": "Ada"})
+            case "And now?":
+                return "Hi."
+        return "Done."
+
+    driver = ScriptedDriver(reply)
+    factory = LoopFactory(tools=[ask_first], driver=driver)
+    with use(clock=(clock := FrozenClock(tick=0.0001))):
+        async with connect(kind(tmp_path), tools=[ask_first], driver=driver) as sessions:
+            chat = await sessions.open("s", AGENT)
+            assert (await chat.send("Charge Ada")).pending_calls
+            failing = FailingStore(sessions.store)
+            failing.crash(call=6, after=True)
+            with pytest.raises(StoreError):
+                await SessionRuntime(failing).execute("s", ApproveToolCalls(factory))
+            clock.advance(60)
+            assert await sessions.store.is_interrupted("s")
+            with pytest.raises(RunInterrupted):
+                await sessions.uncompact("s")
+            assert (await chat.send("And now?")).text == "Hi."
+            assert [message.text for message in await chat.history()][-3:] == ["Done.", "And now?", "Hi."]
 
 
 async def test_a_group_can_be_given_up(kind: Any, tmp_path: Path) -> None:

@@ -252,9 +252,40 @@ async def test_a_stream_is_of_its_own_run_alone(connect: Connect) -> None:
         queued = await chat.send("two", when_busy="queue")
         with pytest.raises(SessionBusy):
             assert [chunk async for chunk in chat.stream("three")] == []
+        assert (queued.queued, queued.text, queued.usage.total_tokens, queued.stop_reason) == (True, "", 0, None)
         heard += [chunk async for chunk in first]
         assert ("".join(heard), queued.session.version) == ("to one", 1)
         assert await shown(sessions, chat.id) == ["one", "to one", "two", "to two"]
+
+
+async def test_what_is_queued_behind_nothing_is_answered(connect: Connect) -> None:
+    """And an answer of before is never taken for the answer to what is still to be sent."""
+    async with connect(driver=ScriptedDriver(lambda request: Delay(0.05, request.messages[-1].text))) as sessions:
+        chat = await sessions.open()
+        reply = await chat.send("one", when_busy="queue")
+        assert (reply.queued, reply.text) == (False, "one")
+        run = asyncio.ensure_future(chat.send("two"))
+        while not await sessions.runtime.journal.is_claimed(chat.id):  # type: ignore[union-attr]  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        left = await chat.send("three", when_busy="queue", key="k")
+        assert (left.queued, left.text) == (True, "")
+        assert (await run).text in ("two", "three")
+        again = await chat.send("three", when_busy="queue", key="k")
+        assert (again.queued, again.text) == (False, "three")
+
+
+async def test_an_id_that_is_taken_is_said_to_be(connect: Connect) -> None:
+    async with connect() as sessions:
+        await sessions.open("mine")
+        with pytest.raises(SessionNotFound, match="taken"):
+            await perdure.connect(sessions.store, owner="ben").open("mine")
+        with pytest.raises(SessionNotFound, match="numbered from 1"):
+            await sessions.rewind("mine", 99)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(perdure.ConfigurationError, match=r"'tool'.*tools"):
+        perdure.connect("memory://", tool=[])  # type: ignore[call-arg]
 
 
 async def test_recover_tells_whether_there_was_a_run_to_go_on_with(connect: Connect) -> None:

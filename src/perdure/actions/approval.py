@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
@@ -27,6 +28,14 @@ class ApproveToolCalls:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         calls = _pending(session, self._call_ids)
+        require_tools(
+            self._loops,
+            session,
+            self._depth,
+            calls,
+            why="A call of {name!r} is to be approved",
+            what_to_do="Approve it where its tools are (tools=[…], or --tools FILE.py), or deny it.",
+        )
         decisions = Decisions(approved={call.id: call_hash(call) for call in calls})
         return await _go_on(session, self._loops, context, decisions, self._depth)
 

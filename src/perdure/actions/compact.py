@@ -26,7 +26,7 @@ from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import ActionContext, Journal
-from perdure.recording import JournalRecord
+from perdure.recording import JournalRecord, see_through
 
 
 class CompactTranscript:
@@ -165,13 +165,20 @@ async def _claimed(session: AgentSession, context: ActionContext | None) -> Asyn
         yield None
         return
     record = JournalRecord(context.journal, session, owner=owner_here(), lease=LEASE)
-    await record.barrier()
+    try:
+        await record.barrier()
+        async with _beating(record):
+            yield record
+    except BaseException:  # a cancellation may come at any point, behind the compaction too
+        await see_through(_release(record, context.journal))
+        raise
+
+
+@asynccontextmanager
+async def _beating(record: JournalRecord) -> AsyncIterator[None]:
     beating = asyncio.ensure_future(_beat(record))
     try:
-        yield record
-    except BaseException:
-        await _release(record, context.journal)
-        raise
+        yield
     finally:
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, owner_here, require_journal, run_agent
 from perdure.actions.send import send_leftovers_after
@@ -29,7 +30,7 @@ from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
 from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
-from perdure.recording import entry_of, event_of
+from perdure.recording import entry_of, event_of, see_through
 from perdure.runtime.runtime import SessionRuntime
 
 REDACTED = "redacted"
@@ -42,6 +43,7 @@ class ResumeExecution:
     """
 
     runs_model = True
+    ends_interruption = True
 
     def __init__(self, loops: LoopFactory, *, depth: int = 0, give_up: bool = False) -> None:
         self._loops = loops
@@ -88,14 +90,16 @@ class ResumeExecution:
 
     def _require_tools(self, session: AgentSession, replay: Replay) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""
-        known = {tool.name for tool in self._loops.tools_of(session.definition, self._depth)}
         step = replay.state.execution.current_step if replay.state.execution else None
-        for call in step.tool_calls if step else ():
-            if call.id in replay.decisions.unknown and call.name not in known:
-                raise ConfigurationError(
-                    f"The run that was killed was calling {call.name!r}, and no tool of that name is here, so nobody "
-                    "can tell what became of the call. Recover the run where its tools are."
-                )
+        begun = [call for call in step.tool_calls if call.id in replay.decisions.unknown] if step else []
+        require_tools(
+            self._loops,
+            session,
+            self._depth,
+            begun,
+            why="The run that was killed was calling {name!r}",
+            what_to_do="Recover it where its tools are (tools=[…], or --tools FILE.py), or end it with cancel.",
+        )
 
 
 async def _give_up_group(
@@ -122,10 +126,14 @@ async def _clear_claim(journal: Journal, session: AgentSession) -> None:
 
 async def _take_over(journal: Journal, session: AgentSession, *entries: Entry) -> None:
     """Take a lapsed claim off a session, with something put on record."""
-    claim, _ = await journal.claim(
-        session.id, version=session.version, owner=owner_here(), entries=entries, take_over=True
-    )
-    await journal.release(claim)
+
+    async def taken() -> None:
+        claim, _ = await journal.claim(
+            session.id, version=session.version, owner=owner_here(), entries=entries, take_over=True
+        )
+        await journal.release(claim)
+
+    await see_through(taken())
 
 
 def _key_of(events: Sequence[AnyLoopEvent]) -> Key | None:

@@ -26,7 +26,7 @@ from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
-from perdure.recording import JournalRecord
+from perdure.recording import JournalRecord, see_through
 
 LEASE = 30.0
 LOOK_EVERY = 0.2
@@ -274,9 +274,15 @@ async def take(
     journal: Journal, session: AgentSession, seq: int, messages: Sequence[Message] = (), entries: Sequence[Entry] = ()
 ) -> None:
     """Mark a session's inbox as dealt with up to an item, without a run; and put on record what is to be told of it."""
-    claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
-    await journal.append(claim, messages=messages, entries=entries, taken=seq)
-    await journal.release(claim)
+
+    async def noted() -> None:
+        claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
+        try:
+            await journal.append(claim, messages=messages, entries=entries, taken=seq)
+        finally:
+            await journal.release(claim)
+
+    await see_through(noted())  # or the claim of one who was cancelled would keep others out until it lapses
 
 
 def pending_in(session: AgentSession) -> list[str]:

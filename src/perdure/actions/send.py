@@ -76,6 +76,8 @@ class SendMessage:
         self._depth = depth
         self._taken = taken
         self._key = None if key is None else Key(key, self._digest())
+        self.was_left = False
+        """Whether the messages were left with a run that is under way: what the session says is no answer to them."""
 
     def _digest(self) -> str:
         said = [[message.role, message.parts] for message in self.messages]
@@ -124,7 +126,9 @@ class SendMessage:
         context.answer = session
         if not await journal.is_claimed(session.id):
             await _Leftovers(context, journal, self._loops, self._depth).send(session)
-            context.answer = await context.store.load(session.id)
+            context.answer = await context.store.load(session.id) or session
+        first = self.messages[0].id
+        self.was_left = all(message.id != first for message in reversed(context.answer.state.transcript))
 
 
 def send_leftovers_after(context: ActionContext | None, loops: LoopFactory, depth: int = 0) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from perdure.actions.running import require_journal
 from perdure.actions.transcript import at_version
@@ -11,7 +12,9 @@ from perdure.loop.compaction_draft import MARK
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Piece, Span, Transcript
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, JournalEntry
+
+IsOwn = Callable[[Message], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +33,13 @@ class TakeBackRun:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         journal = require_journal(context, "TakeBackRun")
         assert context is not None
-        entries = await journal.read(session.id, run=self.loop_id)
-        told = [entry.body["message"]["id"] for entry in entries if entry.kind == "message_end"]
+        is_own = self._words(await journal.read(session.id, run=self.loop_id))
         before, after = [(await at_version(session, each, context)).state for each in (self.before, self.after)]
         view = session.state.transcript
-        if view == after.transcript and not self._has_others_words(before.transcript, view, told):
+        if view == after.transcript and not _has_others_words(before.transcript, view, is_own):
             view = before.transcript
         else:
-            view = Transcript(self._without_own(view, told))
+            view = Transcript(_without(view, is_own))
         if view == session.state.transcript:
             context.answer = session
             return session
@@ -45,29 +47,41 @@ class TakeBackRun:
         state = session.state.for_next_execution() if ran_last else session.state
         return session.with_state(state.with_transcript(view))
 
-    def _is_own(self, message: Message, told: Sequence[str]) -> bool:
-        """Whether the run has said a message: what it was asked, what filters warned of, what it answered.
+    def _words(self, entries: Sequence[JournalEntry]) -> IsOwn:
+        """What tells the run's own messages: what it was asked, what filters warned of, what it answered.
 
         Others may have steered it, or spoken while it waited for a person.
         """
-        if message.metadata.get("execution_id") == self.loop_id or message.id in told[:1]:
-            return True
-        return message.role == "system" and message.id in told
+        asked = _told(takewhile(lambda entry: entry.kind != "turn_start", entries))
+        told = _told(entries)
 
-    def _has_others_words(self, before: Transcript, after: Transcript, told: Sequence[str]) -> bool:
-        known = {message.id for message in before}
-        new = (message for message in after if message.id not in known and MARK not in message.metadata)
-        return not all(self._is_own(message, told) for message in new)
+        def is_own(message: Message) -> bool:
+            if message.metadata.get("execution_id") == self.loop_id or message.id in asked:
+                return True
+            return message.role == "system" and message.id in told
 
-    def _without_own(self, view: Transcript, told: Sequence[str]) -> Iterator[Piece]:
-        """The pieces of a view without what the run has said. Blocks stay whole."""
-        for piece in view.pieces:
-            if not isinstance(piece, Span):
-                yield piece
-                continue
-            start = 0
-            for place, message in enumerate(piece.messages()):
-                if self._is_own(message, told):
-                    yield piece.cut(start, place)
-                    start = place + 1
-            yield piece.cut(start, len(piece))
+        return is_own
+
+
+def _told(entries: Iterable[JournalEntry]) -> set[str]:
+    return {entry.body["message"]["id"] for entry in entries if entry.kind == "message_end"}
+
+
+def _has_others_words(before: Transcript, after: Transcript, is_own: IsOwn) -> bool:
+    known = {message.id for message in before}
+    new = (message for message in after if message.id not in known and MARK not in message.metadata)
+    return not all(map(is_own, new))
+
+
+def _without(view: Transcript, is_own: IsOwn) -> Iterator[Piece]:
+    """The pieces of a view without what the run has said. Blocks stay whole."""
+    for piece in view.pieces:
+        if not isinstance(piece, Span):
+            yield piece
+            continue
+        start = 0
+        for place, message in enumerate(piece.messages()):
+            if is_own(message):
+                yield piece.cut(start, place)
+                start = place + 1
+        yield piece.cut(start, len(piece))

@@ -8,7 +8,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, Unpack, get_args
 
-from perdure.errors import ClaimLost, ConfigurationError, InvalidData, PerdureError, SessionConflict
+from perdure.errors import (
+    ClaimLost,
+    ConfigurationError,
+    InvalidData,
+    PerdureError,
+    RunInterrupted,
+    SessionBusy,
+    SessionConflict,
+)
 from perdure.model.definition import AgentDefinition
 from perdure.model.events import (
     SessionActionExecuted,
@@ -114,12 +122,21 @@ class SessionRuntime:
                 with suppress(PerdureError):  # SessionSaveFailed tells of it; what the caller waits for is the end
                     await self._save(action, before, context.interrupted, context, "raise")
             raise
+        except PerdureError as error:
+            if not isinstance(error, SessionBusy) and not getattr(action, "ends_interruption", False):
+                await self._require_no_killed_run(before.id, error)
+            raise
         if context.answer is not None:
             return context.answer
         kept = await self._save(action, before, after, context, on_conflict)
         if context.after_saved is not None:
             await context.after_saved(kept)
         return kept
+
+    async def _require_no_killed_run(self, session_id: SessionId, error: PerdureError) -> None:
+        """What is wrong with a session whose run was killed may be right once that run is recovered: say so first."""
+        if self.journal is not None and await self.journal.is_interrupted(session_id):
+            raise RunInterrupted(session_id) from error
 
     async def _save(
         self,

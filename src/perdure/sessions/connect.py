@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
+from perdure.errors import ConfigurationError
 from perdure.loop.compaction_auto import AutoCompaction
 from perdure.loop.factory import Capability, LoopFactory
 from perdure.loop.filters import InputFilter
@@ -48,6 +49,9 @@ def connect(
     Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
     sessions are kept in memory; `events` hears everything; the rest goes to the `LoopFactory` that runs agents.
     """
+    for name in options.keys() - LoopOptions.__annotations__.keys():
+        known = ", ".join(("owner", "live", "events", *LoopOptions.__annotations__))
+        raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else events
     return Sessions(store_of(url, cache=live), LoopFactory(events=bus, **options), events=bus, owner=owner, live=live)
 

@@ -106,7 +106,12 @@ class Sessions:
         try:
             made = await self.runtime.create(agent, session_id=session_id, owner=self.owner, tags=tags)
         except SessionConflict:  # somebody else was quicker, or it is another owner's
-            return await self.info(session_id)
+            found = await self._find(session_id)
+            if found is None:
+                raise SessionNotFound(
+                    session_id, reason=f"The id {session_id!r} is taken, and not yours to open. Choose another."
+                ) from None
+            return found
         return made.info
 
     def _handle(self, session_id: SessionId) -> Chat:
@@ -142,8 +147,14 @@ class Sessions:
     async def send(
         self, session_id: str, message: object, *, key: str | None = None, when_busy: WhenBusy = "raise"
     ) -> Reply:
-        """Say something and wait for the answer. RunFailed if the run ends without one."""
-        return await self._run(session_id, SendMessage(message, self.loops, key=key, when_busy=when_busy))
+        """Say something and wait for the answer. RunFailed if the run ends without one.
+
+        While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
+        after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
+        """
+        action = SendMessage(message, self.loops, key=key, when_busy=when_busy)
+        after = await self._after_run(session_id, action)
+        return Reply(after, queued=True) if action.was_left else _answered(after)
 
     async def stream(self, session_id: str, message: object, *, key: str | None = None) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
@@ -179,15 +190,18 @@ class Sessions:
         return await self._run(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=call_ids))
 
     async def _run(self, session_id: str, action: Action) -> Reply:
+        return _answered(await self._after_run(session_id, action))
+
+    async def _after_run(self, session_id: str, action: Action) -> AgentSession:
         key = await self._reach(session_id)
         with self.live.running(key):
             try:
-                return _answered(await self.runtime.execute(key, action))
+                return await self.runtime.execute(key, action)
             except RunInterrupted as error:
                 if error.session_id != key:
                     raise
             await self._resume(key)
-            return _answered(await self.runtime.execute(key, action))
+            return await self.runtime.execute(key, action)
 
     async def _resume(self, session_id: SessionId) -> None:
         """Go on with a run that was killed, before anything else is said."""

@@ -55,7 +55,7 @@ async def _adoptions(
         if adoption is None or adoption.version != version:
             break  # a release that did not know of adoptions has copied this from another session
         adopted.append((adoption.at, await _named_by(journal, then, without=own)))
-        version = adoption.before
+        version = adoption.before if adoption.before < version else 0
     return adopted[::-1]
 
 

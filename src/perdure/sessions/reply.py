@@ -17,6 +17,8 @@ class Reply(msgspec.Struct, frozen=True):
     """What came of sending a message: the session as it was saved, and what its run says of itself."""
 
     session: AgentSession
+    queued: bool = False
+    """Whether the message was left with a run that is under way: there is no answer to it yet."""
 
     @property
     def text(self) -> str:
@@ -25,6 +27,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> Message | None:
+        if self.queued:
+            return None
         state = self.session.state
         if state.final_response is not None:
             return state.final_response
@@ -33,22 +37,22 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        return self.session.state.usage
+        return Usage() if self.queued else self.session.state.usage
 
     @property
     def stop_reason(self) -> StopReason | None:
-        return self.session.state.stop_reason
+        return None if self.queued else self.session.state.stop_reason
 
     @property
     def value(self) -> Any:
         """The answer in the form that was asked for, where one was."""
-        return final_value(self.session.state)
+        return None if self.queued else final_value(self.session.state)
 
     @property
     def pending_calls(self) -> tuple[ToolCall, ...]:
         """The tool calls that wait for a person's approval."""
         execution = self.session.state.execution
-        return execution.pending_calls if execution else ()
+        return execution.pending_calls if execution and not self.queued else ()
 
     def __str__(self) -> str:
         return self.text

@@ -1,0 +1,21 @@
+"""The tools that a run cannot go on without: those of calls that are already decided on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perdure.errors import ConfigurationError
+from perdure.loop.factory import LoopFactory
+from perdure.model.message import ToolCall
+from perdure.model.session import AgentSession
+
+
+def require_tools(
+    loops: LoopFactory, session: AgentSession, depth: int, calls: Iterable[ToolCall], *, why: str, what_to_do: str
+) -> None:
+    """Raise ConfigurationError if a call is of a tool that is not here: the model would be told that there is none."""
+    setup = loops.build(session.definition, session.state, depth=depth).setup
+    known = {tool.name for tool in setup.tools}
+    for call in calls:
+        if call.name not in known:
+            raise ConfigurationError(f"{why.format(name=call.name)}, and no tool of that name is here. {what_to_do}")
