@@ -107,10 +107,13 @@ if TYPE_CHECKING:
     from perdure.model.loop_events import AgentStart as AgentStart
     from perdure.model.loop_events import Compaction as Compaction
     from perdure.model.loop_events import CompactionBlock as CompactionBlock
+    from perdure.model.loop_events import InputRejected as InputRejected
     from perdure.model.loop_events import LoopEvent as LoopEvent
     from perdure.model.loop_events import MessageEnd as MessageEnd
     from perdure.model.loop_events import MessageStart as MessageStart
     from perdure.model.loop_events import MessageUpdate as MessageUpdate
+    from perdure.model.loop_events import ParallelLoopEnd as ParallelLoopEnd
+    from perdure.model.loop_events import ParallelLoopStart as ParallelLoopStart
     from perdure.model.loop_events import Redacted as Redacted
     from perdure.model.loop_events import ToolExecutionEnd as ToolExecutionEnd
     from perdure.model.loop_events import ToolExecutionStart as ToolExecutionStart
@@ -242,8 +245,9 @@ _HOMES = {
     "model.execution": "ExecutionBudget ExecutionState ExecutionStatus Spent",
     "model.ids": "SessionId",
     "model.lineage": "ChildLoopRef SpawnRef",
-    "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock LoopEvent MessageEnd MessageStart "
-    "MessageUpdate Redacted ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
+    "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock InputRejected LoopEvent MessageEnd "
+    "MessageStart MessageUpdate ParallelLoopEnd ParallelLoopStart Redacted "
+    "ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
     "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
     "model.schema": "schema_of",

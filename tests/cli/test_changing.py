@@ -38,12 +38,23 @@ def test_what_is_shown(perdure: Callable[..., Any], session: str) -> None:
     assert perdure("compact", session, "--strategy", "truncate", "--keep-last", "2", "--json").json == {
         "session": "s",
         "messages": shown(perdure),
+        "before": 6,
+        "by": "truncate",
     }
     assert "covers" in perdure("show", session).out
+    again = perdure("compact", session, "--json")
+    assert ("nothing to compact" in again.err, again.json["by"]) == (True, None)
     assert perdure("uncompact", session).out == "messages shown: 6\n"
     assert perdure("rewind", session, "2").out == "messages shown: 2\n"
     assert perdure("reset", session).out == "messages shown: 0\n"
     assert len(perdure("show", session, "--all", "--json").json["messages"]) == 6
+
+
+def test_a_compaction_says_what_it_did(perdure: Callable[..., Any], session: str) -> None:
+    """Of how many messages how many are shown, and how: the offline model sums up nothing. Its costs are no model's."""
+    done = perdure("compact", session, "--keep-last", "2").out
+    assert done == "messages shown: 3 of 6; what is older is cut off, not summed up\n"
+    assert [row["key"] for row in perdure("stats", "--json").json["by_model"]] == ["none (compaction)", "offline"]
 
 
 def test_a_fork(perdure: Callable[..., Any], session: str) -> None:

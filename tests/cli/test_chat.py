@@ -96,6 +96,17 @@ def test_a_message_is_answered_and_the_chat_can_be_continued(chatting: Chatting,
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
+def test_what_to_type_is_not_broken_into_lines(chatting: Chatting) -> None:
+    """However narrow the terminal is: only it may wrap, so that what is copied is whole."""
+    store = f"{'a-long-name-' * 8}.db"
+    with chatting("--store", store) as terminal:
+        terminal.expect("> ")
+        terminal.enter("Hello.")
+        terminal.expect("> ")
+        session_id = left(terminal)
+    assert f"chat -s {session_id} --store {store} --tools tools.py\n" in terminal.text
+
+
 def test_ctrl_c_stops_the_run_and_keeps_the_session(chatting: Chatting) -> None:
     """Ctrl-C ends a slow run, says that the session is kept, and the next message is answered."""
     with chatting() as terminal:
@@ -175,7 +186,9 @@ def test_commands_change_the_session(chatting: Chatting) -> None:
         terminal.enter("/search dog")
         terminal.expect("user:", "> ")
         terminal.enter("/fork")
-        terminal.expect("Forked: you are in")
+        terminal.expect("Forked: you are in", "> ")
+        terminal.enter("/search snail")
+        terminal.expect("It was forked from", "search snail --in", "> ")
         terminal.enter("/nonsense")
         terminal.expect("There is no /nonsense", "/uncompact", "/quit", "> ")
         terminal.enter("/system Be brief.")
@@ -197,7 +210,9 @@ def test_compacting_and_uncompacting(chatting: Chatting) -> None:
             terminal.enter(f"What is {number} + 1?")
             terminal.expect(f"The answer is {number + 1}.", "> ")
         terminal.enter("/compact 2")
-        terminal.expect("Compacted: the model is shown", "> ")
+        terminal.expect("Compacted: the model is shown 3 of 6 messages; what is older is cut off, not summed up.", "> ")
+        terminal.enter("/compact 9")
+        terminal.expect("There is nothing to compact.", "> ")
         terminal.enter("/uncompact")
         terminal.expect("the model is shown 6 messages", "> ")
         left(terminal)

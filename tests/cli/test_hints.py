@@ -45,7 +45,7 @@ def in_a_shell(line: str, *, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 def hinted(text: str, name: str) -> str:
     """The command of a name that a text says to type."""
-    found = re.search(rf"perdure {name} .*?(?=, or|$)", text, re.MULTILINE)
+    found = re.search(rf"perdure {name} .*$", text, re.MULTILINE)
     assert found, text
     return found[0]
 
@@ -64,6 +64,33 @@ def test_a_refusal(process: Callable[..., Any], tools: Path) -> None:
     waits = process("send", "s", "hello", "--tools", tools.name, "--store", STORE, code=5)
     in_a_shell(hinted(waits.err, "deny"))
     assert "does not want" in process("show", "s", "--store", STORE).out
+
+
+def test_a_decision_that_needs_tools(process: Callable[..., Any], tools: Path) -> None:
+    """Where they were not named this time, it is said where they go; each command has a line of its own."""
+    process("send", "--new", "s", CALL, "--tools", tools.name, "--store", STORE, code=10)
+    waits = process("send", "s", "hello", "--store", STORE, code=5).err.splitlines()
+    assert waits[-2:] == [
+        f"Type: perdure approve s --store {STORE} --tools FILE.py",
+        f"or: perdure deny s --store {STORE} --tools FILE.py",
+    ]
+    assert "Ada has paid 12" in in_a_shell(hinted(waits[-2], "approve").replace("FILE.py", "'my tools.py'")).stdout
+
+
+def test_a_session_that_is_there_otherwise(process: Callable[..., Any]) -> None:
+    """What is brought in takes its place once it is erased, as the hint says: in the store that it was brought into."""
+    for store in (STORE, "other.db"):
+        process("send", "--new", "s", f"hello {store}", "--store", store)
+    process("export", "-o", "all.jsonl", "--store", "other.db")
+    for typed in (("import", "all.jsonl", "--store", STORE), ("copy", "other.db", STORE)):
+        refused = process(*typed, code=4)
+        assert "elete the one" not in refused.err
+        hint = hinted(refused.err, "purge")
+        assert hint == f"perdure purge s --yes --store {STORE}"
+        in_a_shell(hint)
+        process(*typed)
+        process("purge", "s", "--yes", "--store", STORE)
+        process("send", "--new", "s", "hello", "--store", STORE)
 
 
 def test_a_chat(process: Callable[..., Any], tools: Path) -> None:
@@ -103,6 +130,9 @@ def test_a_password_is_not_repeated() -> None:
     given.store = "postgresql://ada:secret@host:5433/db?schema=x&password=hidden"
     with under(given):
         assert hints.command("ls").endswith("ls --store 'postgresql://ada@host:5433/db?schema=x'")
+    given.store = "postgresql:///db?host=/run&application_name=a%20b&password=hidden"
+    with under(given):
+        assert hints.command("ls").endswith("ls --store 'postgresql:///db?host=/run&application_name=a%20b'")
     given.store = "postgresql://[half:secret@host/db"
     with under(given):
         assert "secret" not in hints.command("ls")
@@ -126,6 +156,9 @@ def test_a_command_that_the_shell_does_not_find(home: Path, monkeypatch: pytest.
     installed.touch(0o755)
     monkeypatch.setattr(sys, "argv", [str(installed)])
     assert hints.program() == "'my env/bin/perdure'"
+    monkeypatch.chdir(installed.parent)
+    assert hints.program() == "./perdure"
+    monkeypatch.chdir(home)
     monkeypatch.setenv("PATH", str(installed.parent))
     assert hints.program() == "perdure"
     monkeypatch.setattr(sys, "argv", ["__main__.py"])

@@ -45,6 +45,16 @@ def test_the_index_is_made_anew_on_request(perdure: Callable[..., Any], home: Pa
     assert perdure(*store, "search", "word7").err == ""
 
 
+def test_a_fork_in_which_nothing_is_found(perdure: Callable[..., Any], home: Path) -> None:
+    """What was said before it parted belongs to its parent: so there one may look."""
+    asyncio.run(fill(home / "sessions.db", 3))
+    store = ("--store", "sessions.db")
+    perdure(*store, "fork", "s", "f")
+    told = perdure(*store, "search", "a snail", "--in", "f").err
+    assert "forked from s: perdure search 'a snail' --in s --store sessions.db\n" in told
+    assert perdure(*store, "search", "nothing", "--in", "s").err == "Nothing was found in this session.\n"
+
+
 def test_what_cannot_be_indexed_or_sought_is_refused(perdure: Callable[..., Any], home: Path) -> None:
     """Before anything is done."""
     asyncio.run(fill(home / "sessions.db", 3))

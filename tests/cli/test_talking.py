@@ -93,6 +93,30 @@ def test_denial(perdure: Callable[..., Any], tools: str, home: Path) -> None:
     assert not (home / "ledger").exists()
 
 
+def test_a_denial_has_one_reason(perdure: Callable[..., Any], tools: str) -> None:
+    """It stands behind the session or with --reason, as one thinks of it."""
+    perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
+    assert "once" in perdure("deny", "s", "no", "--reason", "never", "--tools", tools, code=2).err
+    perdure("deny", "s", "--reason", "not today", "--tools", tools)
+    assert "not today" in perdure("show", "s").out
+
+
+def test_nothing_to_decide(perdure: Callable[..., Any]) -> None:
+    """It is said without a name that only Python knows."""
+    perdure("send", "--new", "s", "hello")
+    for verb in ("approve", "deny"):
+        assert perdure(verb, "s", code=2).err == "perdure: no tool call of session 's' waits for a decision\n"
+
+
+def test_an_approval_without_the_tool(perdure: Callable[..., Any], tools: str, home: Path) -> None:
+    """Nothing is changed, and it is said where to name the tool."""
+    perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
+    told = perdure("approve", "s", code=9).err
+    assert told.splitlines()[-1] == "Name the Python file that has it: --tools FILE.py"
+    assert "tools=[" not in told
+    assert "5" in perdure("approve", "s", "--tools", tools).out
+
+
 def test_a_killed_run_is_recovered(perdure: Callable[..., Any], home: Path) -> None:
     """By whoever types `recover`, with the same tools."""
     (home / "slow.py").write_text(SLOW)

@@ -94,16 +94,17 @@ def trim(ctx: click.Context, session: str, keep_last: int, as_json: bool) -> Non
 @click.pass_context
 def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) -> None:
     """Show the model a summary, or less, of what is older in SESSION. Nothing is lost: see uncompact."""
+    from perdure.cli.compactions import NOTHING_TO_DO, compacted
+
     given = {name: value for name, value in options.items() if value is not None}
 
-    async def verb(sessions: Sessions, session_id: str) -> int:
-        before = (await sessions.info(session_id)).version
-        shown = await sessions.compact(session_id, **given)
-        if (await sessions.info(session_id)).version == before:
-            note("There is nothing to compact. --keep-last says how many messages stay as they are.")
-        return shown
-
-    _counted(ctx, session, verb, as_json)
+    session_id, done = _carry_out(ctx, session, lambda sessions, key: compacted(sessions, key, **given))
+    if done.by is None:
+        note(f"{NOTHING_TO_DO} --keep-last says how many messages stay as they are.")
+    if as_json:
+        print_json({"session": session_id, "messages": done.shown, "before": done.before, "by": done.by})
+    else:
+        say(f"messages shown: {done.shown} of {done.before}{done.how}")
 
 
 @click.command()

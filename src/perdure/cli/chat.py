@@ -14,8 +14,9 @@ import click
 from perdure.cli.chat_commands import COMMANDS, Desk, carry_out
 from perdure.cli.chat_prompt import Prompt
 from perdure.cli.chat_view import PlainView, TerminalView, View, described
-from perdure.cli.errors import WAITS, Failure, to_decide
-from perdure.cli.hints import command
+from perdure.cli.errors import NO_TOOL, WAITS, Failure, advised, to_decide, without_tools_advice
+from perdure.cli.hints import TOOLS_FILE, command
+from perdure.cli.killed import killed_in, needs_tools
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, settings_of, store_options
 from perdure.cli.setup import agent_of, data_directory, opened, use_model
@@ -133,14 +134,16 @@ class _Talk:
     def _recover(self) -> None:
         """Go on with a run that was killed, if there is one, and say so."""
         sessions, session_id = self._desk.sessions, self._desk.chat.id
-        if self._is_new or sessions.runtime.journal is None:
-            return
-        if session_id not in self._runner.run(_lapsed(sessions)):
+        if self._is_new or session_id not in self._runner.run(killed_in(sessions)):
             return
         self.tell("The last run of this session was killed. It is recovered from its record:")
         report = self._watched(sessions.recover(session_id))
         for _, problem in report.failed:
-            self.tell(f"It could not be recovered: {problem}")
+            self.tell(f"It could not be recovered: {without_tools_advice(problem)}")
+            if NO_TOOL.search(problem):
+                back = f"{command('chat', '-s', session_id)} --tools {TOOLS_FILE}"
+                self.tell(f"Come back with the Python file that has it: {back}")
+            self.tell(f"Or end it where it stood: {command('cancel', session_id)}")
         if report.busy:
             self.tell("Somebody else is recovering it.")
 
@@ -159,12 +162,8 @@ class _Talk:
                 return
         except SessionNotFound:
             return
-        self.tell(f"To come back: {command('chat', '-s', chat.id)}")
-
-
-async def _lapsed(sessions: Sessions) -> list[SessionId]:
-    assert sessions.runtime.journal is not None
-    return list(await sessions.runtime.journal.lapsed())
+        tools = self._runner.run(needs_tools(self._desk.sessions, chat.id))
+        self.tell(f"To come back: {command('chat', '-s', chat.id, tools=tools)}")
 
 
 class _PipedTalk(_Talk):
@@ -239,7 +238,7 @@ class _TerminalTalk(_Talk):
         except KeyboardInterrupt:
             self.tell(STOPPED)
         except PerdureError as error:
-            self._desk.say(str(error), "red")
+            self._desk.say(advised(error), "red")
 
     def _greet(self) -> None:
         session = self._session()

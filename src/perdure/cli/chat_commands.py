@@ -10,8 +10,10 @@ from rich.text import Text
 
 from perdure.actions.definition import ChangeModel, ChangeSystemPrompt
 from perdure.cli.chat_view import described
+from perdure.cli.compactions import NOTHING_TO_DO, compacted
 from perdure.cli.family_tree import tree_of
 from perdure.cli.hints import command as hint
+from perdure.cli.looking import nothing_found
 from perdure.cli.terminal import counted, line, safe
 from perdure.cli.tree import print_tree
 from perdure.errors import InvalidData
@@ -34,7 +36,8 @@ class Desk:
     console: Console
 
     def say(self, text: str, style: str = "") -> None:
-        self.console.print(Text(safe(text), style=style))
+        # Only the terminal may wrap it: a command that is broken by a newline cannot be copied.
+        self.console.print(Text(safe(text), style=style), soft_wrap=True)
 
 
 class Command(NamedTuple):
@@ -74,7 +77,9 @@ async def _compact(desk: Desk, argument: str) -> None:
     if argument and not argument.isdecimal():
         raise InvalidData("/compact", f"how many messages to keep is a number, not {argument!r}")
     options = {"keep_last": int(argument)} if argument else {}
-    _show_length(desk, "Compacted", await desk.chat.compact(**options))
+    done = await compacted(desk.sessions, desk.chat.id, **options)
+    shown = f"the model is shown {done.shown} of {counted(done.before, 'message')}"
+    desk.say(NOTHING_TO_DO if done.by is None else f"Compacted: {shown}{done.how}.", "dim")
 
 
 async def _uncompact(desk: Desk, _: str) -> None:
@@ -126,7 +131,7 @@ async def _search(desk: Desk, text: str) -> None:
     for hit in hits:
         desk.console.print(Text.assemble((f"{hit.role}: ", "bold"), line(hit.snippet)))
     if not hits:
-        desk.say("Nothing was found in this session.", "dim")
+        desk.say(await nothing_found(desk.sessions, desk.chat.id, text), "dim")
 
 
 async def _quit(desk: Desk, _: str) -> None:

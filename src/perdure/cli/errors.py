@@ -108,7 +108,7 @@ def _failure(error: Exception) -> Failure:
     from perdure.errors import PerdureError
 
     if isinstance(error, PerdureError):
-        return Failure(_advised(error), exit_code_of(error))
+        return Failure(advised(error), exit_code_of(error))
     if isinstance(error, OSError):
         named = f"{error.filename}: " if error.filename else ""
         return Failure(f"{named}{error.strerror or error}", STORE_FAILED)
@@ -116,9 +116,10 @@ def _failure(error: Exception) -> Failure:
     return Failure(f"{kind}: {error}\nThis is a fault of perdure's. Run it again with --debug to see where.", FAILED)
 
 
-def _advised(error: Exception) -> str:
+def advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
-    from perdure.cli.hints import command
+    from perdure.cli.hints import TOOLS_FILE, command
+    from perdure.cli.killed import needs_tools_there, to_go_on
     from perdure.errors import (
         ConfigurationError,
         IllegalStatusChange,
@@ -140,13 +141,15 @@ def _advised(error: Exception) -> str:
         case RunInterrupted():
             key = error.session_id
             killed = f"The last run of session {key!r} was killed. Nothing was changed."
-            return f"{killed}\nGo on with it: {command('recover', key)}, or end it: {command('cancel', key)}"
+            tools = needs_tools_there(click.get_current_context(silent=True), key)
+            return f"{killed}\n{to_go_on(key, tools=tools)}"
         case IllegalStatusChange() if "ApproveToolCalls" in str(error):
-            return f"Session {error.session_id!r} waits for approval. {to_decide(error.session_id)}"
+            return f"Session {error.session_id!r} waits for approval.\n{to_decide(error.session_id)}"
         case InvalidSessionId():
             return f"{str(error).partition('. ')[0]}. Type: {command('ls')}"
         case InvalidData() if error.path.startswith("$"):
             where = error.path.removeprefix("$").removeprefix(".")
+            where = "" if where in _PARAMETERS else where
             return f"{error.problem} ({where})" if where else error.problem
         case SessionNotActive():
             return f"Session {error.session_id!r} is {error.status}. Type: {command('resume', error.session_id)}"
@@ -155,6 +158,10 @@ def _advised(error: Exception) -> str:
         case SessionConflict() if "belongs to the agent" in str(error):
             advice = f"Leave --agent out, or begin another session: {command('chat', begins=True)}"
             return f"{str(error).partition('. ')[0]}. {advice}"
+        case SessionConflict() if "to be brought in" in str(error):
+            said = str(error).partition(" Nothing was changed.")[0]
+            erase = command("purge", error.session_id, "--yes")
+            return f"{said} Bring it into another store, or erase the one that is there first: {erase}"
         case RunFailed():
             return _of_run(error)
         case StoreError():
@@ -163,7 +170,7 @@ def _advised(error: Exception) -> str:
             cancel = command("cancel", error.session_id)
             return f"{str(error).partition('. ')[0]}. Wait for it, or type: {cancel}"
     if isinstance(error, ConfigurationError) and NO_TOOL.search(str(error)):
-        return f"{error}\nName the Python file that has it: --tools FILE.py"
+        return f"{without_tools_advice(str(error))}\nName the Python file that has it: --tools {TOOLS_FILE}"
     return str(error)
 
 
@@ -179,13 +186,22 @@ def _of_store(said: str) -> str:
 
 NO_TOOL = re.compile("no tool (named|of that name)")
 _NOT_SET_UP = "ConfigurationError: "
+_PARAMETERS = ("call_ids", "reason")
+"""Where the library means a parameter of Python's, which is none of a command's."""
+
+
+def without_tools_advice(said: str) -> str:
+    """What an error says of a tool that is missing, less what is to be done about it in Python."""
+    found, parted, advice = said.rpartition("is here. ")
+    return f"{found}is here." if parted and "tools" in advice else said
 
 
 def to_decide(session_id: str) -> str:
     """What to type where a call waits for a person."""
     from perdure.cli.hints import command
 
-    return f"Type: {command('approve', session_id)}, or: {command('deny', session_id)}"
+    approve, deny = (command(verb, session_id, tools=True) for verb in ("approve", "deny"))
+    return f"Type: {approve}\nor: {deny}"
 
 
 def _of_run(error: RunFailed) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from perdure.cli.killed import KILLED, killed_in
 from perdure.cli.shapes import of_usage
 from perdure.model.usage import Usage
 
@@ -53,13 +56,18 @@ class Node:
 
 async def tree_of(sessions: Sessions, session_id: str, *, limit: int) -> Node:
     """The tree below a session, with the last `limit` runs of each."""
-    return await _Grown(sessions, limit).session(await sessions.info(session_id), "session", 0)
+    return await _Grown(sessions, limit).root(session_id)
 
 
 class _Grown:
     def __init__(self, sessions: Sessions, limit: int) -> None:
         self._sessions = sessions
         self._limit = limit
+        self._killed: set[str] = set()
+
+    async def root(self, session_id: str) -> Node:
+        self._killed = await killed_in(self._sessions)
+        return await self.session(await self._sessions.info(session_id), "session", 0)
 
     async def session(self, info: AgentSessionInfo, kind: str, depth: int) -> Node:
         node = Node(kind, info.id, _title_of(info), info.status.value)
@@ -75,8 +83,11 @@ class _Grown:
             else:
                 grown = await self.session(child, "subagent", depth + 1)
                 subagents.setdefault(child.spawn_ref.parent_loop_id, []).append(grown)
-        node.usage = record.total_usage()
+        # By the whole loops: the header of a run that has not ended does not know yet what it has used.
+        node.usage = replace(record, loops=tuple(loops)).total_usage()
         node.children = [*_runs(loops, subagents), *forks]
+        if info.id in self._killed:
+            _mark_killed(node.children)
         # What hangs on a run that is older than those shown hangs on the session.
         node.children += [each for found in subagents.values() for each in found]
         return node
@@ -143,6 +154,14 @@ def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
         loop.stop_reason if loop.stop_reason != "completed" else None,
         subagents.pop(loop.loop_id, []),
     )
+
+
+def _mark_killed(runs: Iterable[Node]) -> None:
+    """Tell of runs that have not ended that nobody is running them any more."""
+    for node in runs:
+        if node.kind in ("loop", "branch", "group"):
+            _mark_killed(node.children)
+            node.status = KILLED if node.status in ("running", "pending") else node.status
 
 
 def _asked(loop: LoopRecord) -> str:

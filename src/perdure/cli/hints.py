@@ -7,7 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 from shlex import quote
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import quote as url_quote
 
 import click
 
@@ -15,17 +16,21 @@ from perdure.cli.options import Settings, settings_of
 
 _ASKING = ("chat", "send", "approve", "deny", "recover", "compact")
 """The commands that run a model, and so need its name and its tools again."""
+TOOLS_FILE = "FILE.py"
+"""Stands for the file that only the user knows."""
 _SECRETS = ("password", "sslpassword")
 
 
-def command(*words: object, begins: bool = False) -> str:
+def command(*words: object, begins: bool = False, tools: bool = False) -> str:
     """A command line on the same store, for the same owner, with the same tools and model as this one. One that
-    begins a session names its agent too; a session that is there has its own."""
+    begins a session names its agent too; a session that is there has its own. One that cannot do without `tools` says
+    where to name them if this call named none."""
     ctx = click.get_current_context(silent=True)
     given = settings_of(ctx) if ctx is not None else Settings()
     options = [("--store", repeatable(given.store)), ("--owner", given.owner)]
     if words[0] in _ASKING:
-        options += [("--model", given.model), *(("--tools", file) for file in given.tools)]
+        named = given.tools or ((TOOLS_FILE,) if tools else ())
+        options += [("--model", given.model), *(("--tools", file) for file in named)]
     if begins:
         options.append(("--agent", given.agent))
     repeated = [word for option, value in options if value for word in (option, value)]
@@ -42,7 +47,8 @@ def program() -> str:
     if found is not None and os.path.samefile(found, mine):
         return "perdure"
     here = Path.cwd()
-    return quote(str(mine.relative_to(here) if mine.is_relative_to(here) else mine))
+    shown = str(mine.relative_to(here) if mine.is_relative_to(here) else mine)
+    return quote(shown if os.sep in shown else f"./{shown}")
 
 
 def repeatable(url: str | None) -> str | None:
@@ -56,7 +62,8 @@ def repeatable(url: str | None) -> str | None:
             return url
         host = parts.netloc.rpartition("@")[2]
         user = f"{parts.username}@" if parts.username else ""
-        kept = urlencode([(name, value) for name, value in query if name not in _SECRETS])
-        return urlunsplit((parts.scheme, user + host, parts.path, kept, ""))
+        kept = urlencode([each for each in query if each[0] not in _SECRETS], quote_via=url_quote, safe="/")
+        # By hand: urlunsplit drops the slashes before a host that is not named.
+        return f"{parts.scheme}://{user}{host}{parts.path}" + (f"?{kept}" if kept else "")
     except ValueError:
         return None

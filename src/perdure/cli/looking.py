@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.hints import command
+from perdure.cli.killed import KILLED, killed_in, needs_tools
 from perdure.cli.naming import named
 from perdure.cli.options import (
     agent_name_option,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from perdure.sessions.face import Sessions
     from perdure.sessions.family import Diff
 
+_TOLD = 5
+"""How many killed runs a page of sessions tells of one by one."""
+
 
 @click.command()
 @agent_name_option
@@ -59,11 +63,11 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
         async with opened(ctx, must_exist=True) as sessions:
             if parent is not None:
                 wanted["parent"] = await named(sessions, parent)
-            killed = await _killed(sessions)
+            killed = await killed_in(sessions)
             while True:
                 page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
-                _print_page(page, as_json)
-                _tell_of_killed(info.id for info in page if info.id in killed)
+                _print_page(page, killed, as_json)
+                await _tell_of_killed(sessions, [info.id for info in page if info.id in killed])
                 shown, left = shown + len(page), None if left is None else left - len(page)
                 after = page.next
                 if after is None:
@@ -76,27 +80,24 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
         note(f"No sessions here. Begin one: {command('chat', begins=True)}")
 
 
-async def _killed(sessions: Sessions) -> set[str]:
-    """The sessions whose last run was killed and waits to be recovered."""
-    journal = sessions.runtime.journal
-    return set() if journal is None else {str(each) for each in await journal.lapsed()}
+async def _tell_of_killed(sessions: Sessions, session_ids: Sequence[str]) -> None:
+    for session_id in session_ids[:_TOLD]:
+        recover = command("recover", session_id, tools=await needs_tools(sessions, session_id))
+        note(f"The last run of {session_id} was killed. Go on with it: {recover}")
+    if len(session_ids) > _TOLD:
+        note(f"Killed as well: {len(session_ids) - _TOLD:,} more. Go on with all: {command('recover', tools=True)}")
 
 
-def _tell_of_killed(session_ids: Iterable[str]) -> None:
-    for session_id in session_ids:
-        note(f"The last run of {session_id} was killed. Go on with it: {command('recover', session_id)}")
-
-
-def _print_page(page: SessionInfoList, as_json: bool) -> None:
+def _print_page(page: SessionInfoList, killed: set[str], as_json: bool) -> None:
     if as_json:
         for info in page:
-            print_json(of_info(info))
+            print_json({**of_info(info), "killed": info.id in killed})
     elif page:
         rows = [
             (
                 info.id,
                 info.agent_name,
-                info.status.value,
+                KILLED if info.id in killed else info.status.value,
                 info.version,
                 age(info.created_at),
                 age(info.updated_at),
@@ -131,21 +132,22 @@ def show(
     if everything and version is not None:
         raise click.UsageError("Give --all or --version, not both: all that was said belongs to no version.")
 
-    async def work() -> tuple[AgentSession, list[Message], list[str]]:
+    async def work() -> tuple[AgentSession, list[Message], bool]:
         async with opened(ctx, must_exist=True) as sessions:
             session_id = await named(sessions, session)
             found = await sessions.session(session_id, version)
             messages = list(await sessions.history(session_id) if everything else found.state.messages)
-            _tell_of_killed({str(session_id)} & await _killed(sessions))
-            return found, messages, _blocks(found)
+            was_killed = session_id in await killed_in(sessions)
+            await _tell_of_killed(sessions, [session_id] if was_killed else [])
+            return found, messages, was_killed
 
-    found, messages, blocks = run(work())
+    found, messages, was_killed = run(work())
     if last is not None:
         messages = messages[-last:]
     if as_json:
-        print_json(of_session(found, messages))
+        print_json({**of_session(found, messages), "killed": was_killed})
         return
-    _print_header(found, blocks)
+    _print_header(found, KILLED if was_killed else found.status.value)
     print_messages(messages)
 
 
@@ -157,14 +159,14 @@ def _blocks(session: AgentSession) -> list[str]:
     return [f"{block.by} covers {counted(block.covered_count, 'message')} ({block.id})" for block in blocks]
 
 
-def _print_header(session: AgentSession, blocks: list[str]) -> None:
+def _print_header(session: AgentSession, status: str) -> None:
     info = session.info
     named_ = f"  {line(info.name)}" if info.name else ""
-    say(f"# {info.id}  {info.agent_name}  {info.status.value}  version {info.version}{named_}")
+    say(f"# {info.id}  {info.agent_name}  {status}  version {info.version}{named_}")
     if info.parent_id:
         how = "sub-agent of" if info.spawn_ref else "fork of"
         say(f"# {how} {info.parent_id}")
-    for block in blocks:
+    for block in _blocks(session):
         say(f"# {block}")
     execution = session.state.execution
     for call in execution.pending_calls if execution else ():
@@ -216,7 +218,10 @@ def search(ctx: click.Context, text: str | None, session: str | None, reindex: b
                 note(f"messages indexed: {indexed}")
             if text is None:
                 return []
-            return list(await patiently("searching …", sessions.search(text, session_id=session_id, limit=limit)))
+            hits = await patiently("searching …", sessions.search(text, session_id=session_id, limit=limit))
+            if not hits and (session_id is not None or is_terminal()):
+                note(await nothing_found(sessions, session_id, text))
+            return list(hits)
 
     for hit in run(work()):
         if as_json:
@@ -225,6 +230,17 @@ def search(ctx: click.Context, text: str | None, session: str | None, reindex: b
             _print_hit(hit)
         else:
             say("\t".join((hit.session_id, line(hit.message_id), hit.role, line(hit.snippet))))
+
+
+async def nothing_found(sessions: Sessions, session_id: str | None, text: str) -> str:
+    """What to say where a search has found nothing: what a fork shows of its parent is found in the parent."""
+    info = None if session_id is None else await sessions.info(session_id)
+    if info is None:
+        return "Nothing was found."
+    if info.parent_id is None or info.spawn_ref is not None:
+        return "Nothing was found in this session."
+    elsewhere = command("search", text, "--in", info.parent_id)
+    return f"Nothing was found in this session itself. It was forked from {info.parent_id}: {elsewhere}"
 
 
 def _check_search(ctx: click.Context, text: str | None, reindex: bool, limit: int) -> None:

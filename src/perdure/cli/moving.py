@@ -84,7 +84,7 @@ def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
         raise click.UsageError("Name a store to copy from and one to copy into, or only the second.")
     if len(urls) == 2:
         settings_of(ctx).store = urls[0]
-    with _told_of_interruption(_KEPT):
+    with _told_of_interruption(_KEPT), _on_target(ctx, urls[-1]):
         report = run(_copied(ctx, urls[-1]))
     if as_json:
         print_json(msgspec.to_builtins(report))
@@ -128,6 +128,18 @@ def _told_of_interruption(text: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         note(text)
+        raise
+
+
+@contextmanager
+def _on_target(ctx: click.Context, target: str) -> Iterator[None]:
+    """Have what is said of a conflict, which is one in the store copied into, be about that store."""
+    from perdure.errors import SessionConflict
+
+    try:
+        yield
+    except SessionConflict:
+        settings_of(ctx).store = target
         raise
 
 

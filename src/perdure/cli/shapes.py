@@ -67,20 +67,8 @@ def of_reply(reply: Reply) -> dict[str, Any]:
         "stop_reason": reply.stop_reason and reply.stop_reason.value,
         "pending_calls": of_calls(reply.pending_calls),
         "usage": of_usage(reply.usage),
-        "queued": False,
+        "queued": reply.queued,
     }
-
-
-def of_left(reply: Reply) -> dict[str, Any]:
-    """A message that waits for a run to take it: what the session has said so far is no answer to it."""
-    blank: dict[str, Any] = {
-        "text": "",
-        "stop_reason": None,
-        "pending_calls": [],
-        "usage": of_usage(Usage()),
-        "queued": True,
-    }
-    return {**of_reply(reply), **blank}
 
 
 def of_hit(hit: SearchHit) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from perdure.cli.terminal import console, is_terminal, note, print_json, print_t
 from perdure.model.usage import Usage
 
 if TYPE_CHECKING:
-    from perdure.model.record import SessionRecord
+    from perdure.model.record import LoopRecord
     from perdure.model.session import AgentSessionInfo
     from perdure.sessions.face import Sessions
 
@@ -74,11 +74,12 @@ async def runs_in(sessions: Sessions, since: datetime | None = None) -> list[Run
     with progress("counting") as tell:
         infos = await _infos(sessions, since)
         for done, info in enumerate(infos, 1):
-            record = await sessions.record(info.id)
-            runs |= _runs_of(info, record)
+            found = _runs_of(info, await _loops(sessions, info.id))
+            runs |= found
             if info.spawn_ref is not None:
                 ref = info.spawn_ref
-                spawned.append(((ref.parent_session_id, ref.parent_loop_id), record.total_usage()))
+                used = sum((each.usage for each in found.values()), start=Usage())
+                spawned.append(((ref.parent_session_id, ref.parent_loop_id), used))
             tell(done, len(infos))
     for caller, used in spawned:
         if caller in runs:
@@ -98,16 +99,27 @@ async def _infos(sessions: Sessions, since: datetime | None) -> list[AgentSessio
         after = page.next
 
 
-def _runs_of(info: AgentSessionInfo, record: SessionRecord) -> dict[Key, Run]:
+async def _loops(sessions: Sessions, session_id: str) -> list[LoopRecord]:
+    """The headers of a session's runs. That of one that has not ended does not know what it has used: it is read."""
+    headers = (await sessions.record(session_id)).loops
+    return [each if each.status.is_over else await sessions.loop(session_id, each.loop_id) for each in headers]
+
+
+def _runs_of(info: AgentSessionInfo, loops: Iterable[LoopRecord]) -> dict[Key, Run]:
     runs: dict[Key, Run] = {}
-    for loop in record.loops:
+    for loop in loops:
         usage = loop.usage
         group = loop.parallel_group
         if group is not None and group.all_loop_ids[0] == loop.loop_id:
             usage = usage + group.evaluation_usage
-        model = loop.config.model if loop.config else "unknown"
-        runs[info.id, loop.loop_id] = Run(info.agent_name, model, loop.started_at, usage)
+        runs[info.id, loop.loop_id] = Run(info.agent_name, _model_of(loop), loop.started_at, usage)
     return runs
+
+
+def _model_of(loop: LoopRecord) -> str:
+    if loop.config is not None:
+        return loop.config.model
+    return "none (compaction)" if loop.continuation_kind.kind == "compaction" else "unknown"
 
 
 def _without(usage: Usage, part: Usage) -> Usage:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.errors import FAILED, NO_TOOL, WAITS, Failure, to_decide
-from perdure.cli.hints import command
+from perdure.cli.errors import FAILED, NO_TOOL, WAITS, Failure, to_decide, without_tools_advice
+from perdure.cli.hints import TOOLS_FILE, command
+from perdure.cli.killed import killed_in
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, json_option, session_argument, store_options
 from perdure.cli.progress import progress
 from perdure.cli.setup import agent_of, opened, run, use_model
-from perdure.cli.shapes import of_left, of_reply
+from perdure.cli.shapes import of_reply
 from perdure.cli.terminal import is_terminal, line, note, print_json, safe, say
 
 if TYPE_CHECKING:
@@ -44,41 +45,21 @@ def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None,
     target, text = _addressed(words, new)
     text = _said(text)
 
-    async def work() -> tuple[Reply, bool]:
+    streams = is_terminal() and not as_json and key is None and when_busy == "raise"
+
+    async def work() -> Reply:
         async with opened(ctx, must_exist=not new) as sessions:
             chat = await _opened_chat(ctx, sessions, target, new)
-            if when_busy != "raise":
-                return await _left_or_answered(sessions, chat, text, key, when_busy)
-            if as_json or not is_terminal() or key is not None:
-                return await chat.send(text, key=key), False
-            return await _streamed(chat, text), False
+            return await (_streamed(chat, text) if streams else chat.send(text, key=key, when_busy=when_busy))
 
-    reply, is_left = run(work())
-    if is_left:
-        _tell_of_left(reply, when_busy, as_json)
+    reply = run(work())
+    if reply.queued and not as_json:
+        _tell_of_left(reply, when_busy)
     else:
-        _answer(ctx, reply, as_json, has_shown=is_terminal() and key is None and when_busy == "raise")
+        _answer(ctx, reply, as_json, has_shown=streams)
 
 
-async def _left_or_answered(
-    sessions: Sessions, chat: Chat, text: str, key: str | None, when_busy: WhenBusy
-) -> tuple[Reply, bool]:
-    """What came of a message, and whether it was left with a run that is under way: then it is not there yet."""
-    from perdure.model.message import Message
-
-    message = Message.user(text)
-    reply = await chat.send(message, key=key, when_busy=when_busy)
-    if any(said.id == message.id for said in reversed(reply.session.state.messages)):
-        return reply, False
-    journal = sessions.runtime.journal
-    is_repeated = key is not None and journal is not None and await journal.find_key(chat.id, key) is not None
-    return reply, not is_repeated
-
-
-def _tell_of_left(reply: Reply, when_busy: WhenBusy, as_json: bool) -> None:
-    if as_json:
-        print_json(of_left(reply))
-        return
+def _tell_of_left(reply: Reply, when_busy: WhenBusy) -> None:
     session_id = reply.session.id
     done = "Queued behind" if when_busy == "queue" else "Handed to"
     note(f"{done} the run that is under way in {session_id}, whose process will send it.")
@@ -182,18 +163,24 @@ def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: b
 
 @click.command()
 @session_argument()
-@click.argument("reason", default=DENIED)
+@click.argument("reason", required=False)
+@click.option("--reason", "why", metavar="TEXT", help="The same as REASON.")
 @_call_option
 @json_option
 @agent_options
 @store_options
 @click.pass_context
-def deny(ctx: click.Context, session: str, reason: str, calls: tuple[str, ...], as_json: bool) -> None:
+def deny(
+    ctx: click.Context, session: str, reason: str | None, why: str | None, calls: tuple[str, ...], as_json: bool
+) -> None:
     """Keep the pending tool calls of SESSION from being made. The model is told so, or the REASON, and goes on."""
+    if reason is not None and why is not None:
+        raise click.UsageError("Give the reason once: behind the session, or with --reason.")
+    given = next((each for each in (reason, why) if each is not None), DENIED)
 
     async def work() -> Reply:
         async with opened(ctx, must_exist=True) as sessions:
-            return await sessions.deny(await named(sessions, session), reason, calls or None)
+            return await sessions.deny(await named(sessions, session), given, calls or None)
 
     _answer(ctx, run(work()), as_json)
 
@@ -203,15 +190,22 @@ def deny(ctx: click.Context, session: str, reason: str, calls: tuple[str, ...], 
 @store_options
 @click.pass_context
 def cancel(ctx: click.Context, session: str) -> None:
-    """Ask the run that is under way in SESSION, in whichever process, to stop. What was said is kept."""
+    """Ask the run that is under way in SESSION, in whichever process, to stop. What was said is kept.
 
-    async def work() -> tuple[str, bool]:
+    A run that was killed is ended where it stood.
+    """
+
+    async def work() -> str:
         async with opened(ctx, must_exist=True) as sessions:
             session_id = await named(sessions, session)
-            return session_id, await sessions.cancel(session_id)
+            was_killed = session_id in await killed_in(sessions)
+            if not await sessions.cancel(session_id):
+                return f"{session_id} is not being run"
+            if was_killed:
+                return f"The run of {session_id} had been killed; it was ended where it stood"
+            return f"{session_id} is asked to stop"
 
-    session_id, reached = run(work())
-    say(f"{session_id} is asked to stop" if reached else f"{session_id} is not being run")
+    say(run(work()))
 
 
 @click.command()
@@ -289,9 +283,10 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
             for each in found:
                 say(f"{name}\t{each}")
         for each, reason in report.failed:
-            note(f"failed\t{each}: {reason}")
+            note(f"failed\t{each}: {without_tools_advice(reason)}")
             if NO_TOOL.search(reason):
-                note(f"Name the Python file that has it: {command('recover', each)} --tools FILE.py")
+                note(f"Name the Python file that has it: {command('recover', each)} --tools {TOOLS_FILE}")
+                note(f"Or end it: {command('cancel', each)}")
         if not any(columns.values()) and not report.failed:
             say("no run was killed")
     if report.failed:

@@ -27,6 +27,7 @@ _STATUS_STYLES = {
     "aborted": "yellow",
     "rejected": "yellow",
     "failed": "red",
+    "killed": "red",
     "deleted": "dim",
 }
 

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 _TITLE = 60
-_SIGNS = {"completed": "✓", "failed": "✗", "running": "…", "pending": "·", "aborted": "■", "rejected": "⊘"}
+_SIGNS = {
+    "completed": "✓",
+    "failed": "✗",
+    "running": "…",
+    "pending": "·",
+    "aborted": "■",
+    "rejected": "⊘",
+    "killed": "!",
+}
 _WORDS = {"fork": "fork ", "subagent": "sub-agent "}
 
 

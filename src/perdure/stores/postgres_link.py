@@ -59,7 +59,9 @@ class Link:
         try:
             await self._pool.open(wait=True, timeout=PATIENCE)
         except PoolTimeout as error:
-            raise StoreError(f"No connection to PostgreSQL: {str(error).rstrip('.? ')}. Check the DSN and that the server runs.") from None
+            raise StoreError(
+                f"No connection to PostgreSQL: {str(error).rstrip('.? ')}. Check the DSN and that the server runs."
+            ) from None
 
     async def close(self) -> None:
         self.closed = True

@@ -1,0 +1,142 @@
+"""A run that was killed in the middle of a tool: whoever looks is told so, and what to type works once the file that
+only the user knows stands in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import COMMAND
+from .terminal_session import CTRL_D, TerminalSession, clean_environment, command
+from .test_hints import hinted, in_a_shell
+
+SLOW = '''
+import time
+from pathlib import Path
+from perdure import tool
+
+@tool(idempotent=True)
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    Path("begun").touch()
+    if not Path("quick").exists():
+        time.sleep(60)
+    return a + b
+'''
+DYING = """
+import asyncio, os, signal
+import perdure
+from perdure.testing import ScriptedDriver
+
+
+def die(request):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main():
+    async with perdure.connect("sqlite:///kept.db", driver=ScriptedDriver(die)) as sessions:
+        await (await sessions.open("q2")).send("hello")
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def store(home: Path) -> str:
+    """A store with the session q1, whose run was killed while it called a tool."""
+    (home / "slow.py").write_text(SLOW)
+    arguments = ["send", "--new", "q1", "what is 2 + 3?", "--tools", "slow.py", "--store", "kept.db"]
+    running = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while not (home / "begun").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    (home / "quick").touch()
+    return "kept.db"
+
+
+@pytest.mark.parametrize("looking", [["ls"], ["show", "q1"], ["tag", "q1", "vip"]], ids=lambda words: words[0])
+def test_the_hint_says_where_the_tools_go(process: Callable[..., Any], store: str, looking: list[str]) -> None:
+    """With the file put in, it works as it stands."""
+    told = process(*looking, "--store", store, code=4 if looking[0] == "tag" else 0)
+    hint = hinted(told.err, "recover")
+    assert hint == "perdure recover q1 --store kept.db --tools FILE.py"
+    assert in_a_shell(hint.replace("FILE.py", "slow.py")).stdout == "resumed\tq1\n"
+
+
+def test_tools_that_were_named_are_repeated(perdure: Callable[..., Any], store: str) -> None:
+    (Path.cwd() / "other.py").write_text(SLOW.replace("def add", "def subtract"))
+    told = perdure("recover", "q1", "--store", store, "--tools", "other.py", code=1)
+    assert "perdure recover q1 --store kept.db --tools other.py --tools FILE.py\n" in told.err
+    assert "Or end it: perdure cancel q1 --store kept.db\n" in told.err
+    assert "tools=[" not in told.err
+
+
+def test_a_run_that_calls_no_tool_needs_none(process: Callable[..., Any], home: Path) -> None:
+    """The hint is whole without."""
+    (home / "die.py").write_text(DYING)
+    subprocess.run([sys.executable, "die.py"], check=False, timeout=60)
+    told = process("show", "q2", "--store", "kept.db")
+    assert hinted(told.err, "recover") == "perdure recover q2 --store kept.db"
+    assert in_a_shell(hinted(told.err, "recover")).stdout == "resumed\tq2\n"
+
+
+def test_many_are_told_of_at_once(
+    perdure: Callable[..., Any], store: str, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """A list names the first few, so that it costs no more than its page, and says how to go on with all."""
+    (home / "die.py").write_text(DYING)
+    subprocess.run([sys.executable, "die.py"], check=False, timeout=60)
+    monkeypatch.setattr("perdure.cli.looking._TOLD", 1)
+    told = perdure("ls", "--store", store).err.splitlines()
+    assert told[0].startswith("The last run of q2 was killed.")
+    assert told[1:] == ["Killed as well: 1 more. Go on with all: perdure recover --store kept.db --tools FILE.py"]
+
+
+def test_it_is_told_from_one_that_runs(perdure: Callable[..., Any], store: str) -> None:
+    """By word and not as running or active; what it has used by then is counted."""
+    (run,) = perdure("tree", "q1", "--json", "--store", store).json["children"]
+    assert run["status"] == "killed"
+    drawn = perdure("tree", "q1", "--store", store).lines
+    assert drawn[1].startswith("└── !  what is 2 + 3?")
+    assert "killed" in drawn[1]
+    assert perdure("ls", "--store", store).out.split("\t")[2] == "killed"
+    assert "killed" in perdure("show", "q1", "--store", store).lines[0]
+    info = perdure("ls", "--json", "--store", store).json
+    assert (info["status"], info["killed"]) == ("active", True)
+    used = run["usage"]["input_tokens"]
+    assert used > 0
+    assert perdure("tree", "q1", "--json", "--store", store).json["usage"]["input_tokens"] == used
+    assert perdure("stats", "--json", "--store", store).json["total"]["input_tokens"] == used
+
+
+def test_cancelling_ends_it_where_it_stood(perdure: Callable[..., Any], store: str) -> None:
+    """Nobody is there to be asked."""
+    assert "ended where it stood" in perdure("cancel", "q1", "--store", store).out
+    assert perdure("cancel", "q1", "--store", store).out == "q1 is not being run\n"
+    assert perdure("ls", "--store", store).out.split("\t")[2] == "active"
+
+
+def test_a_chat_without_the_tools(home: Path, store: str) -> None:
+    """It says how to come back with them, and how to end the run; so it does when it is talked to, and left."""
+    call = command("chat", "-c", "--store", store)
+    with TerminalSession(call, cwd=home, env=clean_environment(home)) as terminal:
+        terminal.expect("was killed", "could not be recovered", "'add'")
+        terminal.expect("chat -s q1 --store kept.db --tools FILE.py\n", "cancel q1 --store kept.db\n", "> ")
+        terminal.enter("hello")
+        terminal.expect("cannot be recovered", "--tools FILE.py\n", "> ")
+        terminal.type(CTRL_D)
+        terminal.expect("To come back: ", "chat -s q1 --store kept.db --tools FILE.py\n")
+        assert terminal.ends() == 0
+    assert "tools=[" not in terminal.text
