@@ -155,6 +155,16 @@ responses = st.builds(
     InferenceResponse, st.none() | names, usages, st.none() | names, st.none() | names, st.none() | names
 )
 stop_signals = st.builds(StopSignal, st.sampled_from(StopReason), texts, texts, st.none() | names)
+
+
+def _is_open(mapping: dict[str, Any]) -> bool:
+    try:
+        refuse_secrets(mapping, "$")
+    except ConfigurationError:
+        return False
+    return True
+
+
 models = st.builds(
     ModelConfig,
     names,
@@ -162,7 +172,7 @@ models = st.builds(
     api_key_env=st.sampled_from([None, "MY_KEY", "_k1"]),
     temperature=st.none() | st.floats(0, 2),
     max_tokens=st.none() | counts,
-    settings=st.dictionaries(st.sampled_from(["top_p", "seed", "stop"]), json_values, max_size=2),
+    settings=st.dictionaries(st.sampled_from(["top_p", "seed", "stop"]), json_values, max_size=2).filter(_is_open),
     unknown=unknown_fields,
 )
 budgets = st.builds(
@@ -174,14 +184,6 @@ budgets = st.builds(
     deadline=st.none() | times,
     unknown=unknown_fields,
 )
-
-
-def _is_open(metadata: dict[str, Any]) -> bool:
-    try:
-        refuse_secrets(metadata, "$")
-    except ConfigurationError:
-        return False
-    return True
 
 
 def definitions() -> st.SearchStrategy[AgentDefinition]:

@@ -557,6 +557,27 @@ async def test_a_flipped_bit_is_never_a_wrong_answer(tmp_path: Path) -> None:
         assert wrong == [], place
 
 
+async def test_an_index_that_finds_another_head_is_damage(tmp_path: Path) -> None:
+    """The row itself is whole, and its checksum is right: it is just not the one that was asked for."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("one", id="s"))
+        for text in ("two", "three"):
+            session = await store.save(say(session, text))
+
+    def misled(db: apsw.Connection, sql: str, bindings: Any = ()) -> Any:
+        row = first_row(db, sql, bindings)
+        return row if "head.body" not in sql else (*row[:3], *db.execute(oldest).fetchone(), *row[6:])
+
+    first_row, oldest = sqlite_jobs.first_row, "SELECT version, crc, body FROM head ORDER BY version LIMIT 1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite_jobs, "first_row", misled)
+        async with SqliteStore(path) as store:
+            for version in (3, None):
+                with pytest.raises(CorruptRecord, match="head 3"):
+                    await store.load("s", version)
+
+
 def _replaced(path: Path, content: bytes) -> Path:
     for each in path.parent.glob(f"{path.name}*"):
         each.unlink()

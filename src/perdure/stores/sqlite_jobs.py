@@ -251,6 +251,8 @@ def load(
         if version is not None and version > max(newest, last or 0):
             return None
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
+    if version is not None and found != version:
+        raise CorruptRecord(session_id, f"head {version}", f"the index finds head {found} in its place")
     head = StoredHead(unpacked_head(body, crc, session_id, sid, found), session_id, found)
     values = head.gathered(lambda key: cached.get(key) or read_value(db, session_id, key))
     missing = shelf.missing(head.wanted(values))
