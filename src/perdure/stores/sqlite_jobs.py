@@ -39,6 +39,7 @@ from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_tables import (
     first_row,
     meta,
+    number,
     read_messages,
     require_absent,
     require_gone,
@@ -206,7 +207,7 @@ def _write_ref(db: apsw.Connection, info: AgentSessionInfo, sid: int, stretch: S
 
 
 def _erasures(db: apsw.Connection) -> int:
-    return int(meta(db, "erasures"))
+    return number(meta(db, "erasures"), None, "meta erasures")
 
 
 _PEEK = "SELECT version, (SELECT value FROM meta WHERE key = 'erasures') FROM session WHERE id = ?"
@@ -248,7 +249,8 @@ def load(
     if version is None and not newest == last == found:
         raise CorruptRecord(session_id, f"head {newest}", f"it should be the last one, and head {last} is")
     if found is None:
-        if version is not None and version > max(newest, last or 0):
+        known = [number(each, session_id, "version") for each in (newest, last) if each is not None]
+        if version is not None and version > max(known, default=0):
             return None
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
     if version is not None and found != version:

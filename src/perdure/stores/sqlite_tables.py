@@ -51,6 +51,13 @@ def meta(db: apsw.Connection, key: str) -> Any:
     return found[0]
 
 
+def number(found: Any, session_id: str | None, where: str) -> int:
+    """A number that was read; damage can change a column's type."""
+    if type(found) is not int:
+        raise CorruptRecord(session_id, where, "it is no number")
+    return found
+
+
 def first_row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> Any:
     """The first row, or None."""
     return db.execute(sql, bindings).fetchone()
