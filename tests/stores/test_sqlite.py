@@ -788,3 +788,21 @@ async def test_a_copy_of_the_file_is_a_store(tmp_path: Path) -> None:
         assert await store.load(session.id) == session
         with pytest.raises(SessionNotFound):
             await store.delete("nobody")
+
+
+async def test_a_column_of_another_type_is_damage_wherever_it_is_read(tmp_path: Path) -> None:
+    """The tables are strict, so that only damage can bring it about; what is compared with it tells."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("one", id="s"))
+        await store.claim("s", version=1, owner="ann")
+        db = raw(path)
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE name = 'session'")
+        db.close()
+        db = raw(path)
+        db.execute("UPDATE session SET expires = x'00'")
+        db.close()
+    async with SqliteStore(path) as store:
+        with pytest.raises(CorruptRecord, match="type"):
+            await store.is_claimed(session.id)

@@ -149,6 +149,9 @@ class Worker:
             try:
                 connection.execute("BEGIN")
                 request.result = request.job(connection)
+            except TypeError as error:  # the tables are strict: a column that is read as another type is damaged
+                request.error = CorruptRecord(None, "of the database file", f"a column has changed its type ({error})")
+                request.error.__cause__ = error
             except Exception as error:  # around a request: the thread serves others after it
                 request.error = as_store_error(error)
             finally:
