@@ -88,7 +88,7 @@ class TerminalSession:
         while self.text.find(wanted, self._seen) < 0:
             assert time.monotonic() < deadline, f"Ctrl-C did not lead to {wanted!r}:\n{self.text[self._seen :]}"
             self.type(CTRL_C)
-            soon = time.monotonic() + 2.0
+            soon = time.monotonic() + 10.0
             while self.text.find(wanted, self._seen) < 0 and self._read(soon):
                 pass
         self.expect(wanted)
