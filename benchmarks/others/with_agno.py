@@ -111,7 +111,7 @@ class Sqlite(Subject):
         db.upsert_session(session)
         for index, turn in enumerate(turns):
             run = run_of(turn, session_id)
-            session.runs.append(run)  # type: ignore[union-attr]
+            session.runs.append(run)  # type: ignore[union-attr]  # a new session has a list of runs
             db.upsert_run(run, session_id, run_index=index)
         db.close()
         self.loaded[session_id] = session

@@ -83,10 +83,10 @@ class Plain(Subject):
             session.close()
 
     async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
-        await self._session(session_id).add_items([item for turn in turns for item in items(turn)])  # type: ignore[misc]
+        await self._session(session_id).add_items([item for turn in turns for item in items(turn)])  # type: ignore[misc]  # dicts will do
 
     async def append_turn(self, session_id: str, turn: Turn) -> None:
-        await self._session(session_id).add_items(items(turn))  # type: ignore[arg-type]
+        await self._session(session_id).add_items(items(turn))  # type: ignore[arg-type]  # dicts will do
 
     async def load(self, session_id: str) -> Sequence[Any]:
         return await self._session(session_id).get_items()
@@ -99,7 +99,7 @@ class Plain(Subject):
         await session.get_items()
 
         async def write(turn: Turn) -> None:
-            await session.add_items(items(turn))  # type: ignore[arg-type]
+            await session.add_items(items(turn))  # type: ignore[arg-type]  # plain dicts, as its docs pass them
 
         return write
 

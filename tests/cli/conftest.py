@@ -15,6 +15,19 @@ from click.testing import CliRunner
 
 from perdure.cli.main import cli
 
+SLOW = '''
+import time
+from pathlib import Path
+from perdure import tool
+
+@tool(idempotent=True)
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    Path("begun").touch()
+    if not Path("quick").exists():
+        time.sleep(60)
+    return a + b
+'''
 COMMAND = [sys.executable, "-m", "perdure.cli"]
 
 

@@ -81,17 +81,21 @@ class TerminalSession:
             self._seen = found + len(each)
         return self.text[begin : self._seen]
 
-    def interrupt(self, wanted: str) -> None:
-        """Press Ctrl-C, and wait for what it leads to. As a person would, press it again if nothing happens: one that
-        comes in the instant between readline's prompt and its waiting for keys is not seen before the next key."""
-        deadline = time.monotonic() + SECONDS
+    def interrupt(self, wanted: str) -> int:
+        """Press Ctrl-C, and wait for what it leads to; how often it was pressed.
+
+        As a person would, press it again if nothing happens: one that comes in the instant between readline's prompt
+        and its waiting for keys is not seen before the next key."""
+        deadline, pressed = time.monotonic() + SECONDS, 0
         while self.text.find(wanted, self._seen) < 0:
             assert time.monotonic() < deadline, f"Ctrl-C did not lead to {wanted!r}:\n{self.text[self._seen :]}"
             self.type(CTRL_C)
+            pressed += 1
             soon = time.monotonic() + 10.0
             while self.text.find(wanted, self._seen) < 0 and self._read(soon):
                 pass
         self.expect(wanted)
+        return pressed
 
     def ends(self) -> int:
         """Wait for the process to end; its exit code."""

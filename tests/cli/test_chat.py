@@ -127,8 +127,9 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_twice_leaves(chatting: Chattin
         terminal.type("What is 1 + 1?")
         terminal.expect("1 + 1?")
         terminal.interrupt("Ctrl-C again or Ctrl-D leaves")
-        terminal.interrupt("nothing is kept")
-        assert terminal.ends() in (0, 130)  # 130 if the key had to be pressed once more, and came while it was leaving
+        pressed = terminal.interrupt("nothing is kept")
+        # Pressed once more than it takes, it may come while the chat is leaving, and ends it as Ctrl-C ends a program.
+        assert terminal.ends() in ((0,) if pressed == 1 else (0, 130))
         assert "The answer is" not in terminal.text
 
 

@@ -14,23 +14,10 @@ from typing import Any
 
 import pytest
 
-from .conftest import COMMAND
+from .conftest import COMMAND, SLOW
 from .terminal_session import CTRL_D, TerminalSession, clean_environment, command
 from .test_hints import hinted, in_a_shell
 
-SLOW = '''
-import time
-from pathlib import Path
-from perdure import tool
-
-@tool(idempotent=True)
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    Path("begun").touch()
-    if not Path("quick").exists():
-        time.sleep(60)
-    return a + b
-'''
 DYING = """
 import asyncio, os, signal
 import perdure

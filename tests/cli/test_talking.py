@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import COMMAND
+from .conftest import COMMAND, SLOW
 
 TOOLS = '''
 import time
@@ -24,19 +24,6 @@ def add(a: int, b: int) -> int:
     """Add two numbers."""
     with Path("ledger").open("a") as ledger:
         ledger.write(f"{a}+{b}\\n")
-    return a + b
-'''
-SLOW = '''
-import time
-from pathlib import Path
-from perdure import tool
-
-@tool(idempotent=True)
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    Path("begun").touch()
-    if not Path("quick").exists():
-        time.sleep(60)
     return a + b
 '''
 

@@ -265,7 +265,7 @@ async def test_what_is_queued_behind_nothing_is_answered(connect: Connect) -> No
         reply = await chat.send("one", when_busy="queue")
         assert (reply.queued, reply.text) == (False, "one")
         run = asyncio.ensure_future(chat.send("two"))
-        while not await sessions.runtime.journal.is_claimed(chat.id):  # type: ignore[union-attr]  # noqa: ASYNC110
+        while not await sessions.runtime.journal.is_claimed(chat.id):  # type: ignore[union-attr]  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.001)
         left = await chat.send("three", when_busy="queue", key="k")
         assert (left.queued, left.text) == (True, "")
@@ -285,7 +285,7 @@ async def test_an_id_that_is_taken_is_said_to_be(connect: Connect) -> None:
 
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(perdure.ConfigurationError, match=r"'tool'.*tools"):
-        perdure.connect("memory://", tool=[])  # type: ignore[call-arg]
+        perdure.connect("memory://", tool=[])  # type: ignore[call-arg]  # that is the point
 
 
 async def test_recover_tells_whether_there_was_a_run_to_go_on_with(connect: Connect) -> None:

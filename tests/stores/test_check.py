@@ -417,7 +417,7 @@ def lose_who_shows_it(store: Any) -> None:
 IN_MEMORY = (
     Damage(shelved("talk", taken=9), "talk", "how far its inbox is taken"),
     Damage(shelved("talk", epoch=1), "talk", "its epoch: it is out of the session's range"),
-    Damage(shelved("killed", claim=Claim("talk", 1, 1, "me", 0)), "killed", "its claim: it is one on 'talk'"),  # type: ignore[arg-type]
+    Damage(shelved("killed", claim=Claim("talk", 1, 1, "me", 0)), "killed", "its claim: it is one on 'talk'"),  # type: ignore[arg-type]  # a plain id will do
     Damage(shelved("talk", keys={}), "talk", "key 'first': run "),
     Damage(shelved("talk", keys={"other": (Key("other", "x"), 99)}), "talk", "key 'other': there is no version 99"),
     Damage(shelved("talk", keys={"first": (Key("first", "x"), 3)}), "talk", "key 'first': it does not stand for"),

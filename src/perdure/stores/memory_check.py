@@ -75,6 +75,4 @@ def _left_over(origin: str, sessions: Mapping[str, Shelved], logs: Logs) -> Iter
     held = [(key, at, at + 1) for key, log in orphaned.items() for at, each in enumerate(log) if each is not None]
     for key, start, stop in without(held, shown):
         what = "they are left of an erased session, and nobody shows them"
-        yield Problem(
-            None, f"messages {start} to {stop} of log {key}", what, "Call `gc`, which erases what nobody shows."
-        )
+        yield Problem(None, f"messages {start} to {stop} of log {key}", what, _LEFT_OVER)
