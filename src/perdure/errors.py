@@ -3,6 +3,7 @@
 PerdureError
 ├── SessionNotFound
 ├── SessionConflict
+│   └── ClaimConflict
 ├── SessionBusy
 │   ├── ClaimLost
 │   └── RunInterrupted
@@ -20,6 +21,7 @@ PerdureError
 │   ├── RetriesExhausted
 │   ├── CompactionFailed
 │   ├── RunFailed
+│   │   └── InputRefused
 │   └── RequestRefused
 │       └── ContextTooLong
 ├── ToolError
@@ -69,6 +71,10 @@ class SessionConflict(PerdureError):
             f"Session {self.session_id!r} is at version {self.found}, and version {self.expected} was to be replaced. "
             "Nothing was saved. Load it again and repeat the action."
         )
+
+
+class ClaimConflict(SessionConflict):
+    """The session was saved by somebody else before this run could claim it: nothing was done, nothing spent."""
 
 
 class SessionBusy(PerdureError):
@@ -256,6 +262,17 @@ class RunFailed(DriverError):
         super().__init__(
             f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept, "
             f"at version {version}, with all that was said: send again to go on, or undo() to take the message back."
+        )
+
+
+class InputRefused(RunFailed):
+    """An input filter has refused what was sent. The model was not asked, and is shown nothing of it."""
+
+    def __init__(self, session_id: str, version: int, reason: str) -> None:
+        super().__init__(session_id, version, reason)
+        self.args = (
+            f"What was sent to session {session_id!r} was refused: {reason.rstrip('. ')}. The model was not asked and "
+            "will not be shown it; the record keeps it. Send something else.",
         )
 
 

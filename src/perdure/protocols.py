@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
@@ -36,6 +38,37 @@ class SessionController(Protocol):
     def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession | Awaitable[AgentSession]: ...
 
 
+class ClaimingRecord(Protocol):
+    """A record whose first write claims a session."""
+
+    was_claimed: bool
+
+    async def leave(self) -> None:
+        """Give the claim back without a save; a run that is on record without its end is left for recovery."""
+        ...
+
+
+class Sequel(Protocol):
+    """What follows an action, once its session is free, for nobody who waits."""
+
+    async def is_needed(self) -> bool: ...
+
+    async def carry_out(self) -> None: ...
+
+
+class UnderWay(Protocol):
+    """What a runtime has begun and not ended."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether runs are to be left for recovery: the runtime is being closed."""
+        ...
+
+    def cancellable(self, work: asyncio.Future[Any]) -> AbstractContextManager[None]:
+        """While the block lasts, cancel `work` if the runtime is closed."""
+        ...
+
+
 class ActionContext:
     """What the runtime gives an action beside the session. Most actions ignore it.
 
@@ -48,18 +81,28 @@ class ActionContext:
         emit: Callable[[object], Awaitable[None]],
         execute: Callable[[str, Action], Awaitable[AgentSession]],
         journal: Journal | None,
+        under_way: UnderWay | None = None,
     ) -> None:
         self.store = store
         self.emit = emit
         self.execute = execute
         self.journal = journal
         """The store again, if it has one; None if its runs are unrecorded."""
+        self.under_way = under_way
         self.saving: Saving | None = None
+        self.record: ClaimingRecord | None = None
+        """The record of the run that the action has begun, which holds the session's claim."""
+        self.sequel: Sequel | None = None
+        """What follows in a task of the runtime's own once the session's claim is given back, however that came."""
         self.answer: AgentSession | None = None
         """Set where there is nothing to save: what the caller is given instead."""
         self.interrupted: AgentSession | None = None
         """Set where the action was cancelled: what is to be saved before the cancellation goes on."""
-        self.after_saved: Callable[[AgentSession], Awaitable[None]] | None = None
+
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether a cancelled run is to be left for recovery instead of ended."""
+        return self.under_way is not None and self.under_way.is_closing
 
 
 class Action(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.errors import ClaimConflict, PerdureError, SessionConflict
 from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
@@ -19,17 +21,19 @@ from perdure.model.loop_events import (
     CompactionPart,
     LoopEvent,
     MessageEnd,
+    MessageStart,
     MessageUpdate,
     ParallelLoopEnd,
     ParallelLoopStart,
     ToolExecutionEnd,
     ToolExecutionStart,
     ToolExecutionUpdate,
+    TurnStart,
 )
 from perdure.model.message import Message
 from perdure.model.said import NOTHING_SAID, Said, SaidByRun
 from perdure.model.session import AgentSession
-from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
+from perdure.protocols import Appended, Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
 
 T = TypeVar("T")
 
@@ -112,6 +116,11 @@ def event_of(
     return event
 
 
+_NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)
+"""Events that say nothing a recovery needs: they are written with the next one that does, not by themselves."""
+_ENDS = (AgentEnd, ParallelLoopEnd)
+
+
 class _Unwritten:
     """The events of a run that are not on record yet, and the messages in them."""
 
@@ -119,9 +128,22 @@ class _Unwritten:
         self._messages: list[Message] = []
         self._events: list[LoopEvent] = []
         self._said = SaidByRun()
+        self._is_urgent = False
+        self._in_flight: tuple[list[Message], list[LoopEvent]] = ([], [])
 
     def __bool__(self) -> bool:
-        return bool(self._events)
+        """Tell whether a barrier has something to write."""
+        return self._is_urgent or bool(self._messages)
+
+    @property
+    def begins_a_run(self) -> bool:
+        """Tell whether the start of a run that could be resumed is among the events."""
+        starts = (event for event in self._events if isinstance(event, AgentStart | ParallelLoopStart))
+        return any(start.base_version is not None for start in starts)
+
+    def drop_ends(self) -> None:
+        """Forget that runs have ended: for recovery they have not, until their end is saved."""
+        self._events = [event for event in self._events if not isinstance(event, _ENDS)]
 
     def put(self, event: LoopEvent) -> None:
         kind = type(event)
@@ -133,6 +155,7 @@ class _Unwritten:
             assert isinstance(event, Compaction)
             self.say(part.message for part in event.shown if part.message is not None)
         self._events.append(event)
+        self._is_urgent = self._is_urgent or kind not in _NEED_NOT_WAIT_FOR
 
     def say(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -146,17 +169,36 @@ class _Unwritten:
     def take(self) -> tuple[list[Message], list[Entry]]:
         """All of it, to be written now."""
         taken = self._messages, self.entries()
-        self._messages, self._events = [], []
+        self._in_flight = self._messages, self._events
+        self._messages, self._events, self._is_urgent = [], [], False
         return taken
+
+    def arrived(self) -> None:
+        """Note that what was taken last has been written."""
+        self._in_flight = [], []
+
+    @property
+    def first_in_flight(self) -> LoopEvent | None:
+        """The first event of which nobody knows whether it was written: the store failed while it did."""
+        return next((event for event in self._in_flight[1] if event.seq), None)
+
+    def take_back(self) -> None:
+        """Take what was on its way for unwritten."""
+        messages, events = self._in_flight
+        self._messages[:0], self._events[:0], self._is_urgent = messages, events, True
+        self.arrived()
 
 
 class JournalRecord:
     """Writes a run's events ahead into a journal: nothing that cannot be undone happens before it is on record.
 
-    The claim on the session rides on the first write.
+    The claim on the session rides on the first write. It ends with the save that carries `saving()`, or with
+    `leave()`: there is no other way.
     """
 
-    def __init__(self, journal: Journal, session: AgentSession, *, owner: str, lease: float) -> None:
+    def __init__(
+        self, journal: Journal, session: AgentSession, *, owner: str, lease: float, takes_over: bool = False
+    ) -> None:
         self._journal = journal
         self._is_immediate = getattr(journal, "never_waits", False)
         self._session = session
@@ -167,8 +209,13 @@ class JournalRecord:
         self.put = self._unwritten.put
         self._writing = asyncio.Lock()
         self.claim: Claim | None = None
-        self.takes_over = False
-        """Whether it goes on with a run that was killed, whose claim lies on the session."""
+        self.was_claimed = False
+        self.takes_over = takes_over
+        """Whether it continues a run that was killed, whose claim lies on the session."""
+        self.is_unfinished = takes_over
+        """Whether a run is on record that has to be recovered if it is not saved."""
+        self.ends_anyway = False
+        """Whether the run is to end on record even if its end cannot be saved."""
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
 
@@ -185,10 +232,21 @@ class JournalRecord:
             if self._unwritten or self.claim is None:
                 await see_through(self._write())
 
-    async def _write(self) -> None:
+    async def _write(self, taken: int = 0) -> None:
+        begins_a_run = self._unwritten.begins_a_run
         messages, entries = self._unwritten.take()
         if self.claim is None:
-            self.claim, appended = await self._journal.claim(
+            self.claim, appended = await self._claimed(messages, entries)
+            self.was_claimed = True
+        else:
+            appended = await self._journal.append(self.claim, messages=messages, entries=entries, taken=taken)
+        self._unwritten.arrived()
+        self.is_unfinished = self.is_unfinished or begins_a_run
+        self.written.update(appended.written)
+
+    async def _claimed(self, messages: list[Message], entries: list[Entry]) -> tuple[Claim, Appended]:
+        try:
+            return await self._journal.claim(
                 self._session.id,
                 version=self._session.version,
                 owner=self._owner,
@@ -197,16 +255,43 @@ class JournalRecord:
                 entries=entries,
                 take_over=self.takes_over,
             )
-        else:
-            appended = await self._journal.append(self.claim, messages=messages, entries=entries)
-        self.written.update(appended.written)
+        except SessionConflict as conflict:
+            raise ClaimConflict(conflict.session_id, conflict.expected, conflict.found) from None
+
+    async def leave(self) -> None:
+        """Give the claim back without a save; a run that is on record without its end is left for recovery."""
+        if self.claim is not None:
+            await see_through(self._leave(self.claim))
+
+    async def _leave(self, claim: Claim) -> None:
+        is_over = not self.is_unfinished
+        if self.is_unfinished:
+            if not self.ends_anyway:
+                self._unwritten.drop_ends()
+            with contextlib.suppress(PerdureError):  # what cannot be written is lost; the claim says what to do
+                await self._write_what_is_left()
+                is_over = self.ends_anyway
+        with contextlib.suppress(PerdureError):  # a store that fails here too: the lease ends the claim
+            await self._journal.release(claim, interrupted=not is_over)
+        self.claim = None
+
+    async def _write_what_is_left(self) -> None:
+        """Write what is unwritten, with an append that failed unless the record shows that it arrived all the same."""
+        first = self._unwritten.first_in_flight
+        if first is not None:
+            found = await self._journal.read(self.session_id, run=first.loop_id, last=1)
+            if found and int(found[-1].body["seq"]) < first.seq:
+                self._unwritten.take_back()
+        if self._unwritten:
+            await self._write(self.taken if self.ends_anyway else 0)
 
     async def write_branch(
         self, name: str, messages: Sequence[Message], entries: Sequence[Entry]
     ) -> Mapping[str, StoredAt]:
-        """Write into a branch's own log; where its messages stand."""
+        """Write into a branch's own log what this record has not written for all branches; where the messages stand."""
         assert self.claim is not None
-        appended = await self._journal.append(self.claim, messages=messages, entries=entries, log=name)
+        own = [message for message in messages if message.id not in self.written]
+        appended = await self._journal.append(self.claim, messages=own, entries=entries, log=name)
         return appended.written
 
     async def beat(self) -> None:

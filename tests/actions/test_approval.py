@@ -257,6 +257,7 @@ async def test_what_was_queued_meanwhile_is_sent_after_the_decision() -> None:
     message = {"format": 1, "role": "user", "parts": [{"type": "text", "text": "And a jug."}], "id": "m"}
     await store.post(session.id, Entry("queue", {"messages": [message]}))
     await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    await runtime.idle()
     session = await runtime.get_session(session.id)
     assert [message.text for message in session.state.messages if message.role == "user"] == ["Go.", "And a jug."]
 

@@ -41,6 +41,7 @@ async def cancelled_after(steps: int, store: Any, verb: Any) -> bool:
         is_over = task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await sessions.runtime.idle()
         assert not await store.is_claimed("x")
         assert not await store.is_interrupted("x")
         await chat.inject({"role": "user", "content": "at once"})

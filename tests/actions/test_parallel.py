@@ -339,6 +339,7 @@ async def test_a_message_that_was_queued_meanwhile_is_sent_afterwards(a_store: A
         driver = ScriptedDriver(replies)
         action = SendParallel("Is it?", loops_of(driver), configs=["slow", "long"], strategy=_after_a_message(runtime))
         await runtime.execute(session.id, action)
+        await runtime.idle()
         after = await runtime.get_session(session.id)
         assert texts(after)[-2:] == ["And now?", "own: And now?"]
         assert await store.read(session.id, inbox=True) == []
@@ -387,7 +388,7 @@ async def test_it_runs_without_a_store_too() -> None:
     assert texts(await action.execute_on(session)) == ["Is it?", "Yes, that is quite so."]
 
 
-LOOK = "perdure.actions.running.LOOK_EVERY"
+LOOK = "perdure.actions.inbox.LOOK_EVERY"
 
 
 async def asked_times(driver: ScriptedDriver, times: int) -> None:
@@ -451,6 +452,7 @@ async def test_a_cancelled_evaluation_does_not_lose_what_was_posted(
         await runtime.execute(session.id, SendMessage("B", loops_of([]), when_busy="steer"))
         await store.post(session.id, Entry("cancel"))
         await asyncio.wait_for(task, 10)
+        await runtime.idle()
         after = await runtime.get_session(session.id)
         assert texts(after) == ["Is it?", "A", "own: A", "B", "own: B"]
         assert await store.read(session.id, inbox=True) == []
@@ -472,6 +474,7 @@ async def test_a_steering_message_waits_for_the_selection(a_store: Any, monkeypa
         await asked_times(driver, 2)
         await runtime.execute(session.id, SendMessage("Quick!", loops_of([]), when_busy="steer"))
         await task
+        await runtime.idle()
         assert texts(await runtime.get_session(session.id)) == ["Is it?", "So.", "Quick!", "own: Quick!"]
         assert await store.read(session.id, inbox=True) == []
 
@@ -636,7 +639,7 @@ async def test_a_group_that_was_given_up_as_its_process_died_leaves_no_claim() -
         assert (await runtime.get_session(session.id)).version == 1
 
 
-async def _nothing(*given: Any) -> None:
+async def _nothing(*given: Any, **named: Any) -> None:
     return None
 
 

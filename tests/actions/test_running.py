@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.loop.scenes import Heard, HeldDriver, loops_of
 
+import perdure
 from perdure import (
     AgentDefinition,
     AgentSession,
@@ -18,9 +19,12 @@ from perdure import (
     EventBus,
     ExecutionStatus,
     Interceptor,
+    InvalidData,
     LoopFactory,
     MemoryStore,
     MessageEnd,
+    ResumeExecution,
+    RunInterrupted,
     SendMessage,
     SessionConflict,
     SessionRuntime,
@@ -30,14 +34,17 @@ from perdure import (
     StopReason,
     StoreError,
     ToolCall,
+    recover,
     tool,
 )
 from perdure.actions.running import RunOptions, run_agent
+from perdure.model.record import LoopStatus
 from perdure.protocols import ActionContext
+from perdure.testing import FailingStore
 from perdure.testing.scripted import Delay, ScriptedDriver
 
 AGENT = AgentDefinition("agent")
-LOOK = "perdure.actions.running.LOOK_EVERY"
+LOOK = "perdure.actions.inbox.LOOK_EVERY"
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -158,6 +165,7 @@ async def test_a_cancelled_run_does_not_lose_what_was_queued(monkeypatch: pytest
     await heard.event_of(SessionSaved, 2)
     driver.may_answer.set()
     await task
+    await runtime.idle()
     assert texts(await runtime.get_session(session.id)) == ["Hi", "A", "Re: A", "B", "Re: B"]
     assert await store.read(session.id, inbox=True) == []
 
@@ -248,8 +256,10 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("error", [SessionConflict("s", 1, 2), StoreError("disk full"), ClaimLost("s", 1)])
-async def test_a_save_that_fails_gives_the_claim_back(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised, the version has not moved, and the next message need not wait for a lease to lapse."""
+async def test_a_save_that_fails_leaves_the_run_to_be_recovered(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is raised and the version has not moved. Recovery saves the answer without asking the model again."""
     store = MemoryStore()
     runtime = SessionRuntime(store)
     session = await runtime.create(AGENT)
@@ -258,8 +268,81 @@ async def test_a_save_that_fails_gives_the_claim_back(error: Exception, monkeypa
         with pytest.raises(type(error)):
             await runtime.execute(session.id, SendMessage("Hi", loops_of(["Hello."])))
     assert (await runtime.get_session(session.id)).version == 1
-    after = await runtime.execute(session.id, SendMessage("Again", loops_of(["Hello."])))
-    assert texts(after) == ["Again", "Hello."]
+    with pytest.raises(RunInterrupted):
+        await runtime.execute(session.id, SendMessage("Again", loops_of(["Never."])))
+    driver = ScriptedDriver(["Never."])
+    assert (await recover(runtime, loops_of(driver))).resumed == (session.id,)
+    assert (texts(await runtime.get_session(session.id)), driver.requests) == (["Hi", "Hello."], [])
+    after = await runtime.execute(session.id, SendMessage("Again", loops_of(["Hello again."])))
+    assert texts(after) == ["Hi", "Hello.", "Again", "Hello again."]
+
+
+@pytest.mark.parametrize("stage", [SessionStage.AFTER_ACTION, SessionStage.BEFORE_SAVE])
+async def test_a_hook_that_refuses_a_run_does_not_drop_it(stage: SessionStage) -> None:
+    """What was done is recovered once the hook lets it pass; no completed tool is called again."""
+    called: list[int] = []
+    refuses = Refuses(stage)
+    runtime = SessionRuntime(MemoryStore(), controller=refuses)
+    session = await runtime.create(AGENT)
+    charge = tool(name="charge")(lambda: called.append(1))
+    loops = loops_of([ToolCall("charge"), "Charged."], charge)
+    refuses.is_on = True
+    with pytest.raises(InvalidData, match="not today"):
+        await runtime.execute(session.id, SendMessage("Hi", loops))
+    refuses.is_on = False
+    assert (await recover(runtime, loops)).resumed == (session.id,)
+    after = await runtime.get_session(session.id)
+    assert (texts(after)[-1], called, after.version) == ("Charged.", [1], 2)
+    assert {loop.status for loop in (await runtime.record(session.id)).loops} == {LoopStatus.COMPLETED}
+
+
+async def test_a_run_that_no_hook_lets_pass_can_be_given_up() -> None:
+    """cancel() ends it on record where it stands; the session is free at its last version."""
+    refuses = Refuses(SessionStage.BEFORE_SAVE)
+    store = MemoryStore()
+    runtime = SessionRuntime(store, controller=refuses)
+    session = await runtime.create(AGENT)
+    refuses.is_on = True
+    with pytest.raises(InvalidData, match="not today"):
+        await runtime.execute(session.id, SendMessage("Hi", loops_of(["Hello."])))
+    with pytest.raises(InvalidData, match="not today"):
+        await runtime.execute(session.id, ResumeExecution(loops_of([]), give_up=True))
+    assert not await store.is_interrupted(session.id)
+    assert {loop.status for loop in (await runtime.record(session.id)).loops} == {LoopStatus.COMPLETED}
+    refuses.is_on = False
+    assert texts(await runtime.execute(session.id, SendMessage("Again", loops_of(["Yes."])))) == ["Again", "Yes."]
+
+
+class Refuses:
+    """A controller that raises at a stage while it is on."""
+
+    def __init__(self, stage: SessionStage) -> None:
+        self._stage = stage
+        self.is_on = False
+
+    def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+        if self.is_on and stage is self._stage:
+            raise InvalidData("$", "not today")
+        return session
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["lost", "written all the same"])
+async def test_an_append_that_fails_once_repeats_nothing(after: bool) -> None:
+    """Under its key a request that a store error has ended is continued: each tool is called once."""
+    for call in range(1, 8):
+        called: list[int] = []
+        store = FailingStore(MemoryStore())
+        charge = tool(name="charge")(lambda number: called.append(number))  # noqa: B023 (called in this round)
+        script = [ToolCall("charge", {"number": 1}), ToolCall("charge", {"number": 2}), "Done."]
+        async with perdure.connect(store, tools=[charge], driver=ScriptedDriver(script)) as sessions:
+            chat = await sessions.open("s")
+            store.fail("append", call=call, after=after)
+            try:
+                reply = await chat.send("Go.", key="k")
+            except StoreError:
+                reply = await chat.send("Go.", key="k")
+            assert (reply.text, called) == ("Done.", [1, 2])
+            assert [loop.status for loop in (await chat.record()).loops] == [LoopStatus.COMPLETED]
 
 
 @pytest.mark.parametrize("error", [StoreError("disk full"), ClaimLost("s", 1)])
@@ -277,10 +360,7 @@ async def test_a_store_that_fails_during_a_run_ends_it(error: Exception, monkeyp
     assert not await store.is_claimed(session.id)
 
 
-@pytest.mark.parametrize(("verb", "error"), [("heartbeat", ClaimLost("s", 1)), ("read", StoreError("gone"))])
-async def test_a_run_that_loses_its_claim_or_its_inbox_is_ended(
-    verb: str, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_that_loses_its_claim_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that cannot hold its session any longer stops at once, in the middle of a model call."""
     monkeypatch.setattr(LOOK, 0.005)
     store = MemoryStore()
@@ -294,9 +374,23 @@ async def test_a_run_that_loses_its_claim_or_its_inbox_is_ended(
 
     task = asyncio.create_task(runtime.execute(session.id, WithShortLease()))
     await driver.is_asked.wait()
-    monkeypatch.setattr(store, verb, failing(error))
-    with pytest.raises(type(error)):
+    monkeypatch.setattr(store, "heartbeat", failing(ClaimLost("s", 1)))
+    with pytest.raises(ClaimLost):
         await task
+
+
+async def test_an_inbox_that_cannot_be_read_for_a_while_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next look finds what was posted meanwhile."""
+    monkeypatch.setattr(LOOK, 0.002)
+    store = FailingStore(MemoryStore())
+    runtime = SessionRuntime(store)
+    session = await runtime.create(AGENT)
+    driver = HeldDriver(["never"])
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver))))
+    await driver.is_asked.wait()
+    store.fail("read")
+    await store.post(session.id, Entry("cancel"))
+    assert (await task).state.stop_reason is StopReason.USER_REQUESTED
 
 
 async def test_a_silent_run_keeps_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,7 @@ class Busy:
     async def end(self) -> AgentSession:
         self.driver.may_answer.set()
         await self.run
+        await self.first.idle()
         return await self.first.get_session(self.id)
 
 
@@ -235,7 +236,7 @@ async def test_a_second_message_is_refused_before_a_token_is_spent(tmp_path: Pat
 
 async def test_a_message_may_steer_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delivered between two steps: the next request has it, in the same run, and it is sent only once."""
-    monkeypatch.setattr("perdure.actions.running.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.01)
     async with Scene(tmp_path, [ToolCall("pause"), "Done."]) as scene:
         busy = await scene.start()
         unused = await busy.send(Message.user("Left!", UnknownPart({"type": "hologram"}), id="m-1"), "steer")
@@ -294,6 +295,7 @@ async def test_a_refused_message_is_found_on_record(tmp_path: Path, kind: str) -
         other = Message.user("Something else.")
         await store.post(session.id, Entry("queue", {"messages": [other.to_dict()], "key": "k"}))
         after = await runtime.execute(session.id, SendMessage("More", loops_of(echo)))
+        await runtime.idle()
         refused = (await runtime.record(session.id)).loops[-1]
         whole = await runtime.loop(session.id, refused.loop_id)
         assert (refused.status, whole.status) == (LoopStatus.REJECTED, LoopStatus.REJECTED)
@@ -313,7 +315,7 @@ async def test_what_is_queued_before_a_steering_message_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message that steers overtakes those that are queued; they are still sent, in their order."""
-    monkeypatch.setattr("perdure.actions.running.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.01)
 
     def script(request: Any) -> Any:
         return ToolCall("pause") if request.messages[-1].text == "First." else echo(request)
@@ -347,6 +349,7 @@ async def test_nothing_is_lost_if_the_run_ends_at_that_moment(
 
         monkeypatch.setattr(busy.store, "post", post_at_the_end)
         await busy.send("Late.", when_busy)
+        await busy.second.idle()
         session = await busy.second.get_session(busy.id)
         assert said(session) == ["First.", "Re: First.", "Late.", "Re: Late."]
 
@@ -361,7 +364,9 @@ async def test_a_run_that_ended_since_the_load_is_no_error_to_one_who_queues(tmp
                 with pytest.raises(SessionConflict):
                     await runtime.execute(session.id, overtaken)
             else:
-                assert said(await runtime.execute(session.id, overtaken)) == ["Hi", "Re: Hi"]
+                await runtime.execute(session.id, overtaken)
+                await runtime.idle()
+                assert said(await runtime.get_session(session.id)) == ["Hi", "Re: Hi"]
 
 
 class _Overtaken:

@@ -107,6 +107,7 @@ async def recovered(store: Any, session_id: str, loops: LoopFactory, clock: Froz
     runtime = SessionRuntime(store)
     report = await recover(runtime, loops)
     assert report.failed == ()
+    await runtime.idle()
     assert await store.lapsed() == []
     assert await recover(runtime, loops) == RecoveryReport()
     return await runtime.get_session(session_id)

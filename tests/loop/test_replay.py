@@ -39,7 +39,7 @@ from perdure import (
     ToolExecutionUpdate,
     tool,
 )
-from perdure.actions.running import STEER
+from perdure.actions.inbox import STEER
 from perdure.loop.replay import Replay
 from perdure.model.record import STATUS_ON_RECORD
 from perdure.protocols import Entry

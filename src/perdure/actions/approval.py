@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
-from perdure.actions.send import send_leftovers_after
+from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
 from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
@@ -68,9 +68,8 @@ async def _go_on(
     state = session.state.with_execution(session.state.execution.with_pending_calls(()))
     spawn = Spawner(session, context, decisions) if context is not None else None
     options = RunOptions(decisions=decisions, depth=depth)
-    after = await run_agent(session.activated(), state, loops, context, options, spawn)
-    send_leftovers_after(context, loops, depth)
-    return after
+    send_waiting_when_free(context, session.id, loops, depth)
+    return await run_agent(session.activated(), state, loops, context, options, spawn)
 
 
 def _checked_ids(call_ids: Iterable[str] | None) -> tuple[str, ...] | None:

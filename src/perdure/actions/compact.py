@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.actions.running import LEASE, owner_here
+from perdure.actions.inbox import RunInbox
+from perdure.actions.running import claim_for, hand_over, watched
+from perdure.actions.send import send_waiting_when_free
 from perdure.actions.transcript import open_calls
-from perdure.errors import ConfigurationError, InvalidData, PerdureError, StoreError
+from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.loop.compaction_options import CompactionOptions
 from perdure.loop.compactor import Compacted, Compactor, overlaid
 from perdure.loop.factory import LoopFactory
@@ -26,7 +26,7 @@ from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import ActionContext, Journal
-from perdure.recording import JournalRecord, see_through
+from perdure.recording import JournalRecord
 
 
 class CompactTranscript:
@@ -49,22 +49,48 @@ class CompactTranscript:
             )
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        state = session.state
-        async with _claimed(session, context) as record:
-            compactor = self._compactor(session)
-            try:
-                made = await compactor.compact(state.transcript, open_calls=open_calls(state))
-            except BaseException as error:
-                await self._charge(session, record, compactor.spent, error)
-                raise
-            if made is None:
-                await _leave_as_it_is(session, context, record)
-                return session
-            after = session.with_state(state.with_transcript(overlaid(state.transcript, made)))
-            if record is not None and context is not None:
-                self._put_on_record(session, record, made)
-                context.saving = record.saving()
-            return after
+        record = claim_for(session, context)
+        if record is None or context is None or context.journal is None:
+            made = await self._made(session, self._compactor(session))
+            return session if made is None else _overlaid(session, made)
+        if self._loops is not None:
+            send_waiting_when_free(context, session.id, self._loops)
+        try:
+            return await self._claimed(session, context, context.journal, record)
+        except BaseException:  # a cancellation may come at any point, behind the compaction too
+            await record.leave()
+            raise
+
+    async def _claimed(
+        self, session: AgentSession, context: ActionContext, journal: Journal, record: JournalRecord
+    ) -> AgentSession:
+        """Compact while the session is held, so that no run starts on it. A wish to cancel leaves it as it was."""
+        await record.barrier()
+        inbox = RunInbox(None, record, journal)
+        await inbox.open()
+        compactor = self._compactor(session)
+        made: list[Compacted | None] = []
+
+        async def work() -> None:
+            made.append(await self._made(session, compactor))
+
+        try:
+            await watched(work(), inbox, context)
+        except BaseException as error:
+            await self._charge(session, record, compactor.spent, error)
+            raise
+        if not made:
+            await self._charge(session, record, compactor.spent, asyncio.CancelledError())
+        if not made or made[0] is None:
+            await record.leave()
+            context.answer = session
+            return session
+        self._put_on_record(session, record, made[0])
+        hand_over(context, record)
+        return _overlaid(session, made[0])
+
+    async def _made(self, session: AgentSession, compactor: Compactor) -> Compacted | None:
+        return await compactor.compact(session.state.transcript, open_calls=open_calls(session.state))
 
     def _compactor(self, session: AgentSession) -> Compactor:
         if self._loops is None:
@@ -158,47 +184,5 @@ async def _read_span(span: Span, journal: Journal) -> Span:
     return Span(Tape(list(messages), span.tape.ref, span.start), span.start, span.stop)
 
 
-@asynccontextmanager
-async def _claimed(session: AgentSession, context: ActionContext | None) -> AsyncIterator[JournalRecord | None]:
-    """Hold a session while a compaction goes on, so that no run starts on it meanwhile; given back if that fails."""
-    if context is None or context.journal is None:
-        yield None
-        return
-    record = JournalRecord(context.journal, session, owner=owner_here(), lease=LEASE)
-    try:
-        await record.barrier()
-        async with _beating(record):
-            yield record
-    except BaseException:  # a cancellation may come at any point, behind the compaction too
-        await see_through(_release(record, context.journal))
-        raise
-
-
-@asynccontextmanager
-async def _beating(record: JournalRecord) -> AsyncIterator[None]:
-    beating = asyncio.ensure_future(_beat(record))
-    try:
-        yield
-    finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
-
-
-async def _beat(record: JournalRecord) -> None:
-    while True:
-        await asyncio.sleep(record.lease / 3)
-        await record.beat()
-
-
-async def _release(record: JournalRecord, journal: Journal) -> None:
-    if record.claim is not None:
-        with contextlib.suppress(StoreError):
-            await journal.release(record.claim)
-
-
-async def _leave_as_it_is(session: AgentSession, context: ActionContext | None, record: JournalRecord | None) -> None:
-    """Nothing to be saved: the version does not move."""
-    if context is not None:
-        context.answer = session
-        if record is not None and context.journal is not None:
-            await _release(record, context.journal)
+def _overlaid(session: AgentSession, made: Compacted) -> AgentSession:
+    return session.with_state(session.state.with_transcript(overlaid(session.state.transcript, made)))

@@ -12,10 +12,21 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.actions.running import LEASE, Inbox, owner_here, pending_in, watched
-from perdure.actions.send import send_leftovers_after
+from perdure.actions.inbox import RunInbox
+from perdure.actions.running import claim_for, hand_over, pending_in, watched
+from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
-from perdure.errors import DriverError, InvalidData, PerdureError, SessionBusy, SessionNotActive, StoreError
+from perdure.errors import (
+    CorruptRecord,
+    DriverError,
+    InvalidData,
+    PerdureError,
+    RunInterrupted,
+    SessionBusy,
+    SessionLocked,
+    SessionNotActive,
+    StoreError,
+)
 from perdure.loop.agent_loop import AgentLoop, Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.narrator import Record, Told, Unrecorded
@@ -39,8 +50,8 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason
-from perdure.protocols import ActionContext, Entry, Saving, StoredAt
-from perdure.recording import BranchRecord, JournalRecord, entry_of, see_through
+from perdure.protocols import ActionContext, Saving, StoredAt
+from perdure.recording import BranchRecord, JournalRecord, see_through
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
@@ -90,12 +101,12 @@ async def resume_group(
     start: ParallelLoopStart,
     stories: Mapping[str, Sequence[AnyLoopEvent]],
     written: Mapping[str, tuple[Message, StoredAt]],
+    record: JournalRecord,
 ) -> AgentSession:
-    """Go on with an evaluation that was killed: ended branches stand, the others go on, then one is selected."""
+    """Continue an evaluation that was killed: ended branches stand, the others continue, then one is selected."""
     inputs = [written[each][0] for each in start.message_ids]
     configs = tuple(_config_of(each) for each in start.configs)
-    group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy))
-    group.remember({message.id: at for message, at in written.values()})
+    group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), record)
     return await group.evaluate(stories)
 
 
@@ -122,6 +133,7 @@ class Group:
         configs: Sequence[Config],
         loop_ids: tuple[str, ...],
         strategy: Strategy,
+        record: JournalRecord | None = None,
     ) -> None:
         self._session = session
         self._context = context
@@ -130,19 +142,12 @@ class Group:
         self._configs = configs
         self._loop_ids = loop_ids
         self._strategy = strategy
-        journal = context.journal if context is not None else None
-        self._record = _GroupRecord(journal, session, owner=owner_here(), lease=LEASE) if journal else None
+        self._record = record or claim_for(session, context)
         self._branches = [BranchRecord(self._record, loop_id) for loop_id in loop_ids] if self._record else []
         self._runs: list[Run] = []
         self._over: dict[int, datetime] = {}
         self._finished: list[Branch] = []
         self._selection: Selection | None = None
-
-    def remember(self, written: Mapping[str, StoredAt]) -> None:
-        """Go on with an evaluation that was killed: where messages stand already, from before the crash."""
-        if self._record is not None:
-            self._record.takes_over = True
-            self._record.written.update(written)
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
         """A branch that has not begun; or, with the events of its story so far, one that goes on."""
@@ -152,7 +157,7 @@ class Group:
         replay = Replay(state if tells_input else state.with_messages(*self._messages)).apply_all(story)
         for end in (event for event in story if isinstance(event, AgentEnd)):
             self._over[index] = end.at
-        return self._loop(definition, replay).start(
+        run = self._loop(definition, replay).start(
             replay.state,
             record=self._record_of(index),
             session_id=self._session.id,
@@ -163,6 +168,8 @@ class Group:
             spawn=Spawner(self._session, self._context, waits=False) if self._context is not None else None,
             told=_told(story),
         )
+        run.is_interrupted = lambda: self._is_interrupted
+        return run
 
     def _record_of(self, index: int) -> Record:
         return self._branches[index] if self._branches else Unrecorded()
@@ -196,25 +203,32 @@ class Group:
 
     async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession:
         """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
+        send_waiting_when_free(self._context, self._session.id, self._loops)
         try:
             inbox = await self._opened_inbox()
-            await watched(self._work(stories), inbox)
+            await watched(self._work(stories), inbox, self._context)
+            if self._is_interrupted:
+                raise RunInterrupted(self._session.id)
             selection = self._selection or await self._left_off()
             await self._end(selection)
-        except (StoreError, SessionBusy):
-            await see_through(self._give_back())
+        except (StoreError, SessionBusy, SessionLocked, CorruptRecord):
+            await see_through(self._leave())
             raise
         except BaseException:
-            await see_through(self._give_up())
+            await see_through(self._leave() if self._is_interrupted else self._give_up())
             raise
-        send_leftovers_after(self._context, self._loops)
         return self._session.with_state(self._continued(self._runs[selection.index].state))
 
-    async def _opened_inbox(self) -> Inbox | None:
+    @property
+    def _is_interrupted(self) -> bool:
+        """Tell whether the branches are to be left for recovery, because the runtime is being closed."""
+        return self._selection is None and self._context is not None and self._context.is_closing
+
+    async def _opened_inbox(self) -> RunInbox | None:
         """What is posted meanwhile: a wish to cancel ends all branches; messages wait until one is selected."""
         if self._record is None or self._context is None or self._context.journal is None:
             return None
-        inbox = Inbox(None, self._record, self._context.journal)
+        inbox = RunInbox(None, self._record, self._context.journal)
         await inbox.open()
         return inbox
 
@@ -257,6 +271,7 @@ class Group:
 
     async def _start(self, announce: bool) -> None:
         """Claim the session; announce the branches and write what they answer, before any of them begins."""
+        start = None
         if announce:
             start = ParallelLoopStart(
                 **self._facts(),
@@ -266,11 +281,13 @@ class Group:
                 message_ids=tuple(message.id for message in self._messages),
                 base_version=self._session.version,
             )
-            await self._tell(start)
-            if self._record is not None:
-                self._record.say(self._messages)
         if self._record is not None:
+            if start is not None:
+                self._record.put(start)
+                self._record.say(self._messages)
             await self._record.barrier()
+        if start is not None and self._context is not None:  # once the session is claimed, and not before
+            await self._context.emit(start)
 
     async def _run(self) -> None:
         """Run all branches, none taking another down. They are finished in the order in which they ended."""
@@ -304,7 +321,7 @@ class Group:
         return Branch(index, self._loop_ids[index], self._runs[index].state)
 
     async def _select(self) -> Selection:
-        answered = [branch for branch in self._finished if branch.state.has_final_response]
+        answered = [branch for branch in self._finished if _has_answer(branch)]
         if not answered:
             errors = "; ".join(error.message for branch in self._finished for error in branch.state.errors)
             raise DriverError(f"None of the {len(self._configs)} branches came to an answer: {errors[:500]}")
@@ -321,6 +338,7 @@ class Group:
             )
         )
         if self._record is not None and self._context is not None:
+            hand_over(self._context, self._record)
             self._context.saving = self._saving(self._record)
 
     def _saving(self, record: JournalRecord) -> Saving | None:
@@ -332,39 +350,29 @@ class Group:
 
     async def _give_up(self) -> None:
         """No branch was selected. It is put on record, so that nobody takes the group for one that was killed."""
-        record, journal = self._record, self._context.journal if self._context is not None else None
-        if record is None or record.claim is None or journal is None or self._context is None:
+        record = self._record
+        if record is None or record.claim is None or self._context is None:
             return
         with suppress(PerdureError):
             await self._flush()
-            end = ParallelLoopEnd(**self._facts())
-            await journal.append(record.claim, entries=[entry_of(end)], taken=record.taken)
-            await self._context.emit(end)
-        await self._give_back()
+        end = ParallelLoopEnd(**self._facts())
+        record.put(end)
+        record.ends_anyway = True
+        await record.leave()
+        await self._context.emit(end)
 
-    async def _give_back(self) -> None:
-        record = self._record
-        if record is not None and record.claim is not None and self._context is not None and self._context.journal:
-            with suppress(PerdureError):
-                await self._flush()
-            with suppress(PerdureError):
-                await self._context.journal.release(record.claim)
+    async def _leave(self) -> None:
+        """Leave the branches as they are on record, for recovery."""
+        with suppress(PerdureError):
+            await self._flush()
+        if self._record is not None:
+            await self._record.leave()
 
 
 def _told(story: Sequence[AnyLoopEvent]) -> Told:
     said = tuple(event.message for event in story if isinstance(event, MessageEnd))
     spawned = tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None)
     return Told(max((event.seq for event in story), default=0), said, spawned)
-
-
-class _GroupRecord(JournalRecord):
-    """A group's record: what it has written for all of its branches, they refer to and do not write again."""
-
-    async def write_branch(
-        self, name: str, messages: Sequence[Message], entries: Sequence[Entry]
-    ) -> Mapping[str, StoredAt]:
-        own = [message for message in messages if message.id not in self.written]
-        return await super().write_branch(name, own, entries)
 
 
 def _has_answer(branch: Branch) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.actions.running import messages_in, take
+from perdure.actions.inbox import messages_in, take
+from perdure.actions.running import owner_here
 from perdure.loop.filters import refusal
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
@@ -22,7 +23,7 @@ async def refuse(
     The version does not move, and there is nothing to be resumed: the loop names no version that it set out from.
     """
     events = _story(session, entry, reason)
-    await take(journal, session, entry.seq, messages_in(entry), [entry_of(event) for event in events])
+    await take(journal, session, owner_here(), entry.seq, messages_in(entry), [entry_of(event) for event in events])
     for event in events:
         await context.emit(event)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
-from perdure.actions.running import RunOptions, owner_here, require_journal, run_agent
-from perdure.actions.send import send_leftovers_after
+from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
+from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
 from perdure.errors import (
     ConfigurationError,
@@ -24,13 +25,13 @@ from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
 from perdure.model.ids import SessionId
-from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopEnd, ParallelLoopStart
+from perdure.model.loop_events import AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd, ParallelLoopStart
 from perdure.model.message import Message
 from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
-from perdure.recording import entry_of, event_of, see_through
+from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
+from perdure.recording import JournalRecord, event_of
 from perdure.runtime.runtime import SessionRuntime
 
 REDACTED = "redacted"
@@ -55,38 +56,71 @@ class ResumeExecution:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         journal = require_journal(context, "ResumeExecution")
         assert context is not None
-        if await journal.is_claimed(session.id):
-            raise SessionBusy(session.id)
+        if not await journal.is_interrupted(session.id):
+            if await journal.is_claimed(session.id):
+                raise SessionBusy(session.id)
+            context.answer = session
+            return session
+        record = claim_for(session, context, takes_over=True)
+        assert record is not None
+        # The claim comes first: what is read before it may be old by the time another's run has been killed too.
+        await record.barrier()
+        send_waiting_when_free(context, session.id, self._loops, self._depth)
+        try:
+            return await self._resumed(session, context, journal, record)
+        except BaseException:
+            await record.leave()  # which does nothing where the run has left already
+            raise
+
+    async def _resumed(
+        self, session: AgentSession, context: ActionContext, journal: Journal, record: JournalRecord
+    ) -> AgentSession:
         story = await _unsaved_story(journal, session)
         if not story:
-            await _clear_claim(journal, session)
+            record.is_unfinished = False
+            await record.leave()
             context.answer = session
             return session
         self.has_found_one = True
         written = await _unsaved_messages(journal, session, story)
+        record.written.update({message.id: at for message, at in written.values()})
         events = list(_events(session, story, written))
         if isinstance(events[0], ParallelLoopStart):
-            if self._give_up:
-                return await _give_up_group(session, context, journal, events[0])
-            stories = {loop: [event for event in events if event.loop_id == loop] for loop in events[0].loop_ids}
-            stories[events[0].loop_id] = stories[events[0].loop_id][1:]
-            return await resume_group(session, context, self._loops, events[0], stories, written)
+            return await self._resumed_group(session, context, record, events[0], events[1:], written)
+        record.ends_anyway = self._give_up
         replay = Replay(session.state).apply_all(events)
         if not self._give_up:
             self._require_tools(session, replay)
         options = RunOptions(
-            resumes=True,
+            record=record,
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
             depth=self._depth,
-            written={message.id: at for message, at in written.values()},
-            key=_key_of(events),
+            inputs=_unjudged(events),
+            key=_fact_of(events, "key"),
+            posted=_fact_of(events, "posted"),
         )
         spawn = Spawner(session, context, replay.decisions)
         active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
-        after = await run_agent(active, replay.state, self._loops, context, options, spawn)
-        send_leftovers_after(context, self._loops, self._depth)
-        return after
+        return await run_agent(active, replay.state, self._loops, context, options, spawn)
+
+    async def _resumed_group(
+        self,
+        session: AgentSession,
+        context: ActionContext,
+        record: JournalRecord,
+        start: ParallelLoopStart,
+        events: Sequence[AnyLoopEvent],
+        written: Mapping[str, tuple[Message, StoredAt]],
+    ) -> AgentSession:
+        if not self._give_up:
+            stories = {loop: [event for event in events if event.loop_id == loop] for loop in start.loop_ids}
+            return await resume_group(session, context, self._loops, start, stories, written, record)
+        record.put(_end_without_selection(start))
+        record.ends_anyway = True
+        await record.leave()
+        context.answer = session
+        return session
 
     def _require_tools(self, session: AgentSession, replay: Replay) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""
@@ -102,45 +136,30 @@ class ResumeExecution:
         )
 
 
-async def _give_up_group(
-    session: AgentSession, context: ActionContext, journal: Journal, start: ParallelLoopStart
-) -> AgentSession:
+def _end_without_selection(start: ParallelLoopStart) -> ParallelLoopEnd:
     """End a group of which no branch is to be selected; the session stays as it is."""
-    end = ParallelLoopEnd(
+    return ParallelLoopEnd(
         loop_id=start.loop_id,
-        session_id=session.id,
+        session_id=start.session_id,
         agent_id=start.agent_id,
         seq=start.seq + 1,
         loop_ids=start.loop_ids,
     )
-    await _take_over(journal, session, entry_of(end))
-    context.answer = session
-    return session
 
 
-async def _clear_claim(journal: Journal, session: AgentSession) -> None:
-    """Take off the claim of one who was killed with nothing on record, as in the middle of a compaction."""
-    if await journal.is_interrupted(session.id):
-        await _take_over(journal, session)
+def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
+    """Return what a run answers if nothing on record shows that input filters have let it pass."""
+    first, *rest = events
+    was_asked = isinstance(first, AgentStart) and not first.resumed
+    said = [event.message for event in rest if isinstance(event, MessageEnd)]
+    return said if was_asked and len(said) == len(rest) and all(each.role == "user" for each in said) else []
 
 
-async def _take_over(journal: Journal, session: AgentSession, *entries: Entry) -> None:
-    """Take a lapsed claim off a session, with something put on record."""
-
-    async def taken() -> None:
-        claim, _ = await journal.claim(
-            session.id, version=session.version, owner=owner_here(), entries=entries, take_over=True
-        )
-        await journal.release(claim)
-
-    await see_through(taken())
-
-
-def _key_of(events: Sequence[AnyLoopEvent]) -> Key | None:
-    """The idempotency key of the request that a run answers."""
-    keys = (event.key for event in events if isinstance(event, AgentStart) and event.key is not None)
-    found = next(keys, None)
-    return None if found is None else Key(*found)
+def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:
+    """Return what the first start of a run says of the request that it answers: its key, or its delivery id."""
+    facts = (getattr(event, name) for event in events if isinstance(event, AgentStart))
+    found = next((fact for fact in facts if fact is not None), None)
+    return Key(*found) if isinstance(found, tuple) else found
 
 
 def _unspent(decisions: Decisions) -> Decisions:

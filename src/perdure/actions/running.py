@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import ConfigurationError, PerdureError, StoreError
+from perdure.actions.inbox import RunInbox
+from perdure.errors import ConfigurationError, RunInterrupted
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
+from perdure.loop.filters import rejection_in
 from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition
@@ -24,14 +26,10 @@ from perdure.model.lineage import ChildLoopRef
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
-from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
-from perdure.recording import JournalRecord, see_through
+from perdure.protocols import ActionContext, Journal, Key
+from perdure.recording import JournalRecord
 
 LEASE = 30.0
-LOOK_EVERY = 0.2
-
-CANCEL, STEER, QUEUE = "cancel", "steer", "queue"
 
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -42,15 +40,22 @@ class RunOptions(msgspec.Struct, frozen=True):
     inputs: Sequence[Message] = ()
     decisions: Decisions = Decisions()
     key: Key | None = None
+    posted: str | None = None
+    """The delivery id of the inbox item that the run answers."""
     depth: int = 0
     lease: float = LEASE
     taken: int = 0
-    written: Mapping[str, StoredAt] = EMPTY
-    """Where messages of the state stand in the log already, from before a crash."""
-    resumes: bool = False
-    """Whether it goes on with a run that was killed."""
+    record: JournalRecord | None = None
+    """The record of a run that was killed, under a claim that is already held."""
     give_up: bool = False
     """Whether the run is to be ended where it stands."""
+
+
+class _Past(msgspec.Struct, frozen=True):
+    """What the record holds of a run that is to be continued."""
+
+    told: Told = Told()
+    key: Key | None = None
 
 
 async def run_agent(
@@ -63,12 +68,9 @@ async def run_agent(
 ) -> AgentSession:
     """Run a state of a session to the end of its execution; the session comes back with what the run has made of it."""
     loop = loops.build(_definition_for(session, options), state, depth=options.depth)
-    record = None
-    if context is not None and context.journal is not None:
-        record = JournalRecord(context.journal, session, owner=owner_here(), lease=options.lease)
-        record.takes_over = options.resumes
-        record.taken = options.taken
-        record.written.update(options.written)
+    record = options.record or claim_for(session, context, lease=options.lease, taken=options.taken)
+    past = await _past_of(session, state, context)
+    key = options.key or past.key
     run = loop.start(
         state,
         record=record,
@@ -78,29 +80,54 @@ async def run_agent(
         facts={
             "base_version": session.version,
             "spawn_ref": session.info.spawn_ref,
-            "key": (options.key.name, options.key.digest) if options.key else None,
+            "key": (key.name, key.digest) if key else None,
+            "posted": options.posted,
         },
         spawn=spawn,
-        told=await _told(session, state, context),
+        told=past.told,
     )
     try:
-        if options.give_up:
-            await run.give_up()
-        else:
-            await _carry_through(run, record, context.journal if context else None)
+        await _carry_through(run, record, context, options)
     except asyncio.CancelledError:
         if context is not None and run.is_settled and (record is None or record.claim is not None):
-            _hand_over(context, record, options)
+            hand_over(context, record, key)
             context.interrupted = _after(session, run)
         else:
-            await _give_back(record, context)
+            await leave(record)
         raise
     except BaseException:
-        await _give_back(record, context)
+        await leave(record)
         raise
     if context is not None:
-        _hand_over(context, record, options)
+        hand_over(context, record, key)
     return _after(session, run)
+
+
+def claim_for(
+    session: AgentSession,
+    context: ActionContext | None,
+    *,
+    lease: float = LEASE,
+    taken: int = 0,
+    takes_over: bool = False,
+) -> JournalRecord | None:
+    """Return a record whose first write claims the session; None where runs are unrecorded."""
+    if context is None or context.journal is None:
+        return None
+    record = JournalRecord(context.journal, session, owner=owner_here(), lease=lease, takes_over=takes_over)
+    record.taken = taken
+    context.record = record
+    return record
+
+
+def hand_over(context: ActionContext, record: JournalRecord | None, key: Key | None = None) -> None:
+    """Let the runtime save what was done under a claim. If it cannot, it has the record leave the session."""
+    context.saving = record.saving(key) if record is not None else None
+
+
+async def leave(record: JournalRecord | None) -> None:
+    if record is not None:
+        await record.leave()
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
@@ -110,73 +137,87 @@ def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefiniti
     return replace(session.definition, tools=(), tools_deny=(), capabilities=())
 
 
-async def _told(session: AgentSession, state: AgentState, context: ActionContext | None) -> Told:
-    """How far the record has come of a run that is to be continued."""
+async def _past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> _Past:
+    """Read how far the record has come of a run that is to be continued, and the key of the request it answers."""
     if context is None or context.journal is None or state.execution is None:
-        return Told()
+        return _Past()
     if state.status is not ExecutionStatus.IN_PROGRESS:
-        return Told()
+        return _Past()
     loop_id = state.execution.execution_id
     entries = await context.journal.read(session.id, run=loop_id)
     if not entries:
-        return Told()
+        return _Past()
     (run,) = await context.journal.runs(session.id, run=loop_id)
     stored = {message.id: message for message in await context.journal.messages(run.log, run.start, run.stop)}
     said = (entry.body["message"]["id"] for entry in entries if entry.kind == "message_end")
     spawned = (entry.body.get("child") for entry in entries if entry.kind == "tool_execution_end")
-    return Told(
+    told = Told(
         int(entries[-1].body["seq"]),
         tuple(stored[each] for each in said if each in stored),
         tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
     )
-
-
-def _hand_over(context: ActionContext, record: JournalRecord | None, options: RunOptions) -> None:
-    context.saving = record.saving(options.key) if record is not None else None
-
-
-async def _give_back(record: JournalRecord | None, context: ActionContext | None) -> None:
-    if record is not None and record.claim is not None and context is not None and context.journal is not None:
-        with contextlib.suppress(StoreError):
-            await context.journal.release(record.claim)
+    key = run.first.body.get("key")
+    return _Past(told, Key(*key) if key else None)
 
 
 def _after(session: AgentSession, run: Run) -> AgentSession:
-    after = session.with_state(run.state)
+    after = session.with_state(_shown(session.state, run))
     return after.suspended() if run.is_waiting else after
 
 
-async def _carry_through(run: Run, record: JournalRecord | None, journal: Journal | None) -> None:
+def _shown(before: AgentState, run: Run) -> AgentState:
+    """The state after a run. Input that filters did not accept is not shown: the view is the one it began with."""
+    signals = run.state.execution.continuation.stop_signals if run.state.execution else ()
+    if run.is_input_accepted and rejection_in(signals) is None:
+        return run.state
+    return run.state.with_transcript(before.transcript, rewound_to=before.rewound_to)
+
+
+async def _carry_through(
+    run: Run, record: JournalRecord | None, context: ActionContext | None, options: RunOptions
+) -> None:
     """Take every step, with an eye on the inbox and the claim; cancelling this cancels the run, and waits for it."""
-    inbox = None if record is None or journal is None else Inbox(run, record, journal)
-    if inbox is not None:
+    if context is not None:
+        run.is_interrupted = lambda: context.is_closing
+    if options.give_up:
+        await run.give_up()
+        return
+    inbox = None
+    if record is not None and context is not None and context.journal is not None:
+        inbox = RunInbox(run, record, context.journal, answers=options.posted)
         await inbox.open()
-    await watched(_all_steps(run, inbox), inbox)
+        run.between_steps = inbox.deliver
+    await watched(_all_steps(run), inbox, context)
+    if not run.is_settled:
+        raise RunInterrupted(run.session_id or "")
 
 
-async def watched(steps: Coroutine[Any, Any, None], inbox: Inbox | None) -> None:
+async def watched(
+    steps: Coroutine[Any, Any, None], inbox: RunInbox | None, context: ActionContext | None = None
+) -> None:
     """Do work to its end, with an eye on the inbox and the claim. A wish to cancel that is found there ends it."""
     work = asyncio.ensure_future(steps)
-    if inbox is None:
-        await _finished(work)
-        return
-    watch = asyncio.ensure_future(inbox.watch(work))
-    try:
-        await _finished(work)
-    finally:
-        watch.cancel()
-        await asyncio.wait({watch})
-        failure = None if watch.cancelled() else watch.exception()
-    if failure is not None:
-        raise failure
+    under_way = context.under_way if context is not None else None
+    with under_way.cancellable(work) if under_way is not None else nullcontext():
+        if inbox is None:
+            await _finished(work)
+            return
+        watch = asyncio.ensure_future(inbox.watch(work))
+        try:
+            await _finished(work)
+        finally:
+            watch.cancel()
+            await asyncio.wait({watch})
+            failure = None if watch.cancelled() else watch.exception()
+        if failure is not None:
+            raise failure
 
 
-async def _all_steps(run: Run, inbox: Inbox | None) -> None:
+async def _all_steps(run: Run) -> None:
     try:
-        async with contextlib.aclosing(run.steps()) as steps:
+        async with aclosing(run.steps()) as steps:
             async for _ in steps:
-                if inbox is not None:
-                    await inbox.deliver()
+                pass
     except asyncio.CancelledError:
         await run.end_cancelled()
         raise
@@ -196,93 +237,6 @@ async def _finished(work: asyncio.Future[None]) -> None:
         raise cancelled
     if failure is not None:
         raise failure
-
-
-class Inbox:
-    """What others have posted to a session: wishes to cancel its run, messages to steer it by, messages to be sent.
-
-    It is taken when the run is saved, up to the first message that still waits. One behind that which was delivered
-    is recognised by its id, as is one that a killed run had come to.
-    """
-
-    def __init__(self, run: Run | None, record: JournalRecord, journal: Journal) -> None:
-        self._run = run
-        self._record = record
-        self._journal = journal
-        self._seen = record.taken
-        self._steering: list[JournalEntry] = []
-        self._queued: list[JournalEntry] = []
-
-    async def open(self) -> None:
-        """See what is there before the run begins. A wish to cancel among it was meant for another run."""
-        await self._look()
-
-    async def watch(self, work: asyncio.Future[None]) -> None:
-        """Look every now and then, and keep the claim alive while the run is silent. What fails here ends the run.
-
-        It ends by itself with the run: a store may let a cancellation get lost, as `asyncio.wait_for` can.
-        """
-        loop = asyncio.get_running_loop()
-        next_beat = loop.time() + self._record.lease / 3
-        try:
-            while not work.done():
-                await asyncio.sleep(LOOK_EVERY)
-                if await self._look():
-                    work.cancel()
-                if loop.time() >= next_beat:
-                    await self._record.beat()
-                    next_beat = loop.time() + self._record.lease / 3
-        except PerdureError:
-            work.cancel()
-            raise
-
-    async def _look(self) -> bool:
-        """Take note of what is new. True if somebody wishes the run to be cancelled."""
-        found = await self._journal.read(self._record.session_id, after=self._seen, inbox=True)
-        self._steering += [entry for entry in found if entry.kind == STEER]
-        self._queued += [entry for entry in found if entry.kind == QUEUE]
-        self._seen = found[-1].seq if found else self._seen
-        self._take()
-        return any(entry.kind == CANCEL for entry in found)
-
-    async def deliver(self) -> None:
-        """Between two steps: put what was posted to steer by into the transcript. Without a run to steer, it waits."""
-        if self._run is None or not self._steering:
-            return
-        steering, self._steering = self._steering, []
-        for entry in steering:
-            if not was_delivered(entry, self._run.state):
-                await self._run.steer(messages_in(entry))
-        self._take()
-
-    def _take(self) -> None:
-        first_waiting = min((entry.seq for entry in (*self._steering, *self._queued)), default=self._seen + 1)
-        self._record.taken = max(self._record.taken, first_waiting - 1)
-
-
-def was_delivered(entry: JournalEntry, state: AgentState) -> bool:
-    """Whether a posted message is in the transcript already."""
-    first = messages_in(entry)[0].id
-    return any(message.id == first for message in reversed(state.transcript))
-
-
-def messages_in(entry: JournalEntry) -> list[Message]:
-    return [Message.from_dict(plain) for plain in entry.body["messages"]]
-
-
-async def take(
-    journal: Journal, session: AgentSession, seq: int, messages: Sequence[Message] = (), entries: Sequence[Entry] = ()
-) -> None:
-    """Mark a session's inbox as dealt with up to an item, without a run; and put on record what is to be told of it."""
-
-    async def noted() -> None:
-        claim, _ = await journal.claim(session.id, version=session.version, owner=owner_here())
-        try:
-            await journal.append(claim, messages=messages, entries=entries, taken=seq)
-        finally:
-            await journal.release(claim)
-
-    await see_through(noted())  # or the claim of one who was cancelled would keep others out until it lapses
 
 
 def pending_in(session: AgentSession) -> list[str]:

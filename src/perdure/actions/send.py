@@ -7,19 +7,12 @@ import logging
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from perdure import codec
+from perdure.actions.inbox import QUEUE, STEER, first_waiting, messages_in, post, take
 from perdure.actions.refused import refuse
-from perdure.actions.running import (
-    QUEUE,
-    STEER,
-    RunOptions,
-    messages_in,
-    pending_in,
-    require_journal,
-    run_agent,
-    take,
-    was_delivered,
-)
+from perdure.actions.running import RunOptions, owner_here, pending_in, require_journal, run_agent
 from perdure.actions.spawning import Spawner
 from perdure.errors import (
     ClaimLost,
@@ -31,9 +24,11 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
+from perdure.model.execution import ExecutionStatus
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key
+from perdure.model.stop import StopReason
+from perdure.protocols import ActionContext, Journal, JournalEntry, Key
 
 WhenBusy = Literal["raise", "steer", "queue"]
 
@@ -57,7 +52,7 @@ class SendMessage:
         key: str | None = None,
         when_busy: WhenBusy = "raise",
         depth: int = 0,
-        taken: int = 0,
+        answers: JournalEntry | None = None,
     ) -> None:
         several = isinstance(message, Sequence) and not isinstance(message, str | bytes | bytearray)
         given: Sequence[object] = message if several else (message,)  # type: ignore[assignment]  # as was just asked
@@ -74,85 +69,106 @@ class SendMessage:
         self._loops = loops
         self._when_busy = when_busy
         self._depth = depth
-        self._taken = taken
+        self._answers = answers
+        """The item of the inbox that the messages come from."""
         self._key = None if key is None else Key(key, self._digest())
         self.was_left = False
-        """Whether the messages were left with a run that is under way: what the session says is no answer to them."""
+        """Whether the messages were left in the inbox: what the session says is not an answer to them."""
 
     def _digest(self) -> str:
         said = [[message.role, message.parts] for message in self.messages]
         return hashlib.sha256(codec.encode(said)).hexdigest()
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        if self._key is not None and await self._is_answered(self._key, session, context):
-            return session
+        if self._key is not None:
+            answer = await self._answered(self._key, session, require_journal(context, "An idempotency key"), context)
+            if answer is not None and context is not None:
+                context.answer = answer
+                return session
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
-        options = RunOptions(inputs=self.messages, key=self._key, depth=self._depth, taken=self._taken)
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context) if context is not None else None
+        send_waiting_when_free(context, session.id, self._loops, self._depth)
         try:
-            after = await run_agent(session, state, self._loops, context, options, spawn)
+            return await run_agent(session, state, self._loops, context, self._options(), spawn)
         except (ClaimLost, RunInterrupted):
             raise
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
             if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
-            await self._post(session, context)
+            await post(
+                require_journal(context, "when_busy"), session.id, self._when_busy, self.messages, self._key_name
+            )
+            self.was_left = True
+            context.answer = session
             return session
-        send_leftovers_after(context, self._loops, self._depth)
-        return after
 
-    async def _is_answered(self, key: Key, session: AgentSession, context: ActionContext | None) -> bool:
-        found = await require_journal(context, "An idempotency key").find_key(session.id, key.name)
+    def _options(self) -> RunOptions:
+        options = RunOptions(inputs=self.messages, key=self._key, depth=self._depth)
+        item = self._answers
+        return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
+
+    @property
+    def _key_name(self) -> str | None:
+        return None if self._key is None else self._key.name
+
+    async def _answered(
+        self, key: Key, session: AgentSession, journal: Journal, context: ActionContext | None
+    ) -> AgentSession | None:
+        """Return what the key's run has come to by now. None if there is none, or if it may be tried again."""
+        found = await journal.find_key(session.id, key.name)
         if found is None:
-            return False
+            return None
         first, version = found
         if first.digest != key.digest:
             problem = f"the key {key.name!r} was used for another message; a new request needs a new key"
             raise InvalidData("$.key", problem)
         assert context is not None
-        context.answer = await context.store.load(session.id, version)
-        if context.answer is None:
+        answer = await context.store.load(session.id, version)
+        if answer is None:
             raise SessionNotFound(session.id, version)
-        return True
-
-    async def _post(self, session: AgentSession, context: ActionContext) -> None:
-        """Leave the messages with the run; or, should it have ended meanwhile, see to it that they are sent."""
-        journal = require_journal(context, "when_busy")
-        plain = [message.to_dict() for message in self.messages]
-        key = None if self._key is None else self._key.name
-        await journal.post(session.id, Entry(self._when_busy, {"messages": plain, "key": key}))
-        context.answer = session
-        if not await journal.is_claimed(session.id):
-            await _Leftovers(context, journal, self._loops, self._depth).send(session)
-            context.answer = await context.store.load(session.id) or session
-        first = self.messages[0].id
-        self.was_left = all(message.id != first for message in reversed(context.answer.state.transcript))
+        return None if await _may_run_again(answer, session, journal) else answer
 
 
-def send_leftovers_after(context: ActionContext | None, loops: LoopFactory, depth: int = 0) -> None:
-    """Once a run is saved, send what was posted while it went on and could not be delivered to it."""
+async def _may_run_again(answer: AgentSession, session: AgentSession, journal: Journal) -> bool:
+    """Tell whether a key's run has come to nothing: it failed, was cancelled, or was given up while it waited."""
+    state = answer.state
+    if state.execution is not None and state.execution.pending_calls and session.version > answer.version:
+        runs = await journal.runs(session.id, run=state.execution.execution_id)
+        return any(run.last.kind == "agent_end" for run in runs)
+    return state.status is ExecutionStatus.FAILED or state.stop_reason is StopReason.USER_REQUESTED
+
+
+def send_waiting_when_free(context: ActionContext | None, session_id: str, loops: LoopFactory, depth: int = 0) -> None:
+    """Have the runtime send what waits in the inbox, in a task of its own, once the session's claim is given back."""
     if context is not None and context.journal is not None:
-        context.after_saved = _Leftovers(context, context.journal, loops, depth).send
+        context.sequel = _WaitingMessages(context, context.journal, session_id, loops, depth)
 
 
-class _Leftovers:
-    """Messages that were posted for a run that has ended: each is sent in its turn."""
+class _WaitingMessages:
+    """What waits in a session's inbox: each is sent in its turn, once no run holds the session."""
 
-    def __init__(self, context: ActionContext, journal: Journal, loops: LoopFactory, depth: int) -> None:
-        self._context = context
+    def __init__(
+        self, context: ActionContext, journal: Journal, session_id: str, loops: LoopFactory, depth: int
+    ) -> None:
+        self._execute = context.execute
         self._journal = journal
-        self._action = SendPosted(loops, depth=depth)
+        self._session_id = session_id
+        self._loops = loops
+        self._depth = depth
 
-    async def send(self, session: AgentSession) -> None:
-        while await _first_posted(self._journal, session.id) is not None:
+    async def is_needed(self) -> bool:
+        return await first_waiting(self._journal, self._session_id) is not None
+
+    async def carry_out(self) -> None:
+        while await self.is_needed():
             try:
-                await self._context.execute(session.id, self._action)
+                await self._execute(self._session_id, SendPosted(self._loops, depth=self._depth))
             except SessionConflict:
                 continue  # somebody has changed it since it was loaded
-            except (SessionBusy, SessionNotActive):
-                return  # whoever runs it now, or resumes it, sends the rest
+            except (SessionBusy, SessionNotActive, SessionNotFound):
+                return  # it is sent when that run ends, or when the session is resumed
 
 
 class SendPosted:
@@ -170,32 +186,25 @@ class SendPosted:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         journal = require_journal(context, "SendPosted")
         assert context is not None
-        entry = await _first_posted(journal, session.id)
+        entry = await first_waiting(journal, session.id)
         if entry is None:
             context.answer = session
             return session
-        if was_delivered(entry, session.state):
-            await take(journal, session, entry.seq)
-            context.answer = session
-            return session
-        key = entry.body.get("key")
-        action = SendMessage(messages_in(entry), self._loops, key=key, depth=self._depth, taken=entry.seq)
+        action = SendMessage(
+            messages_in(entry), self._loops, key=entry.body.get("key"), depth=self._depth, answers=entry
+        )
         try:
             after = await action.execute_on(session, context)
         except InvalidData as error:
             if error.path != "$.key":
                 raise
-            # It can never be sent; left in the inbox, it would be tried, and raised to others, after every run.
+            # It can never be sent; left in the inbox, it would be tried again after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
             await refuse(session, context, journal, entry, error.problem)
             context.answer = session
             return session
+        finally:
+            context.sequel = None  # the one who executes this looks for the next item
         if context.answer is not None:  # by its key: it has been sent before
-            await take(journal, session, entry.seq)
-        context.after_saved = None
+            await take(journal, session, owner_here(), entry.seq)
         return after
-
-
-async def _first_posted(journal: Journal, session_id: str) -> JournalEntry | None:
-    waiting = await journal.read(session_id, inbox=True)
-    return next((entry for entry in waiting if entry.kind in (QUEUE, STEER)), None)

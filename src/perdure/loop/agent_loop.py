@@ -16,13 +16,14 @@ from msgspec.structs import replace
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
 from perdure.loop.compaction_auto import AutoCompactor, Trigger
 from perdure.loop.compactor import overlaid
-from perdure.loop.filters import InputFilter, judge, refusal
+from perdure.loop.cut_off import CutOffAnswer
+from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.narrator import Narrator, Record, Told, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import check_response
-from perdure.loop.tool_use import Concurrency, Decisions, ToolUse, is_cancelled
+from perdure.loop.tool_use import Concurrency, Decisions, ToolUse, is_cancelled, raise_if_cancelled
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, Spent
@@ -128,8 +129,15 @@ class Run:
         self._meter = _Meter(state)
         self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
         self._repaired = False
+        self._so_far: CutOffAnswer | None = None
         self.is_settled = False
         """Whether the run has ended, or waits for a person: there is something to be kept."""
+        self.is_input_accepted = not (inputs and setup.input_filters)
+        """Whether input filters have let pass what the run answers; until then it is not shown to any model."""
+        self.between_steps: Callable[[], Awaitable[None]] = _nothing
+        """Awaited after each step: what others have posted is delivered here."""
+        self.is_interrupted: Callable[[], bool] = _never
+        """Tells, when the run is cancelled, whether it is to be left as it is for a recovery instead of ended."""
 
     @property
     def setup(self) -> LoopSetup:
@@ -164,11 +172,13 @@ class Run:
             await self._begin()
             while not await self._is_over():
                 await self._step()
+                raise_if_cancelled()  # a tool or a driver may have taken the cancellation for its own
                 if self.is_waiting:
                     await self._narrator.barrier()
                     self.is_settled = True
                     return
                 yield self.state
+                await self.between_steps()
         except asyncio.CancelledError as error:
             if is_cancelled():
                 await self.end_cancelled()
@@ -189,22 +199,29 @@ class Run:
             self.state = self.state.with_execution_started(self._execution_id)
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
-        for message in self._inputs:
-            await self._narrator.message_ended(message)
-        if self._inputs and self._setup.input_filters:
+        if not resumed:
+            for message in self._inputs:
+                await self._narrator.message_ended(message)
+        await self._narrator.barrier()
+        if not self.is_input_accepted:
             await self._filter_inputs()
         if not resumed:
             self.state = await self._interceptors.pass_through("before_execution", self.state)
 
     async def _filter_inputs(self) -> None:
         warnings, rejected = await judge(self._setup.input_filters, self._inputs)
+        if rejected is not None:
+            await self._narrator.rejected(rejected.reason)
+            self.state = self.state.with_stop_signal(refusal(rejected.reason))
+            return
+        self.is_input_accepted = True
+        await self._warn(warnings)
+
+    async def _warn(self, warnings: Sequence[Warned]) -> None:
         for warned in warnings:
             note = Message.system(warned.text, metadata={"is_trace": True})
             self.state = self.state.with_messages(note)
             await self._narrator.message_ended(note)
-        if rejected is not None:
-            await self._narrator.rejected(rejected.reason)
-            self.state = self.state.with_stop_signal(refusal(rejected.reason))
 
     def _restart_step(self) -> None:
         """A step that goes on after an interruption counts from now: nobody worked on it meanwhile."""
@@ -284,12 +301,14 @@ class Run:
             request = self._request() if await self._compact("window", request) else request
         request = await self._prepared(request)
         await self._narrator.message_started(message_id, "assistant")
+        self._so_far = CutOffAnswer(step_id, message_id)
         try:
             reply = await self._ask(request, message_id)
         except ContextTooLong:
             if not await self._compact("context_too_long", request):
                 raise
             reply = await self._ask(await self._prepared(self._request()), message_id)
+        self._so_far = None
         given = self.state.transcript.without_blocks()
         reply = await self._interceptors.pass_through("after_inference", reply, self.state)
         message = replace(reply.message, id=message_id, parts=self._with_own_ids(reply.message.parts))
@@ -306,8 +325,10 @@ class Run:
         return request
 
     async def _ask(self, request: ModelRequest, message_id: str) -> ModelReply:
+        assert self._so_far is not None
+        on_delta = self._so_far.listening(request, self._narrator.deltas_of(message_id))
         async with self.time_limit():
-            reply: ModelReply = await self._setup.driver.respond(request, self._narrator.deltas_of(message_id))
+            reply: ModelReply = await self._setup.driver.respond(request, on_delta)
         if self._setup.compaction is not None:
             self._setup.compaction.learn(request, reply.response.usage)
         return reply
@@ -361,11 +382,20 @@ class Run:
         budgets = (guard for guard in self._guards if isinstance(guard, BudgetGuard))
         return TimeLimit(limit for budget in budgets for limit in budget.time_limits(self._seconds(at), at))
 
-    async def steer(self, messages: Sequence[Message]) -> None:
-        """Between two steps: messages that others send into the run, which then goes on for at least another step."""
-        self.state = self.state.with_messages(*messages).with_continuation_requested()
+    async def steer(self, messages: Sequence[Message], posted: str | None = None) -> None:
+        """Take in, between two steps, messages that others send into the run, which then takes another step.
+
+        Input filters judge them like any input. What they reject goes on record, and the model never sees it.
+        """
+        warnings, rejected = await judge(self._setup.input_filters, messages)
+        if rejected is not None:
+            await self._narrator.rejected(rejected.reason, tuple(message.id for message in messages))
+        else:
+            self.state = self.state.with_messages(*messages).with_continuation_requested()
         for message in messages:
-            await self._narrator.message_ended(message)
+            await self._narrator.message_ended(message, posted=posted)
+        if rejected is None:
+            await self._warn(warnings)
 
     def put_step(self, step: AgentStep) -> None:
         """The step under way, with what a tool has added to it."""
@@ -390,6 +420,7 @@ class Run:
 
     async def _take_in(self, ended_by: BaseException) -> None:
         """What has ended the run goes on record: a signal where it was asked to stop, an error where it failed."""
+        await self._keep_cut_off_answer()
         self.state = self.state.with_execution(_with_cause(self.state, ended_by))
         if not isinstance(ended_by, AgentStop | TimeLimitReached):
             self.state = await self._interceptors.on_error(ended_by, self.state)
@@ -400,13 +431,23 @@ class Run:
         await self.end_cancelled()
 
     async def end_cancelled(self) -> None:
-        """End the run as stopped because somebody asked for it, unless it has ended already."""
-        if self.state.status is ExecutionStatus.IN_PROGRESS and not self.is_settled:
+        """End the run as stopped because somebody asked for it, unless it has ended already or is to be left."""
+        if self.state.status is ExecutionStatus.IN_PROGRESS and not self.is_settled and not self.is_interrupted():
+            await self._keep_cut_off_answer()
             signal = StopSignal(StopReason.USER_REQUESTED, "the run was cancelled", source="cancel")
             self.state = self.state.with_stop_signal(signal)
             self._close(ExecutionStatus.STOPPED)
             self.is_settled = True
             await self._narrator.ended(self.state)
+
+    async def _keep_cut_off_answer(self) -> None:
+        """Keep what the model had said of an answer that was cut off, as a message that is marked incomplete."""
+        so_far, self._so_far = self._so_far, None
+        if so_far is None or not so_far.text.strip():
+            return
+        step = so_far.step(self.state.transcript.without_blocks())
+        self.state = self.state.with_current_step(step)
+        await self._narrator.message_ended(self.state.transcript[-1], step.inference_response)
 
     def _close(self, status: ExecutionStatus) -> None:
         execution = self.state.with_current_step_completed().execution
@@ -424,6 +465,14 @@ class Run:
         if execution.last_step_type is AgentStepType.ERROR:
             return ExecutionStatus.FAILED
         return ExecutionStatus.COMPLETED
+
+
+async def _nothing() -> None:
+    """Deliver nothing: nobody posts to a run without a journal."""
+
+
+def _never() -> bool:
+    return False
 
 
 def _steps_of(state: AgentState) -> tuple[AgentStep, ...]:

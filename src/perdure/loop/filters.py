@@ -7,8 +7,10 @@ from inspect import isawaitable
 
 import msgspec
 
+from perdure.errors import ConfigurationError
 from perdure.model.message import Message
 from perdure.model.stop import StopReason, StopSignal
+from perdure.model.value import brief
 
 SOURCE = "input_filter"
 
@@ -39,6 +41,12 @@ async def judge(filters: Sequence[InputFilter], messages: Sequence[Message]) -> 
             return warnings, verdict
         if isinstance(verdict, Warned):
             warnings.append(verdict)
+        elif verdict is not None:
+            name = getattr(each, "__name__", type(each).__name__)
+            raise ConfigurationError(
+                f"The input filter {name} returned {brief(verdict)}. A filter returns None to pass the input, "
+                "Warned(text) or Rejected(reason)."
+            )
     return warnings, None
 
 

@@ -85,6 +85,7 @@ class Narrator:
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
         self._seq = told.seq
         self._is_on_record = False
+        self._held: list[LoopEvent] = []
         self._telling = asyncio.Lock()
         self._messages: list[Message] = list(told.messages)
         self._children: list[ChildLoopRef] = list(told.children)
@@ -112,11 +113,14 @@ class Narrator:
         }
 
     async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
+        """Put an event on record, then tell it. Nobody hears of a run before its session is claimed for it."""
         if self._events is None:
             self._note(event_type, facts)
-            return
-        async with self._telling:  # tools that run at once tell at once, and a listener may take its time
-            await self._events.emit(self._note(event_type, facts))
+        elif not self._is_on_record:
+            self._held.append(self._note(event_type, facts))
+        else:
+            async with self._telling:  # tools that run at once tell at once, and a listener may take its time
+                await self._events.emit(self._note(event_type, facts))
 
     def _note(self, event_type: type[LoopEvent], facts: Mapping[str, Any]) -> LoopEvent:
         """The next event, on record."""
@@ -134,12 +138,14 @@ class Narrator:
         except Exception as error:
             raise Unrecordable(error) from error
         self._is_on_record = True
+        while self._held and self._events is not None:
+            await self._events.emit(self._held.pop(0))
 
     async def started(self) -> None:
         await self._tell(AgentStart, **self._start)
 
-    async def rejected(self, reason: str) -> None:
-        await self._tell(InputRejected, reason=reason)
+    async def rejected(self, reason: str, message_ids: tuple[str, ...] = ()) -> None:
+        await self._tell(InputRejected, reason=reason, message_ids=message_ids)
 
     async def compacted(
         self, block: CompactionBlock, shown: tuple[CompactionPart, ...], usage: Usage, trigger: str
@@ -165,9 +171,11 @@ class Narrator:
 
         return on_delta
 
-    async def message_ended(self, message: Message, response: InferenceResponse | None = None) -> None:
+    async def message_ended(
+        self, message: Message, response: InferenceResponse | None = None, *, posted: str | None = None
+    ) -> None:
         self._messages.append(message)
-        await self._tell(MessageEnd, message=message, response=response)
+        await self._tell(MessageEnd, message=message, response=response, posted=posted)
 
     async def tool_started(self, call: ToolCall, step_id: str) -> None:
         await self._tell(ToolExecutionStart, call=call, step_id=step_id)

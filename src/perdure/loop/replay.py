@@ -44,6 +44,7 @@ class Replay:
         self._step_id = state.execution.current_step.id if state.execution and state.execution.current_step else None
         self._approved: dict[str, str] = {}
         self._denied: dict[str, str] = {}
+        self._refused: set[str] = set()
 
     @property
     def decisions(self) -> Decisions:
@@ -65,7 +66,7 @@ class Replay:
                 self._step_id = event.step_id
                 self._change(self._execution.with_continuation_requested(False).with_step_started())
             case InputRejected():
-                self.state = self.state.with_stop_signal(refusal(event.reason))
+                self._refuse(event)
             case MessageEnd():
                 self._say(event)
             case ToolExecutionStart():
@@ -97,6 +98,12 @@ class Replay:
         fresh = replace(ExecutionState.fresh(), execution_id=event.loop_id)
         self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
 
+    def _refuse(self, event: InputRejected) -> None:
+        """Messages that were to steer the run are not heard; without them, all of its input was refused."""
+        self._refused.update(event.message_ids)
+        if not event.message_ids:
+            self.state = self.state.with_stop_signal(refusal(event.reason))
+
     def _resume(self) -> None:
         execution = self._execution.with_pending_calls(())
         # As in the live run, a step that goes on counts from here: nobody worked on it meanwhile.
@@ -112,6 +119,8 @@ class Replay:
 
     def _say(self, event: MessageEnd) -> None:
         message = event.message
+        if message.id in self._refused:
+            return
         if self._step_id is None or message.metadata.get("step_id") != self._step_id:
             self._hear(message)  # also one that was copied from elsewhere, with the tags it had there
         elif message.role == "assistant":

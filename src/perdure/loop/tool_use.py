@@ -181,6 +181,7 @@ class ToolUse:
                 await self._narrator.tool_started(each.call, self._step.id)
             await self._narrator.barrier()
             waiting += await self._run_batch(batch)
+            raise_if_cancelled()  # a tool that tidied up and returned has swallowed the cancellation
         return waiting
 
     async def _run_batch(self, batch: Sequence[_Ready]) -> list[ToolCall]:
@@ -277,6 +278,12 @@ def is_cancelled() -> bool:
     """Whether somebody has asked for the current task to be cancelled; what it waits for may be, of itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if somebody has asked for that and what was awaited took no notice."""
+    if is_cancelled():
+        raise asyncio.CancelledError
 
 
 def _as_outcome(value: Any) -> Outcome:

@@ -66,6 +66,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     resumed: bool = False
     key: tuple[str, str] | None = None
     """The idempotency key of the request that the run answers, and the request's digest."""
+    posted: str | None = None
+    """The delivery id of the inbox item that the run answers, if it came from there."""
     group: tuple[str, ...] = ()
     """The loops that run side by side with this one, itself among them."""
     input_at: tuple[int, int] | None = None
@@ -107,6 +109,8 @@ class MessageEnd(LoopEvent, frozen=True, kw_only=True, tag="message_end"):
 
     message: Message
     response: InferenceResponse | None = None
+    posted: str | None = None
+    """The delivery id of the inbox item that the message came from, if it was posted to steer the run."""
 
 
 class ToolExecutionStart(LoopEvent, frozen=True, kw_only=True, tag="tool_execution_start"):
@@ -156,9 +160,11 @@ class AgentEnd(LoopEvent, frozen=True, kw_only=True, tag="agent_end"):
 
 
 class InputRejected(LoopEvent, frozen=True, kw_only=True, tag="input_rejected"):
-    """An input filter has refused what the user said; the model is not called."""
+    """An input filter has refused what the user said: the model is not called, or not told of it."""
 
     reason: str
+    message_ids: tuple[str, ...] = ()
+    """The messages, where they were to steer a run that goes on without them; else all that the run was to answer."""
 
 
 class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_start"):

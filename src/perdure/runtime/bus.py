@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
@@ -34,6 +35,11 @@ class Subscription:
                 await outcome
         except Exception:
             _log.exception("a subscriber failed on %s", type(event).__name__)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            _log.exception("a subscriber was cancelled on %s, which is its own affair", type(event).__name__)
 
     def cancel(self) -> None:
         """Hear nothing more. Cancelling twice does nothing."""

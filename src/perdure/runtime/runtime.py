@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal, Unpack, get_args
 
 from perdure.errors import (
+    ClaimConflict,
     ClaimLost,
     ConfigurationError,
     InvalidData,
@@ -40,11 +41,11 @@ from perdure.protocols import (
     SessionStage,
     SessionStore,
 )
-from perdure.recording import see_through
 from perdure.runtime.bus import EventBus
 from perdure.runtime.history import read_events, read_loop, read_record
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
 from perdure.runtime.repository import SessionFactory, SessionRepository
+from perdure.runtime.under_way import UnderWay
 
 OnConflict = Literal["raise", "retry", "fork"]
 _MOST_ATTEMPTS = 10
@@ -69,6 +70,20 @@ class SessionRuntime:
         kept = self._repository.store
         self.journal: Journal | None = kept if isinstance(kept, Journal) else None  # looked for once: it is not cheap
         """The store's journal; None if its runs are unrecorded."""
+        self._under_way = UnderWay()
+
+    async def close(self, grace: float = 0.0) -> None:
+        """Wait for what is under way; what is not done after `grace` seconds is interrupted, to be recovered."""
+        await self._under_way.close(grace)
+
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether runs are being interrupted because the runtime is closed."""
+        return self._under_way.is_closing
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way: no execution, and no queued message that is being sent."""
+        await self._under_way.idle()
 
     async def create(
         self,
@@ -105,8 +120,9 @@ class SessionRuntime:
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 return await self._execute(session_id, action, on_conflict)
-            except SessionConflict:
-                again = on_conflict == "retry" and not getattr(action, "runs_model", False)
+            except SessionConflict as conflict:
+                is_unspent = isinstance(conflict, ClaimConflict) and conflict.session_id == session_id
+                again = on_conflict == "retry" and (is_unspent or not getattr(action, "runs_model", False))
                 if not again or attempt == _MOST_ATTEMPTS:
                     raise
                 await asyncio.sleep(random.random() * 0.001 * 2**attempt)
@@ -114,7 +130,18 @@ class SessionRuntime:
 
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
-        context = ActionContext(self._repository.store, self._events.emit, self.execute, self.journal)
+        store, emit = self._repository.store, self._events.emit
+        context = ActionContext(store, emit, self.execute, self.journal, self._under_way)
+        with self._under_way.execution():
+            try:
+                return await self._applied(action, before, context, on_conflict)
+            finally:
+                if context.sequel is not None:
+                    await self._under_way.follow(context.sequel)
+
+    async def _applied(
+        self, action: Action, before: AgentSession, context: ActionContext, on_conflict: OnConflict
+    ) -> AgentSession:
         try:
             after = await action.execute_on(before, context)
         except asyncio.CancelledError:
@@ -123,15 +150,13 @@ class SessionRuntime:
                     await self._save(action, before, context.interrupted, context, "raise")
             raise
         except PerdureError as error:
-            if not isinstance(error, SessionBusy) and not getattr(action, "ends_interruption", False):
+            is_own = context.record is not None and context.record.was_claimed
+            if not is_own and not isinstance(error, SessionBusy) and not getattr(action, "ends_interruption", False):
                 await self._require_no_killed_run(before.id, error)
             raise
         if context.answer is not None:
             return context.answer
-        kept = await self._save(action, before, after, context, on_conflict)
-        if context.after_saved is not None:
-            await context.after_saved(kept)
-        return kept
+        return await self._save(action, before, after, context, on_conflict)
 
     async def _require_no_killed_run(self, session_id: SessionId, error: PerdureError) -> None:
         """What is wrong with a session whose run was killed may be right once that run is recovered: say so first."""
@@ -154,9 +179,8 @@ class SessionRuntime:
                 kept = saving.kept = await self._repository.save(after, context.saving)
                 kept = await self._pass(SessionStage.AFTER_SAVE, kept)
         except BaseException as error:
-            # The run's work is on record; its claim must not keep others out until it lapses.
-            if context.saving is not None and context.journal is not None:
-                await see_through(context.journal.release(context.saving.claim))
+            if context.record is not None:  # a run's work is on record, and waits there to be recovered
+                await context.record.leave()
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
                 return await self._keep_as_fork(after, context)
             raise

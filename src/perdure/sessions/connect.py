@@ -42,18 +42,21 @@ def connect(
     owner: str | None = None,
     live: int = 128,
     events: EventBus | None = None,
+    grace: float = 5.0,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
 
     Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
-    sessions are kept in memory; `events` hears everything; the rest goes to the `LoopFactory` that runs agents.
+    sessions are kept in memory; `events` hears everything; on leaving, runs have `grace` seconds to end before they are
+    interrupted, to be recovered later; the rest goes to the `LoopFactory` that runs agents.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
-        known = ", ".join(("owner", "live", "events", *LoopOptions.__annotations__))
+        known = ", ".join(("owner", "live", "events", "grace", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else events
-    return Sessions(store_of(url, cache=live), LoopFactory(events=bus, **options), events=bus, owner=owner, live=live)
+    loops = LoopFactory(events=bus, **options)
+    return Sessions(store_of(url, cache=live), loops, events=bus, owner=owner, live=live, grace=grace)
 
 
 def connect_blocking(
@@ -62,7 +65,8 @@ def connect_blocking(
     owner: str | None = None,
     live: int = 128,
     events: EventBus | None = None,
+    grace: float = 5.0,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited."""
-    return BlockingSessions(connect(url, owner=owner, live=live, events=events, **options))
+    return BlockingSessions(connect(url, owner=owner, live=live, events=events, grace=grace, **options))

@@ -14,14 +14,15 @@ from perdure.actions.adopt import AdoptBranch
 from perdure.actions.approval import ApproveToolCalls, DenyToolCalls
 from perdure.actions.compact import CompactTranscript, UncompactTranscript
 from perdure.actions.fork import ForkSession
+from perdure.actions.inbox import CANCEL
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
-from perdure.actions.running import CANCEL
 from perdure.actions.send import SendMessage, WhenBusy
 from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
 from perdure.archive import ArchivingStore, MoveReport, Progress, export_sessions, import_sessions
 from perdure.errors import (
     ConfigurationError,
+    InputRefused,
     InvalidData,
     RunFailed,
     RunInterrupted,
@@ -30,6 +31,7 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
+from perdure.loop.filters import rejection_in
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
@@ -63,6 +65,7 @@ class Sessions:
         events: EventBus,
         owner: str | None = None,
         live: int = 128,
+        grace: float = 5.0,
     ) -> None:
         if owner is not None and (not isinstance(owner, str) or not owner):
             raise InvalidData("$.owner", f"an owner is a text that is not empty, or None; got {owner!r}")
@@ -72,6 +75,8 @@ class Sessions:
         self.runtime = SessionRuntime(store, events=events)
         self.live = LiveSet(store, live)
         self._events = events
+        self._grace = _checked_grace(grace)
+        self._streams: set[asyncio.Task[Reply]] = set()
         self._exits = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -81,8 +86,19 @@ class Sessions:
         self._exits.callback(self._events.wiretap(self.live.emit).cancel)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._exits.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Let runs end before the store is closed. After an error nobody waits: they are left to be recovered."""
+        try:
+            await self._stop_streams()
+            await self.runtime.close(self._grace if kind is None else 0.0)
+        finally:
+            await self._exits.aclose()
+
+    async def _stop_streams(self) -> None:
+        """Stop the runs of streams that were left before their end, and wait until what they said is kept."""
+        for work in self._streams:
+            work.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
 
     # Opening and closing
 
@@ -166,6 +182,7 @@ class Sessions:
         listener = Listener(session_id)
         listening = self._events.wiretap(listener.hear)
         work = listener.listen_to(self._run(session_id, action))
+        self._streams.add(work)
         try:
             while (chunk := await listener.chunks.get()) is not None:
                 yield chunk
@@ -174,6 +191,7 @@ class Sessions:
             listening.cancel()
             work.cancel()  # which does nothing to one that is done
             await asyncio.gather(work, return_exceptions=True)
+            self._streams.discard(work)
 
     async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
         """Ask once, without a session: nothing is kept but what the reply holds."""
@@ -196,12 +214,12 @@ class Sessions:
         key = await self._reach(session_id)
         with self.live.running(key):
             try:
-                return await self.runtime.execute(key, action)
+                return await self.runtime.execute(key, action, on_conflict="retry")
             except RunInterrupted as error:
-                if error.session_id != key:
+                if error.session_id != key or self.runtime.is_closing:
                     raise
             await self._resume(key)
-            return await self.runtime.execute(key, action)
+            return await self.runtime.execute(key, action, on_conflict="retry")
 
     async def _resume(self, session_id: SessionId) -> None:
         """Go on with a run that was killed, before anything else is said."""
@@ -469,11 +487,20 @@ def _cannot(store: SessionStore, what: str) -> ConfigurationError:
 
 def _answered(session: AgentSession) -> Reply:
     state = session.state
+    rejection = rejection_in(state.execution.continuation.stop_signals) if state.execution else None
+    if rejection is not None:
+        raise InputRefused(session.id, session.version, rejection)
     if state.status is ExecutionStatus.FAILED:
         last = state.errors[-1] if state.errors else None
         reason = f"{last.type}: {last.message}" if last else str(state.stop_reason)
         raise RunFailed(session.id, session.version, reason)
     return Reply(session)
+
+
+def _checked_grace(grace: float) -> float:
+    if isinstance(grace, bool) or not isinstance(grace, int | float) or not grace >= 0:
+        raise InvalidData("$.grace", f"expected a time in seconds of at least 0, got {grace!r}")
+    return grace
 
 
 def _length(session: AgentSession) -> int:
