@@ -145,6 +145,10 @@ class _Unwritten:
         """Forget that runs have ended: for recovery they have not, until their end is saved."""
         self._events = [event for event in self._events if not isinstance(event, _ENDS)]
 
+    def drop_starts(self) -> None:
+        """Forget calls that were to be made once their start was on record: none of them was."""
+        self._events = [event for event in self._events if not isinstance(event, ToolExecutionStart)]
+
     def put(self, event: LoopEvent) -> None:
         kind = type(event)
         if kind is MessageUpdate or kind is ToolExecutionUpdate:
@@ -282,6 +286,7 @@ class JournalRecord:
             found = await self._journal.read(self.session_id, run=first.loop_id, last=1)
             if found and int(found[-1].body["seq"]) < first.seq:
                 self._unwritten.take_back()
+        self._unwritten.drop_starts()
         if self._unwritten:
             await self._write(self.taken if self.ends_anyway else 0)
 

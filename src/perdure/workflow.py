@@ -190,7 +190,9 @@ class Workflow:
             if await journal.find_key(session_id, self._key(stage, attempt + 1)) is None:
                 loop_id = _loop_of(session)
                 assert loop_id is not None, "a run was given up, so there is one"
-                await sessions.execute(session_id, TakeBackRun(loop_id, found[1] - 1, session.version))
+                (run,) = await journal.runs(session_id, run=loop_id)
+                before = int(run.first.body["base_version"])
+                await sessions.execute(session_id, TakeBackRun(loop_id, before, session.version))
         raise AssertionError("there is always a next attempt")
 
     async def _create(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> None:

@@ -328,7 +328,10 @@ class Refuses:
 
 @pytest.mark.parametrize("after", [False, True], ids=["lost", "written all the same"])
 async def test_an_append_that_fails_once_repeats_nothing(after: bool) -> None:
-    """Under its key a request that a store error has ended is continued: each tool is called once."""
+    """Under its key a request that a store error has ended is continued: no tool is called twice.
+
+    One whose start was written although the store said no has an outcome that nobody knows: it is not called.
+    """
     for call in range(1, 8):
         called: list[int] = []
         store = FailingStore(MemoryStore())
@@ -341,7 +344,8 @@ async def test_an_append_that_fails_once_repeats_nothing(after: bool) -> None:
                 reply = await chat.send("Go.", key="k")
             except StoreError:
                 reply = await chat.send("Go.", key="k")
-            assert (reply.text, called) == ("Done.", [1, 2])
+            assert reply.text == "Done."
+            assert called == [1, 2] or (after and called in ([1], [2]))
             assert [loop.status for loop in (await chat.record()).loops] == [LoopStatus.COMPLETED]
 
 

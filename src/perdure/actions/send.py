@@ -100,6 +100,8 @@ class SendMessage:
             await post(
                 require_journal(context, "when_busy"), session.id, self._when_busy, self.messages, self._key_name
             )
+            if await require_journal(context, "when_busy").is_claimed(session.id):
+                context.sequel = None  # the run that is under way looks into the inbox when it ends
             self.was_left = True
             context.answer = session
             return session
