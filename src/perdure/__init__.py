@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from perdure.definition_files import load_definition as load_definition
     from perdure.definition_files import load_definitions as load_definitions
     from perdure.errors import AgentStop as AgentStop
+    from perdure.errors import ClaimConflict as ClaimConflict
     from perdure.errors import ClaimLost as ClaimLost
     from perdure.errors import CompactionFailed as CompactionFailed
     from perdure.errors import ConfigurationError as ConfigurationError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from perdure.errors import CorruptRecord as CorruptRecord
     from perdure.errors import DriverError as DriverError
     from perdure.errors import IllegalStatusChange as IllegalStatusChange
+    from perdure.errors import InputRefused as InputRefused
     from perdure.errors import InvalidData as InvalidData
     from perdure.errors import InvalidSessionFile as InvalidSessionFile
     from perdure.errors import InvalidSessionId as InvalidSessionId
@@ -221,8 +223,8 @@ _HOMES = {
     "actions.send": "SendMessage",
     "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript Undo",
     "definition_files": "load_definition load_definitions",
-    "errors": "AgentStop ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord DriverError "
-    "IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
+    "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
+    "DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
     "RetriesExhausted RunFailed RunInterrupted SessionBusy SessionConflict SessionLocked SessionNotActive "
     "SessionNotFound StoreError ToolError TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",

@@ -485,3 +485,98 @@ async def test_a_run_ends_though_its_store_loses_a_cancellation(monkeypatch: pyt
         after = await runtime.execute(session.id, SendMessage("Go.", loops_of(ScriptedDriver([Delay(0.12, "done")]))))
     assert texts(after) == ["Go.", "done"]
     assert store.lost > 0
+
+
+@pytest.mark.parametrize("concurrency", ["sequential", "parallel"])
+async def test_a_tool_that_tidies_up_does_not_swallow_a_cancellation(
+    concurrency: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns as if nothing had happened; its result is kept, and the run ends all the same."""
+    monkeypatch.setattr(LOOK, 0.005)
+    is_called = asyncio.Event()
+
+    @tool(name="work")
+    async def work() -> str:
+        is_called.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return "tidied up"
+        return "never"
+
+    driver = ScriptedDriver([[ToolCall("work"), ToolCall("work")], "never"])
+    async with perdure.connect("memory://", driver=driver, tools=[work], concurrency=concurrency) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("Go."))
+        await is_called.wait()
+        await chat.cancel()
+        reply = await asyncio.wait_for(run, 5)
+        assert (reply.stop_reason, len(driver.requests)) == (StopReason.USER_REQUESTED, 1)
+        if concurrency == "sequential":
+            assert "tidied up" in [message.text for message in reply.session.state.messages]
+
+
+async def test_a_compaction_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any process; the session is as it was, and free."""
+    monkeypatch.setattr(LOOK, 0.005)
+    is_called = asyncio.Event()
+
+    async def summarise(messages: Any) -> str:
+        is_called.set()
+        await asyncio.sleep(3600)
+        return "never"
+
+    async with perdure.connect("memory://", driver=ScriptedDriver(lambda request: "Yes.")) as sessions:
+        chat = await sessions.open("s")
+        for number in range(4):
+            await chat.send(f"{number}")
+        options: Any = {"compact_strategy": "llm", "compress_callback": summarise, "keep_last": 2}
+        compaction = asyncio.ensure_future(chat.compact(**options))
+        await is_called.wait()
+        assert await chat.cancel()
+        assert await asyncio.wait_for(compaction, 5) == 8
+        assert (await chat.send("Still there?")).text == "Yes."
+
+
+async def test_a_subscriber_that_is_cancelled_fails_alone() -> None:
+    """What it waited for was cancelled, and not the run that it hears of."""
+
+    async def gives_up(event: object) -> None:
+        raise asyncio.CancelledError
+
+    bus = EventBus()
+    bus.wiretap(gives_up)
+    async with perdure.connect("memory://", driver=ScriptedDriver(["Hello."]), events=bus) as sessions:
+        assert (await (await sessions.open("s")).send("Hi")).text == "Hello."
+
+
+async def test_nobody_hears_of_a_run_before_its_session_is_claimed() -> None:
+    """A refused send leaves no running loop in a recorder, and nothing for a stream to bind to."""
+    heard, bus = Heard(), EventBus()
+    bus.wiretap(heard.emit)
+    driver = HeldDriver(["Hello."])
+    runtime = SessionRuntime(MemoryStore(), events=bus)
+    session = await runtime.create(AGENT)
+    task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(driver, events=bus))))
+    await driver.is_asked.wait()
+    before = len(heard)
+    with pytest.raises(perdure.SessionBusy):
+        await runtime.execute(session.id, SendMessage("No", loops_of(["never"], events=bus)))
+    assert [type(event).__name__ for event in heard[before:]] == ["SessionLoaded"]
+    driver.may_answer.set()
+    await task
+    assert heard.names.count("AgentStart") == 1
+
+
+async def test_a_stream_after_a_killed_run_has_its_own_text(tmp_path: Path) -> None:
+    """The killed run is recovered first; what is streamed is the answer to what was said now."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    async with perdure.connect(url, driver=HeldDriver(["never"]), grace=0) as sessions:
+        run = asyncio.ensure_future((await sessions.open("s")).send("First."))
+        await sessions.loops._driver.is_asked.wait()  # type: ignore[union-attr]
+    await asyncio.gather(run, return_exceptions=True)
+    driver = ScriptedDriver(lambda request: f"Re: {request.messages[-1].text}")
+    async with perdure.connect(url, driver=driver) as sessions:
+        chat = await sessions.open("s")
+        assert "".join([chunk async for chunk in chat.stream("Second.")]) == "Re: Second."
+        assert texts(await chat.session()) == ["First.", "Re: First.", "Second.", "Re: Second."]

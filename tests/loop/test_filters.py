@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+import perdure
 from perdure import (
     AgentDefinition,
+    ConfigurationError,
     EventBus,
     ExecutionStatus,
+    InputRefused,
     LoopEvent,
     LoopFactory,
     LoopStatus,
     MemoryStore,
     Rejected,
+    RunFailed,
     SendMessage,
     SessionRecorder,
     SessionRuntime,
     StopReason,
     StoreError,
+    ToolCall,
     Warned,
     recover,
 )
@@ -100,3 +108,85 @@ async def test_a_rejected_input_does_not_reach_the_model_after_a_crash(after: bo
             break
     assert loops_on_record
     assert 4 < call < 19
+
+
+def no_numbers(messages: Any) -> Rejected | None:
+    return Rejected("no numbers, please") if "4711" in messages[-1].text else None
+
+
+async def test_a_rejected_input_is_not_shown_with_the_next_message() -> None:
+    """The view is the one before it, `send` raises, and history and record keep what was said."""
+    driver = ScriptedDriver(lambda request: "Hello.")
+    async with perdure.connect("memory://", driver=driver, input_filters=[no_numbers]) as sessions:
+        chat = await sessions.open("s")
+        await chat.send("Hi")
+        with pytest.raises(InputRefused, match="no numbers, please"):
+            await chat.send("My number is 4711")
+        assert [message.text for message in (await chat.session()).state.messages] == ["Hi", "Hello."]
+        await chat.send("Never mind.")
+        assert [message.text for message in driver.requests[-1].messages] == ["Hi", "Hello.", "Never mind."]
+        said = [message.text for message in await chat.history()]
+        assert said == ["Hi", "Hello.", "My number is 4711", "Never mind.", "Hello."]
+        assert [loop.status for loop in (await chat.record()).loops][1] is LoopStatus.REJECTED
+
+
+@pytest.mark.parametrize("verdict", [True, "no", False, 0], ids=repr)
+async def test_a_filter_that_answers_something_else_lets_nothing_pass(verdict: Any) -> None:
+    """It is an error before the model is asked, and what it did not judge is not shown later either."""
+    filters: list[Any] = [lambda messages: verdict]
+    driver = ScriptedDriver(lambda request: "Hello.")
+    async with perdure.connect("memory://", driver=driver, input_filters=filters) as sessions:
+        chat = await sessions.open("s")
+        with pytest.raises(RunFailed, match=ConfigurationError.__name__):
+            await chat.send("Hi")
+        assert (driver.requests, list((await chat.session()).state.messages)) == ([], [])
+
+
+@pytest.mark.parametrize("text", ["My number is 4711", "My name is Ada"])
+async def test_what_steers_a_run_passes_the_filters(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rejected message is on record and never shown; any other is taken in, and the model warned of it."""
+    monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.005)
+    may_go_on, is_in = asyncio.Event(), asyncio.Event()
+
+    async def pause() -> str:
+        """Wait."""
+        is_in.set()
+        await may_go_on.wait()
+        return "rested"
+
+    def warns(messages: Any) -> Warned | None:
+        return Warned("Beware.") if "name" in messages[-1].text else None
+
+    driver = ScriptedDriver(lambda request: ToolCall("pause") if request.step == 0 else "Done.")
+    filters = [no_numbers, warns]
+    async with perdure.connect("memory://", driver=driver, tools=[pause], input_filters=filters) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("Work."))
+        await is_in.wait()
+        await chat.send(text, when_busy="steer")
+        await asyncio.sleep(0.05)
+        may_go_on.set()
+        assert (await run).text == "Done."
+        shown = [message.text for message in driver.requests[-1].messages]
+        assert shown[3:] == ([] if "4711" in text else [text, "Beware."])
+        assert text in [message.text for message in await chat.history()]
+        assert await sessions.store.read("s", inbox=True) == []  # type: ignore[attr-defined]
+
+
+async def test_an_input_that_was_not_judged_before_a_crash_is_judged_after_it() -> None:
+    """The claim comes first, with the input on record; a filter that has not spoken by then is asked by recovery."""
+    is_asked = asyncio.Event()
+
+    async def ponders(messages: Any) -> None:
+        is_asked.set()
+        await asyncio.sleep(60)
+
+    store = MemoryStore()
+    async with perdure.connect(store, driver=ScriptedDriver(["no"]), input_filters=[ponders], grace=0) as sessions:
+        run = asyncio.ensure_future((await sessions.open("s")).send("4711"))
+        await is_asked.wait()
+    await asyncio.gather(run, return_exceptions=True)
+    driver = ScriptedDriver(["no"])
+    async with perdure.connect(store, driver=driver, input_filters=[no_numbers]) as sessions:
+        assert (await sessions.recover()).resumed == ("s",)
+        assert (driver.requests, list((await sessions.session("s")).state.messages)) == ([], [])

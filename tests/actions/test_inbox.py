@@ -1,0 +1,192 @@
+"""The inbox: an item is sent once, whatever becomes of the client, the run or the view that it was posted to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.loop.scenes import HeldDriver
+from tests.waiting import until
+
+import perdure
+from perdure import Chat, Message, StoreError, ToolCall
+from perdure.testing import FailingStore
+from perdure.testing.scripted import Delay, ScriptedDriver
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 0.005)
+
+
+def echo(request: Any) -> str:
+    return f"Re: {request.messages[-1].text}"
+
+
+async def texts(chat: Chat) -> list[str]:
+    return [message.text for message in (await chat.session()).state.messages]
+
+
+async def test_a_client_is_answered_when_its_answer_is_there() -> None:
+    """It does not wait for what others have queued behind it, and its task does not run that."""
+    release = asyncio.Event()
+
+    class Slow(ScriptedDriver):
+        async def respond(self, request: Any, on_delta: Any) -> Any:
+            if request.messages[-1].text == "Two.":
+                await release.wait()
+            return await super().respond(request, on_delta)
+
+    async with perdure.connect("memory://", driver=Slow(lambda r: Delay(0.02, echo(r)))) as sessions:
+        chat = await sessions.open("s")
+        first = asyncio.ensure_future(chat.send("One."))
+        await asyncio.sleep(0.01)
+        assert (await chat.send("Two.", when_busy="queue")).queued
+        assert (await asyncio.wait_for(first, 5)).text == "Re: One."
+        release.set()
+        await sessions.runtime.idle()
+        assert await texts(chat) == ["One.", "Re: One.", "Two.", "Re: Two."]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "compacted"])
+async def test_what_is_queued_behind_anything_that_holds_the_session_is_sent(how: str) -> None:
+    """Behind a run whose client has gone, and behind a compaction."""
+    is_asked = asyncio.Event()
+
+    async def summarise(messages: Any) -> str:
+        is_asked.set()
+        await asyncio.sleep(0.03)
+        return "It was said."
+
+    driver = HeldDriver(echo)
+    async with perdure.connect("memory://", driver=driver) as sessions:
+        chat = await sessions.open("s")
+        driver.may_answer.set()
+        for number in range(4):
+            await chat.send(f"{number}")
+        if how == "cancelled":
+            driver.may_answer.clear()
+            driver.is_asked.clear()
+            holder = asyncio.ensure_future(chat.send("One."))
+            await driver.is_asked.wait()
+        else:
+            holder = asyncio.ensure_future(
+                chat.compact(compact_strategy="llm", compress_callback=summarise, keep_last=2)
+            )
+            await is_asked.wait()
+        assert (await chat.send("Two.", when_busy="queue")).queued
+        if how == "cancelled":
+            holder.cancel()
+        driver.may_answer.set()
+        await asyncio.gather(holder, return_exceptions=True)
+        await sessions.runtime.idle()
+        assert (await texts(chat))[-2:] == ["Two.", "Re: Two."]
+
+
+async def test_the_same_message_may_be_queued_twice() -> None:
+    """It is the item that is delivered once, not the message: no old answer is taken for the new one's."""
+    async with perdure.connect("memory://", driver=ScriptedDriver(lambda r: Delay(0.02, echo(r)))) as sessions:
+        chat = await sessions.open("s")
+        for _ in range(2):
+            run = asyncio.ensure_future(chat.send("Busy."))
+            await asyncio.sleep(0.005)
+            await chat.send("Again.", when_busy="queue")
+            await run
+            await sessions.runtime.idle()
+        assert await texts(chat) == ["Busy.", "Re: Busy.", "Again.", "Re: Again."] * 2
+
+
+async def test_a_steering_message_is_not_delivered_again_after_a_reset() -> None:
+    """A queued item before it keeps the inbox from being taken; the record tells that it was delivered."""
+    may_go_on, is_in = asyncio.Event(), asyncio.Event()
+
+    async def pause() -> str:
+        """Wait."""
+        is_in.set()
+        await may_go_on.wait()
+        return "rested"
+
+    def script(request: Any) -> Any:
+        last = request.messages[-1].text
+        if last == "Work.":
+            return ToolCall("pause")
+        return Delay(30, "never") if last == "Queued." else echo(request)
+
+    async with perdure.connect("memory://", driver=ScriptedDriver(script), tools=[pause], grace=0) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("Work."))
+        await is_in.wait()
+        await chat.send("Queued.", when_busy="queue")
+        await chat.send("Left!", when_busy="steer")
+        await asyncio.sleep(0.03)
+        may_go_on.set()
+        assert (await run).text == "Re: Left!"
+        await until(chat.cancel)
+        await sessions.runtime.idle()
+        await chat.reset()
+        await chat.send("After.")
+        await sessions.runtime.idle()
+        assert await texts(chat) == ["After.", "Re: After."]
+        said = [message.text for message in await chat.history() if message.role == "user"]
+        assert said == ["Work.", "Left!", "Queued.", "After."]
+
+
+async def test_an_inbox_that_cannot_be_read_after_the_answer_is_saved_fails_nobody() -> None:
+    """What happens after the commit is logged: the caller has the answer."""
+    store = FailingStore(perdure.MemoryStore())
+    async with perdure.connect(store, driver=ScriptedDriver(echo)) as sessions:
+        chat = await sessions.open("s")
+        save = store.save
+
+        async def save_and_break(*given: Any, **named: Any) -> Any:
+            kept = await save(*given, **named)
+            store.fail("read")
+            return kept
+
+        store.save = save_and_break
+        assert (await chat.send("Hi")).text == "Re: Hi"
+
+
+@pytest.mark.parametrize("when", ["claim", "append", "save"])
+async def test_a_store_that_fails_once_sends_a_queued_message_once(when: str) -> None:
+    """The item stays in the inbox until its message is on record, and never after that."""
+    store = FailingStore(perdure.MemoryStore())
+    called: list[int] = []
+
+    def note() -> str:
+        """Note something."""
+        called.append(1)
+        return "noted"
+
+    def script(request: Any) -> Any:
+        asked = next(message.text for message in reversed(request.messages) if message.role == "user")
+        return ToolCall("note") if asked == "Queued." and request.step == 0 else Delay(0.02, "So.")
+
+    async with perdure.connect(store, driver=ScriptedDriver(script), tools=[note]) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("First."))
+        await asyncio.sleep(0.005)
+        await chat.send("Queued.", when_busy="queue")
+        await run
+        store.fail(when, error=StoreError("no room"))
+        await sessions.runtime.idle()
+        await chat.send("Last.")
+        await sessions.runtime.idle()
+        said = [message.text for message in await chat.history() if message.role == "user"]
+        assert sorted(said) == ["First.", "Last.", "Queued."]
+        assert called == [1]
+        assert await store.read("s", inbox=True) == []
+
+
+async def test_a_posted_item_of_an_older_release_is_sent() -> None:
+    """It has no delivery id: its message tells whether it was delivered."""
+    async with perdure.connect("memory://", driver=ScriptedDriver(echo)) as sessions:
+        chat = await sessions.open("s")
+        old = Message.user("Old.").to_dict()
+        await sessions.store.post("s", perdure.Entry("steer", {"messages": [old], "key": None}))  # type: ignore[attr-defined]
+        await chat.send("New.")
+        await sessions.runtime.idle()
+        await chat.send("Newer.")
+        await sessions.runtime.idle()
+        assert [t for t in await texts(chat) if not t.startswith("Re:")] == ["New.", "Old.", "Newer."]

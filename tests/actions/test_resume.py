@@ -1,0 +1,90 @@
+"""Recovery: the claim comes first, so that nobody continues a run from what it was a moment ago."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loop.scenes import loops_of
+from tests.waiting import until
+
+from perdure import AgentDefinition, MemoryStore, SendMessage, SessionBusy, SessionRuntime, SqliteStore, ToolCall, tool
+from perdure.actions.resume import ResumeExecution
+from perdure.model.ids import use
+from perdure.testing import FailingStore, FrozenClock
+
+AGENT = AgentDefinition("agent")
+
+
+class Bank:
+    """Counts how often a payment that must not be repeated was begun."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.pay = tool(name="pay")(self._pay)
+
+    async def _pay(self) -> str:
+        self.begun += 1
+        await asyncio.sleep(3600)
+        return "paid"
+
+    def loops(self) -> Any:
+        return loops_of([ToolCall("pay"), "Done."], self.pay)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_two_who_recover_one_run_begin_its_tool_once(kind: str, tmp_path: Path) -> None:
+    """B looks at a killed run; A takes it over, begins the tool and dies; B continues from what A has left."""
+    clock, bank = FrozenClock(tick=0.0001), Bank()
+    with use(clock=clock):
+        async with MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "s.db") as store:
+            session = await SessionRuntime(store).create(AGENT)
+            await _killed_in_the_model_call(store, session.id)
+            clock.advance(3600)
+            late = _Late(store)
+            second = asyncio.ensure_future(SessionRuntime(late).execute(session.id, ResumeExecution(bank.loops())))
+            await late.is_about_to_claim.wait()
+            first = asyncio.ensure_future(SessionRuntime(store).execute(session.id, ResumeExecution(bank.loops())))
+            await until(lambda: bank.begun)
+            clock.advance(3600)  # the first is as good as dead: nobody extends its claim
+            late.may_claim.set()
+            after = await asyncio.wait_for(second, 30)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert bank.begun == 1
+            assert "OutcomeUnknown" in after.state.messages[2].text
+
+
+class _Late:
+    """A store in which a claim takes its time."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.is_about_to_claim, self.may_claim = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim(self, *given: Any, **named: Any) -> Any:
+        self.is_about_to_claim.set()
+        await self.may_claim.wait()
+        return await self._store.claim(*given, **named)
+
+
+async def _killed_in_the_model_call(store: Any, session_id: str) -> None:
+    failing = FailingStore(store)
+    failing.fail("append", call=None)
+    failing.fail("release", call=None)
+    with pytest.raises(Exception, match="told to fail"):
+        await SessionRuntime(failing).execute(session_id, SendMessage("Go.", loops_of([ToolCall("pay")], Bank().pay)))
+
+
+async def test_a_run_that_is_claimed_is_left_alone() -> None:
+    """Another process has taken it over already."""
+    store = MemoryStore()
+    session = await SessionRuntime(store).create(AGENT)
+    await store.claim(session.id, version=1, owner="ann")
+    with pytest.raises(SessionBusy):
+        await SessionRuntime(store).execute(session.id, ResumeExecution(loops_of([])))

@@ -1,0 +1,112 @@
+"""Leaving a connection: what it has begun ends, or waits to be recovered, before the store is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.waiting import until
+
+import perdure
+from perdure import RunInterrupted, ToolCall
+from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
+
+SLOW = Chunks(["Once ", "upon ", Delay(60, "a time")])
+
+
+async def texts(url: str) -> list[str]:
+    async with perdure.connect(url, driver=ScriptedDriver([])) as sessions:
+        return [message.text for message in (await sessions.session("s")).state.messages]
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/s.db" if request.param == "sqlite" else f"file://{tmp_path}/sessions"
+
+
+async def test_a_stream_that_was_left_is_stopped_and_kept(url: str) -> None:
+    """`break` leaves the generator open: leaving the connection ends its run first, and keeps what was said."""
+    async with perdure.connect(url, driver=ScriptedDriver([SLOW])) as sessions:
+        chat = await sessions.open("s")
+        async for _ in chat.stream("Tell me."):
+            break
+    assert (await texts(url))[0] == "Tell me."
+    async with perdure.connect(url, driver=ScriptedDriver(["Yes."])) as sessions:
+        assert (await sessions.send("s", "Are you there?")).text == "Yes."
+
+
+async def test_a_run_that_ends_within_the_grace_is_waited_for(url: str) -> None:
+    """Nobody awaited it, and it is saved all the same."""
+    async with perdure.connect(url, driver=ScriptedDriver([Delay(0.05, "Done.")])) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("Do it."))
+        await asyncio.sleep(0.01)
+    assert (await run).text == "Done."
+    assert await texts(url) == ["Do it.", "Done."]
+
+
+async def test_a_run_that_does_not_end_in_time_waits_to_be_recovered(url: str) -> None:
+    """Its sender is told; the next process continues it at once, and no completed tool is called again."""
+    called: list[int] = []
+
+    def charge() -> str:
+        """Take the money."""
+        called.append(1)
+        return "charged"
+
+    def script(request: Any) -> Any:
+        return ToolCall("charge") if request.step == 0 else Delay(60, "never")
+
+    driver = ScriptedDriver(script)
+    async with perdure.connect(url, tools=[charge], driver=driver, grace=0) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("Do it.", key="k"))
+        await until(lambda: len(driver.requests) == 2)
+    with pytest.raises(RunInterrupted):
+        await run
+    async with perdure.connect(url, tools=[charge], driver=ScriptedDriver(["", "Done."])) as sessions:
+        assert (await sessions.send("s", "Do it.", key="k")).text == "Done."
+    assert called == [1]
+    assert (await texts(url))[-1] == "Done."
+
+
+async def test_a_queued_message_is_not_lost_on_leaving(url: str) -> None:
+    """It waits in the inbox, and is sent behind the next message."""
+    async with perdure.connect(url, driver=ScriptedDriver([Delay(60, "never")]), grace=0) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("One."))
+        journal = sessions.runtime.journal
+        assert journal is not None
+        await until(lambda: journal.is_claimed("s"))
+        assert (await chat.send("Two.", when_busy="queue")).queued
+    await asyncio.gather(run, return_exceptions=True)
+    async with perdure.connect(url, driver=ScriptedDriver(lambda r: f"Re: {r.messages[-1].text}")) as sessions:
+        await sessions.recover()
+        await sessions.runtime.idle()
+    assert await texts(url) == ["One.", "Re: One.", "Two.", "Re: Two."]
+
+
+def test_leaving_the_blocking_face_keeps_what_was_streamed(url: str) -> None:
+    """A thread that is still in the middle of a stream is told, and the session is free at once."""
+    failures: list[BaseException] = []
+    is_told = threading.Event()
+
+    def listen(chat: Any) -> None:
+        try:
+            for _ in chat.stream("Tell me."):
+                is_told.set()
+        except perdure.PerdureError as error:
+            failures.append(error)
+
+    with perdure.connect_blocking(url, driver=ScriptedDriver([SLOW])) as sessions:
+        thread = threading.Thread(target=listen, args=(sessions.open("s"),))
+        thread.start()
+        is_told.wait()
+    thread.join()
+    assert len(failures) == 1
+    with perdure.connect_blocking(url, driver=ScriptedDriver(["Yes."])) as sessions:
+        assert sessions.send("s", "Are you there?").text == "Yes."
+        assert sessions.history("s")[0].text == "Tell me."
