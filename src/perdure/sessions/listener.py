@@ -38,7 +38,8 @@ class Listener:
             self._loop_id = event.loop_id
 
     def _is_its_own(self, event: AgentStart) -> bool:
-        return event.session_id == self._session_id and _heard_by.get() is self
+        # A run that was killed is recovered before what was said now is sent: it is resumed, and another's.
+        return event.session_id == self._session_id and not event.resumed and _heard_by.get() is self
 
 
 def _chunk(event: MessageUpdate) -> Chunk:
