@@ -313,13 +313,12 @@ async def test_a_call_that_waits_is_not_trimmed_away() -> None:
 
 
 async def test_a_reset_gives_up_what_waits() -> None:
-    """The session stays suspended, as it does when the message is taken back; resumed, it begins anew."""
+    """The session is active, and there is nothing left to decide."""
     shop, runtime = Shop(), SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     await runtime.execute(session.id, SendMessage("Go on", shop.loops))
     after = await runtime.execute(session.id, ResetTranscript())
-    assert (after.state.execution, after.status) == (None, SessionStatus.SUSPENDED)
+    assert (after.state.execution, after.status) == (None, SessionStatus.ACTIVE)
     with pytest.raises(InvalidData, match="waits for a decision"):
         await runtime.execute(session.id, ApproveToolCalls(shop.loops))
-    await runtime.execute(session.id, ResumeSession())
     assert not [line for line in shop.done if line.startswith("buy")]

@@ -37,7 +37,7 @@ from perdure import (
     ToolExecutionEnd,
     tool,
 )
-from perdure.actions.spawning import child_session_id
+from perdure.actions.children import child_session_id
 from perdure.testing.scripted import Delay, ScriptedDriver
 
 from .scenes import Heard, answer_of, asked, results_in

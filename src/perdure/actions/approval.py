@@ -2,66 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
+from perdure.actions.children import depth_of, pending_now
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
-from perdure.loop.tool_use import Decisions, call_hash
+from perdure.loop.tool_use import Decisions
+from perdure.model.execution import PendingCall
 from perdure.model.message import ToolCall
-from perdure.model.session import AgentSession
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.usage import Usage
+from perdure.model.value import brief
 from perdure.protocols import ActionContext
+
+Shown = Iterable[ToolCall | str]
+"""The calls that a decision is about: as they were shown, or their digests, or their ids."""
 
 
 class ApproveToolCalls:
-    """Let pending calls (all of them, unless some are named) be made, and the run go on."""
+    """Let pending calls (all of them, unless some are named) be made, and the run continue.
+
+    What is approved is what was shown: the calls as they are given, or as the session's state has them. If a call, or
+    what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
+    """
 
     runs_model = True
 
-    def __init__(self, loops: LoopFactory, *, call_ids: Iterable[str] | None = None, depth: int = 0) -> None:
+    def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None) -> None:
         self._loops = loops
-        self._call_ids = _checked_ids(call_ids)
-        self._depth = depth
+        self._given = _checked(call_ids)
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        calls = _pending(session, self._call_ids)
+        shown = _shown(session, self._given)
+        now = await pending_now(session, context)
+        await _require_unchanged(session, context, shown, now)
+        depth = await depth_of(session, context)
         require_tools(
             self._loops,
             session,
-            self._depth,
-            calls,
+            depth,
+            shown,
             why="A call of {name!r} is to be approved",
             what_to_do="Approve it where its tools are (tools=[…], or --tools FILE.py), or deny it.",
         )
-        decisions = Decisions(approved={call.id: call_hash(call) for call in calls})
-        return await _go_on(session, self._loops, context, decisions, self._depth)
+        self.used_before = session.state.usage
+        decisions = Decisions(approved={call.id: call.digest for call in shown}, waited=_waited(now))
+        return await _continued(session, self._loops, context, decisions, depth)
 
 
 class DenyToolCalls:
-    """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and goes on."""
+    """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
 
     runs_model = True
 
-    def __init__(
-        self, loops: LoopFactory, *, reason: str, call_ids: Iterable[str] | None = None, depth: int = 0
-    ) -> None:
+    def __init__(self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
         self._loops = loops
         self._reason = reason
-        self._call_ids = _checked_ids(call_ids)
-        self._depth = depth
+        self._given = _checked(call_ids)
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        calls = _pending(session, self._call_ids)
-        decisions = Decisions(denied={call.id: self._reason for call in calls})
-        return await _go_on(session, self._loops, context, decisions, self._depth)
+        shown = _shown(session, self._given)
+        now = await pending_now(session, context)
+        # A denial makes nothing, so it may be of what a sub-agent no longer wants; but not of what nobody has shown.
+        stored = _pending(session)
+        await _require_unchanged(session, context, [call for call in shown if call != stored[call.id]], now)
+        self.used_before = session.state.usage
+        decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
+        return await _continued(session, self._loops, context, decisions, await depth_of(session, context))
 
 
-async def _go_on(
+class ShowPendingCalls:
+    """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        execution, now = session.state.execution, await pending_now(session, context)
+        if execution is None or execution.pending_calls == now:
+            if context is not None:
+                context.answer = session
+            return session
+        return session.with_state(session.state.with_execution(execution.with_pending_calls(now)))
+
+
+async def _continued(
     session: AgentSession, loops: LoopFactory, context: ActionContext | None, decisions: Decisions, depth: int
 ) -> AgentSession:
     assert session.state.execution is not None
@@ -73,18 +108,80 @@ async def _go_on(
     return after
 
 
-def _checked_ids(call_ids: Iterable[str] | None) -> tuple[str, ...] | None:
-    if isinstance(call_ids, str):
-        raise InvalidData("$.call_ids", "expected several ids, got one text; write ('…',)")
-    return None if call_ids is None else tuple(call_ids)
+def _checked(given: Shown | None) -> tuple[ToolCall | str, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, str | ToolCall) or not isinstance(given, Iterable):
+        raise InvalidData("$.call_ids", f"expected several calls or ids, got one {type(given).__name__}; write (…,)")
+    checked = tuple(given)
+    for place, each in enumerate(checked):
+        if not isinstance(each, str | ToolCall):
+            raise InvalidData(
+                f"$.call_ids[{place}]", f"expected a pending call, its digest or its id; got {brief(each)}"
+            )
+    return checked
 
 
-def _pending(session: AgentSession, call_ids: tuple[str, ...] | None) -> list[ToolCall]:
+def _pending(session: AgentSession) -> Mapping[str, PendingCall]:
+    """Return the calls that a session waits with, by id. Raise if it is closed, or waits for nothing."""
+    if session.status not in (SessionStatus.SUSPENDED, SessionStatus.ACTIVE):
+        raise SessionNotActive(session.id, session.status.value)
     execution = session.state.execution
-    waiting = {call.id: call for call in execution.pending_calls} if execution else {}
-    if not waiting:
+    if execution is None or not execution.pending_calls:
         raise InvalidData("$.call_ids", f"no tool call of session {session.id!r} waits for a decision")
-    for call_id in call_ids or ():
-        if call_id not in waiting:
-            raise InvalidData("$.call_ids", f"{call_id!r} does not wait for a decision; these do: {', '.join(waiting)}")
-    return [call for call in waiting.values() if call_ids is None or call.id in call_ids]
+    return {call.id: call for call in execution.pending_calls}
+
+
+def _shown(session: AgentSession, given: Sequence[ToolCall | str] | None) -> list[PendingCall]:
+    """Return the calls that a decision is about, as the one who decided was shown them."""
+    waiting = _pending(session)
+    if given is None:
+        return list(waiting.values())
+    shown: dict[str, PendingCall] = {}
+    for each in given:
+        call = _named(session, each, waiting) if isinstance(each, str) else each
+        if call.id not in waiting:
+            known = ", ".join(waiting)
+            raise InvalidData("$.call_ids", f"{call.id!r} does not wait for a decision; these do: {known}")
+        shown[call.id] = call if isinstance(call, PendingCall) else PendingCall.of(call)
+    return list(shown.values())
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def _named(session: AgentSession, name: str, waiting: Mapping[str, PendingCall]) -> PendingCall:
+    """Return the pending call of an id or a digest."""
+    found = waiting.get(name) or next((call for call in waiting.values() if call.digest == name), None)
+    if found is None and _DIGEST.fullmatch(name):
+        raise _changed(session, tuple(waiting.values()))
+    return PendingCall(name="", id=name) if found is None else found
+
+
+async def _require_unchanged(
+    session: AgentSession, context: ActionContext | None, shown: Sequence[PendingCall], now: Sequence[PendingCall]
+) -> None:
+    """Raise PendingCallsChanged if a call, or what a sub-agent wants, is not what was shown. What is shown is mended.
+
+    A sub-agent that waits no longer has nothing left that an approval could let happen.
+    """
+    by_id = {call.id: call for call in now}
+    if all(by_id[call.id].digest == call.digest or _waits_no_longer(by_id[call.id]) for call in shown):
+        return
+    if context is not None:
+        await context.execute(session.id, ShowPendingCalls())
+    raise _changed(session, now)
+
+
+def _waits_no_longer(call: PendingCall) -> bool:
+    return call.session_id is not None and not call.waits_for
+
+
+def _changed(session: AgentSession, now: Sequence[PendingCall]) -> PendingCallsChanged:
+    leaves = [leaf for call in now for leaf in call.leaves]
+    wanted = [f"{leaf.name}({msgspec.json.encode(leaf.arguments).decode()[:200]})" for leaf in leaves]
+    return PendingCallsChanged(session.id, now, wanted)
+
+
+def _waited(now: Sequence[PendingCall]) -> frozenset[str]:
+    return frozenset(call.id for call in now if call.session_id is None)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from perdure.actions.children import depth_of
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, owner_here, require_journal, run_agent
@@ -29,9 +30,8 @@ from perdure.model.message import Message
 from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, StoredAt
+from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key, SessionManager, StoredAt
 from perdure.recording import entry_of, event_of, see_through
-from perdure.runtime.runtime import SessionRuntime
 
 REDACTED = "redacted"
 
@@ -45,9 +45,8 @@ class ResumeExecution:
     runs_model = True
     ends_interruption = True
 
-    def __init__(self, loops: LoopFactory, *, depth: int = 0, give_up: bool = False) -> None:
+    def __init__(self, loops: LoopFactory, *, give_up: bool = False) -> None:
         self._loops = loops
-        self._depth = depth
         self._give_up = give_up
         self.has_found_one = False
         """Whether there was a run to be continued."""
@@ -72,30 +71,31 @@ class ResumeExecution:
             stories[events[0].loop_id] = stories[events[0].loop_id][1:]
             return await resume_group(session, context, self._loops, events[0], stories, written)
         replay = Replay(session.state).apply_all(events)
+        depth = await depth_of(session, context)
         if not self._give_up:
-            self._require_tools(session, replay)
+            self._require_tools(session, replay, depth)
         options = RunOptions(
             resumes=True,
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
-            depth=self._depth,
+            depth=depth,
             written={message.id: at for message, at in written.values()},
             key=_key_of(events),
         )
         spawn = Spawner(session, context, replay.decisions)
         active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
         after = await run_agent(active, replay.state, self._loops, context, options, spawn)
-        send_leftovers_after(context, self._loops, self._depth)
+        send_leftovers_after(context, self._loops, depth)
         return after
 
-    def _require_tools(self, session: AgentSession, replay: Replay) -> None:
+    def _require_tools(self, session: AgentSession, replay: Replay, depth: int) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""
         step = replay.state.execution.current_step if replay.state.execution else None
         begun = [call for call in step.tool_calls if call.id in replay.decisions.unknown] if step else []
         require_tools(
             self._loops,
             session,
-            self._depth,
+            depth,
             begun,
             why="The run that was killed was calling {name!r}",
             what_to_do="Recover it where its tools are (tools=[…], or --tools FILE.py), or end it with cancel.",
@@ -244,7 +244,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         return cls(*(sum(column, start=()) for column in columns))
 
 
-async def recover(runtime: SessionRuntime, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
+async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
     """Resume every run whose claim has lapsed, or that of one session. One that fails does not stop the others."""
     journal = runtime.journal
     if journal is None:

@@ -81,7 +81,7 @@ async def run_agent(
             "key": (options.key.name, options.key.digest) if options.key else None,
         },
         spawn=spawn,
-        told=await _told(session, state, context),
+        told=await told_of(session, state, context),
     )
     try:
         if options.give_up:
@@ -110,7 +110,7 @@ def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefiniti
     return replace(session.definition, tools=(), tools_deny=(), capabilities=())
 
 
-async def _told(session: AgentSession, state: AgentState, context: ActionContext | None) -> Told:
+async def told_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> Told:
     """How far the record has come of a run that is to be continued."""
     if context is None or context.journal is None or state.execution is None:
         return Told()

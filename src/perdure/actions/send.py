@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from perdure import codec
+from perdure.actions.children import depth_of
 from perdure.actions.refused import refuse
 from perdure.actions.running import (
     QUEUE,
@@ -88,7 +89,8 @@ class SendMessage:
             return session
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
-        options = RunOptions(inputs=self.messages, key=self._key, depth=self._depth, taken=self._taken)
+        depth = self._depth or await depth_of(session, context)
+        options = RunOptions(inputs=self.messages, key=self._key, depth=depth, taken=self._taken)
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context) if context is not None else None
         try:
@@ -100,7 +102,7 @@ class SendMessage:
                 raise
             await self._post(session, context)
             return session
-        send_leftovers_after(context, self._loops, self._depth)
+        send_leftovers_after(context, self._loops, depth)
         return after
 
     async def _is_answered(self, key: Key, session: AgentSession, context: ActionContext | None) -> bool:

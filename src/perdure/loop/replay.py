@@ -44,11 +44,12 @@ class Replay:
         self._step_id = state.execution.current_step.id if state.execution and state.execution.current_step else None
         self._approved: dict[str, str] = {}
         self._denied: dict[str, str] = {}
+        self._waited: set[str] = set()
 
     @property
     def decisions(self) -> Decisions:
-        """What people had decided, and the calls that were started and have no outcome."""
-        return Decisions(self._approved, self._denied, frozenset(self._started_calls))
+        """What people had decided, the calls that were started and have no outcome, and those that had waited."""
+        return Decisions(self._approved, self._denied, frozenset(self._started_calls), frozenset(self._waited))
 
     def apply_all(self, events: Iterable[AnyLoopEvent]) -> Replay:
         for event in events:
@@ -98,6 +99,7 @@ class Replay:
         self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
 
     def _resume(self) -> None:
+        self._waited |= {call.id for call in self._execution.pending_calls if call.session_id is None}
         execution = self._execution.with_pending_calls(())
         # As in the live run, a step that goes on counts from here: nobody worked on it meanwhile.
         self._change(execution if execution.current_step is None else execution.with_step_started())

@@ -80,7 +80,10 @@ class SessionRuntime:
         tags: Iterable[str] = (),
     ) -> AgentSession:
         """A new session, kept as version 1."""
-        session = self._factory.create(definition, seed, session_id=session_id, owner=owner, tags=tags)
+        return await self.add(self._factory.create(definition, seed, session_id=session_id, owner=owner, tags=tags))
+
+    async def add(self, session: AgentSession) -> AgentSession:
+        """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
         session = await self._pass(SessionStage.BEFORE_CREATE, session)
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
         async with self._saving(session) as saving:
@@ -114,7 +117,7 @@ class SessionRuntime:
 
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
-        context = ActionContext(self._repository.store, self._events.emit, self.execute, self.journal)
+        context = ActionContext(self._repository.store, self._events.emit, self.execute, self.journal, self.add)
         try:
             after = await action.execute_on(before, context)
         except asyncio.CancelledError:
