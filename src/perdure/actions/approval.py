@@ -42,9 +42,7 @@ class ApproveToolCalls:
         """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        shown = _shown(session, self._given)
-        now = await pending_now(session, context)
-        await _require_unchanged(session, context, shown, now)
+        shown, now = await _looked_at(session, context, self._given)
         depth = await depth_of(session, context)
         require_tools(
             self._loops,
@@ -74,11 +72,7 @@ class DenyToolCalls:
         """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        shown = _shown(session, self._given)
-        now = await pending_now(session, context)
-        # A denial makes nothing, so it may be of what a sub-agent no longer wants; but not of what nobody has shown.
-        stored = _pending(session)
-        await _require_unchanged(session, context, [call for call in shown if call != stored[call.id]], now)
+        shown, now = await _looked_at(session, context, self._given, lets_happen=False)
         self.used_before = session.state.usage
         decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
         return await _continued(session, self._loops, context, decisions, await depth_of(session, context))
@@ -132,14 +126,41 @@ def _pending(session: AgentSession) -> Mapping[str, PendingCall]:
     return {call.id: call for call in execution.pending_calls}
 
 
-def _shown(session: AgentSession, given: Sequence[ToolCall | str] | None) -> list[PendingCall]:
+async def _looked_at(
+    session: AgentSession,
+    context: ActionContext | None,
+    given: Sequence[ToolCall | str] | None,
+    *,
+    lets_happen: bool = True,
+) -> tuple[list[PendingCall], tuple[PendingCall, ...]]:
+    """Return the calls that a decision is about, as they were shown, and all that wait, as they are now.
+
+    PendingCallsChanged is raised where these differ, and the session shows then what they are now. A decision that
+    lets nothing happen may be about what a sub-agent no longer wants.
+    """
+    waiting, now = _pending(session), await pending_now(session, context)
+    try:
+        shown = _shown(session, given, waiting, now)
+        _require_unchanged(session, [call for call in shown if lets_happen or call != waiting[call.id]], now)
+    except PendingCallsChanged:
+        if context is not None:
+            await context.execute(session.id, ShowPendingCalls())
+        raise
+    return shown, now
+
+
+def _shown(
+    session: AgentSession,
+    given: Sequence[ToolCall | str] | None,
+    waiting: Mapping[str, PendingCall],
+    now: Sequence[PendingCall],
+) -> list[PendingCall]:
     """Return the calls that a decision is about, as the one who decided was shown them."""
-    waiting = _pending(session)
     if given is None:
         return list(waiting.values())
     shown: dict[str, PendingCall] = {}
     for each in given:
-        call = _named(session, each, waiting) if isinstance(each, str) else each
+        call = _named(session, each, waiting, now) if isinstance(each, str) else each
         if call.id not in waiting:
             known = ", ".join(waiting)
             raise InvalidData("$.call_ids", f"{call.id!r} does not wait for a decision; these do: {known}")
@@ -150,27 +171,24 @@ def _shown(session: AgentSession, given: Sequence[ToolCall | str] | None) -> lis
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
-def _named(session: AgentSession, name: str, waiting: Mapping[str, PendingCall]) -> PendingCall:
+def _named(
+    session: AgentSession, name: str, waiting: Mapping[str, PendingCall], now: Sequence[PendingCall]
+) -> PendingCall:
     """Return the pending call of an id or a digest."""
-    found = waiting.get(name) or next((call for call in waiting.values() if call.digest == name), None)
+    found = waiting.get(name) or next((call for call in (*waiting.values(), *now) if call.digest == name), None)
     if found is None and _DIGEST.fullmatch(name):
-        raise _changed(session, tuple(waiting.values()))
+        raise _changed(session, now)
     return PendingCall(name="", id=name) if found is None else found
 
 
-async def _require_unchanged(
-    session: AgentSession, context: ActionContext | None, shown: Sequence[PendingCall], now: Sequence[PendingCall]
-) -> None:
-    """Raise PendingCallsChanged if a call, or what a sub-agent wants, is not what was shown. What is shown is mended.
+def _require_unchanged(session: AgentSession, shown: Iterable[PendingCall], now: Sequence[PendingCall]) -> None:
+    """Raise PendingCallsChanged if a call, or what a sub-agent wants, is not what was shown.
 
     A sub-agent that waits no longer has nothing left that an approval could let happen.
     """
     by_id = {call.id: call for call in now}
-    if all(by_id[call.id].digest == call.digest or _waits_no_longer(by_id[call.id]) for call in shown):
-        return
-    if context is not None:
-        await context.execute(session.id, ShowPendingCalls())
-    raise _changed(session, now)
+    if not all(by_id[call.id].digest == call.digest or _waits_no_longer(by_id[call.id]) for call in shown):
+        raise _changed(session, now)
 
 
 def _waits_no_longer(call: PendingCall) -> bool:
