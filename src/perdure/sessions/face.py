@@ -472,13 +472,13 @@ class Sessions:
             await self.store.delete(key)
         return erased
 
-    async def _with_children(self, session_ids: Sequence[SessionId]) -> list[SessionId]:
+    async def _with_children(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
         """Return ids, each once and after those of the sessions that its sub-agents have."""
         every: dict[SessionId, None] = {}
         for session_id in session_ids:
             every |= dict.fromkeys(info.id for info in await spawned_by(self.store, session_id, deleted=True))
             every[session_id] = None
-        return list(every)
+        return tuple(every)
 
     async def _all(self, filters: Filters) -> AsyncIterator[AgentSessionInfo]:
         filters["limit"] = 500
