@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.addresses import address_of, store_at
 
 from perdure import (
     AdoptBranch,
@@ -45,6 +46,7 @@ from perdure.actions.running import owner_here
 from perdure.testing import FailingStore, ScriptedDriver
 
 STORES: dict[str, Any] = {
+    "postgres": lambda path: store_at(address_of("postgres", path)),
     "memory": lambda path: MemoryStore(),
     "sqlite": lambda path: SqliteStore(path / "s.db"),
     "file": lambda path: FileStore(path / "sessions"),

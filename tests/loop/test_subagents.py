@@ -12,6 +12,7 @@ import pytest
 from perdure import (
     AgentDefinition,
     AgentSession,
+    AgentStop,
     ApproveToolCalls,
     ChildLoopRef,
     ConfigurationError,
@@ -20,6 +21,7 @@ from perdure import (
     EventBus,
     ExecutionBudget,
     ExecutionStatus,
+    Interceptor,
     LoopFactory,
     LoopStatus,
     MemoryStore,
@@ -30,6 +32,7 @@ from perdure import (
     ResumeExecution,
     SendMessage,
     SessionBusy,
+    SessionNotActive,
     SessionRecorder,
     SessionRuntime,
     SessionSaved,
@@ -380,6 +383,80 @@ async def test_a_sub_agents_session_passes_the_stages() -> None:
     assert stages[:4] == ["before_create", "before_save", "after_save", "after_create"]
     assert child.tags == ("checked",)
     assert [event.version for event in saved if event.session_id == child.id] == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop", "limit", "fail"])
+async def test_a_run_that_ends_ends_the_sub_agents_that_wait(how: str) -> None:
+    """Another call of the step ends the run: nobody can approve what the sub-agent wanted, and it is charged for."""
+    paid.clear()
+    begun = asyncio.Event()
+
+    @tool
+    async def other() -> None:
+        begun.set()
+        if how == "stop":
+            raise AgentStop("enough")
+        if how != "fail":
+            await asyncio.sleep(5)
+
+    class Failing(Interceptor):
+        def after_tool_use(self, execution: Any, state: Any) -> Any:
+            if how == "fail":
+                raise RuntimeError("broken")
+            return execution
+
+    def reply(request: ModelRequest) -> Any:
+        return [ASK, ToolCall("other")] if request.system_prompt == "boss" else ToolCall("pay", {"to": "Bob"})
+
+    agent = helper(tools=("pay",))
+    loops = LoopFactory(driver=ScriptedDriver(reply), subagents=[agent], tools=[pay, other], interceptors=[Failing()])
+    runtime = SessionRuntime(MemoryStore())
+    limit = ExecutionBudget(max_seconds=0.2 if how == "limit" else None)
+    boss = AgentDefinition("boss", system_prompt="boss", tools=("helper", "other"), budget=limit)
+    session = await runtime.create(boss)
+    task = asyncio.ensure_future(runtime.execute(session.id, SendMessage("Go.", loops)))
+    if how == "cancel":
+        await begun.wait()
+        child_id: str | None = None
+        while child_id is None:
+            found = await runtime.list_sessions(parent=session.id, status="suspended")
+            child_id = found[0].id if found else None
+            await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    session = await runtime.get_session(session.id)
+    (info,) = await runtime.list_sessions(parent=session.id)
+    child = await runtime.get_session(info.id)
+    assert (session.status, child.status) == (SessionStatus.ACTIVE, SessionStatus.FAILED)
+    assert session.state.status in (ExecutionStatus.STOPPED, ExecutionStatus.FAILED)
+    assert child.state.status is ExecutionStatus.STOPPED
+    with pytest.raises(SessionNotActive):
+        await runtime.execute(child.id, ApproveToolCalls(loops))
+    assert paid == []
+    if how != "fail":
+        assert session.state.usage.total_tokens == 30
+
+
+async def test_a_killed_run_that_is_given_up_ends_its_sub_agents() -> None:
+    """Killed while its sub-agent waited, and then cancelled: nobody can approve what that wanted."""
+    paid.clear()
+    loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    store, clock = MemoryStore(), FrozenClock(tick=0.0001)
+    failing = FailingStore(store)
+    failing.fail("save", call=2)  # the boss's: its sub-agent's is the first
+    failing.fail("release", call=None)
+    with use(clock=clock):
+        runtime = SessionRuntime(store)
+        session = await runtime.create(BOSS)
+        with pytest.raises(StoreError):
+            await SessionRuntime(failing).execute(session.id, SendMessage("Go.", loops))
+        clock.advance(60)
+        await runtime.execute(session.id, ResumeExecution(loops, give_up=True))
+        (info,) = await runtime.list_sessions(parent=session.id)
+        assert info.status is SessionStatus.FAILED
+        with pytest.raises(SessionNotActive):
+            await runtime.execute(info.id, ApproveToolCalls(loops))
+    assert paid == []
 
 
 async def test_a_denied_sub_agent_is_a_refused_call() -> None:

@@ -7,12 +7,13 @@ from contextlib import suppress
 
 import msgspec
 
-from perdure.actions.children import depth_of
+from perdure.actions.children import child_session_id, depth_of
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, owner_here, require_journal, run_agent
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
+from perdure.actions.waiting import StopWaiting
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -72,7 +73,9 @@ class ResumeExecution:
             return await resume_group(session, context, self._loops, events[0], stories, written)
         replay = Replay(session.state).apply_all(events)
         depth = await depth_of(session, context)
-        if not self._give_up:
+        if self._give_up:
+            await self._give_up_children(replay, context)
+        else:
             self._require_tools(session, replay, depth)
         options = RunOptions(
             resumes=True,
@@ -87,6 +90,16 @@ class ResumeExecution:
         after = await run_agent(active, replay.state, self._loops, context, options, spawn)
         send_leftovers_after(context, self._loops, depth)
         return after
+
+    async def _give_up_children(self, replay: Replay, context: ActionContext) -> None:
+        """End the sub-agents that the run was waiting for, where they stand."""
+        execution = replay.state.execution
+        for call_id in replay.decisions.unknown if execution is not None else ():
+            assert execution is not None
+            child_id = child_session_id(execution.execution_id, call_id)
+            if await context.store.exists(child_id):
+                await context.execute(child_id, ResumeExecution(self._loops, give_up=True))
+                await context.execute(child_id, StopWaiting("its caller was cancelled"))
 
     def _require_tools(self, session: AgentSession, replay: Replay, depth: int) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""

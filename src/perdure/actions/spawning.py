@@ -102,8 +102,11 @@ class Spawner:
 
     async def _note_what_is_left(self, tool: SubagentTool, call: ToolContext) -> None:
         with suppress(PerdureError):  # the cancellation goes on, whether or not the child can be read
-            child = await self._context.store.load(child_session_id(call.execution_id, call.call_id))
-            if child is not None and child.state.execution is not None:
+            child_id = child_session_id(call.execution_id, call.call_id)
+            if not await self._context.store.exists(child_id):
+                return
+            child = await self._context.execute(child_id, StopWaiting("its caller was cancelled"))
+            if child.state.execution is not None:
                 self._left[call.call_id] = _outcome(tool, call.call_id, child)
 
     def _new_child(self, child_id: SessionId, tool: SubagentTool, call: ToolContext) -> AgentSession:

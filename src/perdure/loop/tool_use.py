@@ -110,6 +110,8 @@ class ToolUse:
         self._interceptors = interceptors
         self._decisions = decisions
         self._stop: AgentStop | None = None
+        self._waiting: list[PendingCall] = []
+        """The calls of sub-agents that turned out to wait for a person."""
 
     async def carry_out(self, step: AgentStep) -> None:
         """Run every call of a step that has no outcome yet, but for those that wait for a person."""
@@ -130,17 +132,35 @@ class ToolUse:
                 waiting.append(decided.call)
             else:
                 await self._complete(decided)
-        waiting += await self._run_all(ready)
-        if self._stop is not None:
-            raise self._stop
+        try:
+            waiting += await self._run_all(ready)
+            if self._stop is not None:
+                raise self._stop
+        except Unrecordable:
+            raise  # the run is not over: whoever resumes it finds what waits
+        except BaseException:
+            await see_through(self._leave_waiting())
+            raise
         by_id = {call.id: call for call in waiting}
         self._run.put_pending([by_id.pop(call.id) for call in step.tool_calls if call.id in by_id])
 
+    async def _leave_waiting(self) -> None:
+        """End the sub-agents that wait for a person, in a run that ends: what they have used is charged."""
+        for call in self._waiting:
+            left = await self._abandoned(call)
+            if left is not None:
+                refused = _refused(call, "Stopped", "The run ended before a person had decided about this call.")
+                await self._complete(replace(refused, usage=left.usage), left.child)
+
+    async def _abandoned(self, call: ToolCall) -> Outcome | None:
+        """End the sub-agent of a call; return what it has come to, None if there is none."""
+        if not isinstance(self._run.spawn, Spawns):
+            return None
+        return await self._run.spawn.abandon(self._run.setup.tools.get(call.name), self._context(call))
+
     async def _deny(self, call: ToolCall) -> None:
         """Settle a call that a person has denied. A sub-agent that waited for the decision ends, and is charged for."""
-        left: Outcome | None = None
-        if isinstance(self._run.spawn, Spawns):
-            left = await self._run.spawn.abandon(self._run.setup.tools.get(call.name), self._context(call))
+        left = await self._abandoned(call)
         refused = _refused(call, "Denied", f"A person has denied this call: {self._decisions.denied[call.id]}")
         if left is None:
             await self._complete(refused)
@@ -214,7 +234,8 @@ class ToolUse:
         try:
             outcome = await self._outcome(ready)
         except AwaitsApproval as waits:
-            return PendingCall.of(ready.call, waits.session_id, waits.calls)
+            self._waiting.append(PendingCall.of(ready.call, waits.session_id, waits.calls))
+            return self._waiting[-1]
         except (asyncio.CancelledError, TimeLimitReached):
             left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
             if left is not None:
