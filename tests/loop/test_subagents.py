@@ -14,6 +14,7 @@ from perdure import (
     AgentSession,
     AgentStop,
     ApproveToolCalls,
+    ChangeDefinition,
     ChildLoopRef,
     ConfigurationError,
     DenyToolCalls,
@@ -273,7 +274,7 @@ class Forget:
 
 
 async def test_a_sub_agent_that_was_decided_by_itself_is_waited_for_no_longer() -> None:
-    """Its caller goes on with its answer; there is nothing left that the approval could let happen."""
+    """Its caller continues with its answer; there is nothing left that the approval could let happen."""
     paid.clear()
     loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
     runtime, session, (child,) = await send(loops)
@@ -329,7 +330,7 @@ async def test_an_approval_reaches_through_every_level() -> None:
 
 @pytest.mark.parametrize("how", ["recover", "approve", "deny", "send"])
 async def test_the_depth_of_a_sub_agent_is_kept_when_it_goes_on_by_itself(how: str) -> None:
-    """At the last level it is offered no sub-agents, whoever continues it: not its caller alone knows its depth."""
+    """At the last level it is offered no sub-agents, also when its caller is not the one that continues it."""
     offered: list[set[str]] = []
     every = [AgentDefinition(name, system_prompt=name) for name in ("boss", "helper")]
     store, clock = MemoryStore(), FrozenClock(tick=0.0001)
@@ -383,6 +384,17 @@ async def test_a_sub_agents_session_passes_the_stages() -> None:
     assert stages[:4] == ["before_create", "before_save", "after_save", "after_create"]
     assert child.tags == ("checked",)
     assert [event.version for event in saved if event.session_id == child.id] == [1, 2]
+
+
+async def test_a_sub_agent_can_be_denied_where_it_is_not_known() -> None:
+    """Its session ends, though the process that denies its call has neither the agent nor its tools."""
+    loops = loops_for([ASK, "Pity."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    runtime, session, (child,) = await send(loops)
+    bare = LoopFactory(driver=ScriptedDriver(lambda request: "Pity."))
+    await runtime.execute(session.id, ChangeDefinition(AgentDefinition("boss", system_prompt="boss")))
+    session = await runtime.execute(session.id, DenyToolCalls(bare, reason="too dear"))
+    assert answer_of(session.state) == "Pity."
+    assert (await runtime.get_session(child.id)).status is SessionStatus.FAILED
 
 
 @pytest.mark.parametrize("how", ["cancel", "stop", "limit", "fail"])

@@ -61,10 +61,10 @@ class Spawner:
             await see_through(self._note_what_is_left(tool, call))
             raise
         if not pending:
-            return _outcome(tool, call.call_id, child)
+            return _outcome(tool.name, call.call_id, child)
         if self._waits:
             raise AwaitsApproval(child.id, pending)
-        outcome = await self.abandon(tool, call) or _outcome(tool, call.call_id, child)
+        outcome = await self.abandon(tool.name, call) or _outcome(tool.name, call.call_id, child)
         wanted = ", ".join(each.name for each in pending)
         problem = f"Agent {tool.name} needs a person's approval ({wanted}), and nobody can be asked here."
         return replace(outcome, error=ErrorRecord("ApprovalImpossible", problem))
@@ -83,18 +83,19 @@ class Spawner:
         except PendingCallsChanged:  # since it was looked at: it waits, and its caller shows for what
             return await self._context.store.load(child_id) or child
 
-    async def abandon(self, tool: object, call: ToolContext) -> Outcome | None:
-        """End a child that waits for a person and will not be waited for; what it has used. None if there is none."""
-        if not isinstance(tool, SubagentTool):
-            return None
+    async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
+        """End a child that waits for a person and will not be waited for; return what it has used.
+
+        None if the call has no child. The sub-agent itself need not be known here.
+        """
         child_id = child_session_id(call.execution_id, call.call_id)
         try:
-            if await self._context.store.load(child_id) is None:
+            if not await self._context.store.exists(child_id):
                 return None
             child = await self._context.execute(child_id, StopWaiting())
         except INFRASTRUCTURE as error:
             raise Unrecordable(error) from error
-        return _outcome(tool, call.call_id, child)
+        return _outcome(name, call.call_id, child)
 
     def left_by(self, call_id: str) -> Outcome | None:
         """What a call has come to that was cancelled."""
@@ -107,7 +108,7 @@ class Spawner:
                 return
             child = await self._context.execute(child_id, StopWaiting("its caller was cancelled"))
             if child.state.execution is not None:
-                self._left[call.call_id] = _outcome(tool, call.call_id, child)
+                self._left[call.call_id] = _outcome(tool.name, call.call_id, child)
 
     def _new_child(self, child_id: SessionId, tool: SubagentTool, call: ToolContext) -> AgentSession:
         at = now()
@@ -151,6 +152,6 @@ class Spawner:
         return self._decisions is not None and self._decisions.approved.get(asked.id) == asked.digest
 
 
-def _outcome(tool: SubagentTool, call_id: str, child: AgentSession) -> Outcome:
+def _outcome(name: str, call_id: str, child: AgentSession) -> Outcome:
     loop_id = child.state.execution.execution_id if child.state.execution else ""
-    return replace(outcome_of(tool.name, child.state), child=ChildLoopRef(call_id, tool.name, loop_id, child.id))
+    return replace(outcome_of(name, child.state), child=ChildLoopRef(call_id, name, loop_id, child.id))

@@ -27,7 +27,7 @@ async def end_waiting(
 ) -> AgentSession:
     """Return what a verb has made of a session, with the run that waited in it ended.
 
-    Its sub-agents end first. The run's end goes on record in the commit that saves the session, which is active then
+    Its sub-agents end first. The run's end is put on record in the commit that saves the session, which is active then
     unless the verb has closed it. A session that did not wait comes back as the verb has left it.
     """
     if not is_waiting(before):

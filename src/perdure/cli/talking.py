@@ -178,7 +178,7 @@ async def _chosen_calls(
 @store_options
 @click.pass_context
 def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: bool) -> None:
-    """Let the pending tool calls of SESSION be made, all of them by default, and the run go on.
+    """Let the pending tool calls of SESSION be made, all of them by default, and the run continue.
 
     What is made is what is printed first, and nothing else.
     """

@@ -82,8 +82,8 @@ class AwaitsApproval(Exception):
 class Spawns(Protocol):
     """Who runs sub-agents, as seen by those who end their work early."""
 
-    async def abandon(self, tool: object, call: ToolContext) -> Outcome | None:
-        """End the work of a call that was denied; what it has come to, None if it had not begun."""
+    async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
+        """End the work of a call that is given up; return what it has come to, None if it had not begun."""
         ...
 
     def left_by(self, call_id: str) -> Outcome | None:
@@ -137,7 +137,7 @@ class ToolUse:
             if self._stop is not None:
                 raise self._stop
         except Unrecordable:
-            raise  # the run is not over: whoever resumes it finds what waits
+            raise  # the run is not over: it can be resumed, and finds what waits
         except BaseException:
             await see_through(self._leave_waiting())
             raise
@@ -156,7 +156,7 @@ class ToolUse:
         """End the sub-agent of a call; return what it has come to, None if there is none."""
         if not isinstance(self._run.spawn, Spawns):
             return None
-        return await self._run.spawn.abandon(self._run.setup.tools.get(call.name), self._context(call))
+        return await self._run.spawn.abandon(call.name, self._context(call))
 
     async def _deny(self, call: ToolCall) -> None:
         """Settle a call that a person has denied. A sub-agent that waited for the decision ends, and is charged for."""
