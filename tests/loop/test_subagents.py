@@ -48,7 +48,6 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.actions.approval import ShowPendingCalls
 from perdure.actions.children import child_session_id
 from perdure.model.ids import use
 from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver
@@ -251,26 +250,39 @@ async def test_a_sub_agent_that_wants_something_else_by_now_is_not_approved() ->
     runtime, session, (child,) = await send(loops)
     await runtime.execute(child.id, ApproveToolCalls(loops))
     for seen in (None, pending_in(session), [pending_in(session)[0].digest], ["ask"]):
+        await runtime.execute(session.id, Showing(session))
         with pytest.raises(PendingCallsChanged, match=r'pay\({"to":"Eve"}\)'):
             await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=seen))
         assert paid == ["Bob"]
         looked = await runtime.get_session(session.id)
         (asked,) = pending_in(looked)[0].leaves
         assert (looked.status, asked.arguments) == (SessionStatus.SUSPENDED, {"to": "Eve"})
-        await runtime.execute(session.id, Forget())
-    await runtime.execute(session.id, ShowPendingCalls())
     session = await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=pending_in(looked)))
     assert (answer_of(session.state), paid) == ("Done.", ["Bob", "Eve"])
 
 
-class Forget:
-    """Shows a sub-agent's call as an older release has stored it: without what it waits for."""
+class Showing:
+    """Has a session show the pending calls of another version of it, or others."""
+
+    def __init__(self, session: AgentSession | None = None) -> None:
+        self.calls = pending_in(session) if session is not None else (PendingCall(ASK.name, ASK.arguments, ASK.id),)
 
     async def execute_on(self, session: AgentSession, context: Any = None) -> AgentSession:
         execution = session.state.execution
         assert execution is not None
-        plain = tuple(PendingCall(call.name, call.arguments, call.id) for call in execution.pending_calls)
-        return session.with_state(session.state.with_execution(execution.with_pending_calls(plain)))
+        return session.with_state(session.state.with_execution(execution.with_pending_calls(self.calls)))
+
+
+async def test_a_sub_agent_that_an_older_release_left_waiting_is_shown_before_it_goes_on() -> None:
+    """Its caller's call was stored without what it waits for: the first approval shows that, and makes nothing."""
+    paid.clear()
+    loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    runtime, session, _ = await send(loops)
+    await runtime.execute(session.id, Showing())
+    again = await runtime.execute(session.id, ApproveToolCalls(loops))
+    assert (again.status, paid, pending_in(again)) == (SessionStatus.SUSPENDED, [], pending_in(session))
+    await runtime.execute(session.id, ApproveToolCalls(loops))
+    assert paid == ["Bob"]
 
 
 async def test_a_sub_agent_that_was_decided_by_itself_is_waited_for_no_longer() -> None:

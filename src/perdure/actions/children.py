@@ -31,11 +31,13 @@ async def pending_now(session: AgentSession, context: ActionContext | None) -> t
     execution = session.state.execution
     if execution is None or context is None:
         return execution.pending_calls if execution else ()
-    return tuple([await _as_it_is(call, execution.execution_id, context) for call in execution.pending_calls])
+    return tuple([await _as_it_is(call, context) for call in execution.pending_calls])
 
 
-async def _as_it_is(call: PendingCall, execution_id: str, context: ActionContext) -> PendingCall:
-    child = await context.store.load(child_session_id(execution_id, call.id))
+async def _as_it_is(call: PendingCall, context: ActionContext) -> PendingCall:
+    if call.session_id is None:
+        return call
+    child = await context.store.load(call.session_id)
     return PendingCall.of(call) if child is None else PendingCall.of(call, child.id, await pending_now(child, context))
 
 
