@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from perdure.errors import InvalidSessionFile as InvalidSessionFile
     from perdure.errors import InvalidSessionId as InvalidSessionId
     from perdure.errors import NotLoaded as NotLoaded
+    from perdure.errors import PendingCallsChanged as PendingCallsChanged
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import RequestRefused as RequestRefused
     from perdure.errors import RetriesExhausted as RetriesExhausted
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from perdure.model.execution import ExecutionBudget as ExecutionBudget
     from perdure.model.execution import ExecutionState as ExecutionState
     from perdure.model.execution import ExecutionStatus as ExecutionStatus
+    from perdure.model.execution import PendingCall as PendingCall
     from perdure.model.execution import Spent as Spent
     from perdure.model.ids import SessionId as SessionId
     from perdure.model.lineage import ChildLoopRef as ChildLoopRef
@@ -164,11 +166,13 @@ if TYPE_CHECKING:
     from perdure.protocols import Indexed as Indexed
     from perdure.protocols import Journal as Journal
     from perdure.protocols import JournalEntry as JournalEntry
+    from perdure.protocols import LoopBuilder as LoopBuilder
     from perdure.protocols import ModelReply as ModelReply
     from perdure.protocols import ModelRequest as ModelRequest
     from perdure.protocols import Search as Search
     from perdure.protocols import SearchHit as SearchHit
     from perdure.protocols import SessionController as SessionController
+    from perdure.protocols import SessionManager as SessionManager
     from perdure.protocols import SessionStage as SessionStage
     from perdure.protocols import SessionStore as SessionStore
     from perdure.protocols import Tool as Tool
@@ -224,9 +228,9 @@ _HOMES = {
     "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript Undo",
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
-    "DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
-    "RetriesExhausted RunFailed RunInterrupted SessionBusy SessionConflict SessionLocked SessionNotActive "
-    "SessionNotFound StoreError ToolError TransientDriverError",
+    "DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId NotLoaded "
+    "PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
+    "SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError ToolError TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction_auto": "AutoCompaction",
     "loop.compaction_options": "CompactionOptions",
@@ -244,7 +248,7 @@ _HOMES = {
     "loop.tools": "FunctionTool ToolRegistry tool",
     "model.definition": "AgentDefinition ModelConfig",
     "model.events": "SessionActionExecuted SessionLoadFailed SessionLoaded SessionSaveFailed SessionSaved",
-    "model.execution": "ExecutionBudget ExecutionState ExecutionStatus Spent",
+    "model.execution": "ExecutionBudget ExecutionState ExecutionStatus PendingCall Spent",
     "model.ids": "SessionId",
     "model.lineage": "ChildLoopRef SpawnRef",
     "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock InputRejected LoopEvent MessageEnd "
@@ -261,7 +265,8 @@ _HOMES = {
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
     "protocols": "Action ActionContext Claim Delta Driver Entry Erasure EventHandler Indexed Journal JournalEntry "
-    "ModelReply ModelRequest Search SearchHit SessionController SessionStage SessionStore Tool ToolContext ToolSpec",
+    "LoopBuilder ModelReply ModelRequest Search SearchHit SessionController SessionManager SessionStage SessionStore "
+    "Tool ToolContext ToolSpec",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",

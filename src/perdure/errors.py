@@ -13,7 +13,8 @@ PerdureError
 ├── InvalidSessionId
 ├── InvalidSessionFile
 ├── InvalidData
-│   └── NotLoaded
+│   ├── NotLoaded
+│   └── PendingCallsChanged
 ├── CorruptRecord
 ├── StoreError
 ├── DriverError
@@ -187,6 +188,19 @@ class InvalidData(PerdureError, ValueError):
         self.path = path
         self.problem = problem
         super().__init__(f"{problem} (at {path})")
+
+
+class PendingCallsChanged(InvalidData):
+    """A session waits for something else than what a decision was about; `pending` has its calls as they are now."""
+
+    def __init__(self, session_id: str, pending: Iterable[object], wanted: Iterable[str]) -> None:
+        self.session_id = session_id
+        self.pending = tuple(pending)
+        super().__init__(
+            "$.call_ids",
+            f"session {session_id!r} does not wait for what was shown, but for {', '.join(wanted) or 'nothing'}. "
+            "Nothing was decided or made; look at the pending calls again, and decide about those",
+        )
 
 
 class NotLoaded(InvalidData):

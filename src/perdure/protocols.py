@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from enum import StrEnum
@@ -12,10 +12,11 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 import msgspec
 
 from perdure.errors import InvalidData
-from perdure.model.definition import ModelConfig
+from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
-from perdure.model.session import AgentSession, SessionInfoList, SessionStatus
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
 from perdure.model.value import EMPTY, JSON, Value
@@ -81,11 +82,14 @@ class ActionContext:
         emit: Callable[[object], Awaitable[None]],
         execute: Callable[[str, Action], Awaitable[AgentSession]],
         journal: Journal | None,
+        create: Callable[[AgentSession], Awaitable[AgentSession]] | None = None,
         under_way: UnderWay | None = None,
     ) -> None:
         self.store = store
         self.emit = emit
         self.execute = execute
+        self.create = create or store.create
+        """Keeps a new session, through the stages that every other goes through."""
         self.journal = journal
         """The store again, if it has one; None if its runs are unrecorded."""
         self.under_way = under_way
@@ -96,6 +100,8 @@ class ActionContext:
         """What follows in a task of the runtime's own once the session's claim is given back, however that came."""
         self.answer: AgentSession | None = None
         """Set where there is nothing to save: what the caller is given instead."""
+        self.tells: list[object] = []
+        """Events that are emitted once the action's result is saved."""
         self.interrupted: AgentSession | None = None
         """Set where the action was cancelled: what is to be saved before the cancellation goes on."""
 
@@ -109,6 +115,49 @@ class Action(Protocol):
     """Turns a session into the next one. Anything with this method is an action."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession: ...
+
+
+class SessionManager(Protocol):
+    """Creates, reads and changes sessions: what `recover` needs of a runtime. `SessionRuntime` is one."""
+
+    @property
+    def journal(self) -> Journal | None:
+        """The store's journal; None if its runs are unrecorded."""
+        ...
+
+    async def create(
+        self,
+        definition: AgentDefinition,
+        *,
+        seed: AgentState | None = None,
+        session_id: str | None = None,
+        owner: str | None = None,
+        tags: Iterable[str] = (),
+    ) -> AgentSession: ...
+
+    async def execute(
+        self, session_id: str, action: Action, *, on_conflict: Literal["raise", "retry", "fork"] = "raise"
+    ) -> AgentSession: ...
+
+    async def get_session(self, session_id: str, *, version: int | None = None) -> AgentSession: ...
+
+    async def get_session_info(self, session_id: str) -> AgentSessionInfo: ...
+
+    async def list_sessions(self, **filters: Unpack[Filters]) -> SessionInfoList: ...
+
+
+class Loop(Protocol):
+    """Runs an agent's state to the end of an execution."""
+
+    async def run(self, state: AgentState) -> AgentState: ...
+
+
+class LoopBuilder(Protocol):
+    """Builds the loop that an agent of a definition runs in. `LoopFactory` is one."""
+
+    def build(self, definition: AgentDefinition, state: AgentState | None = None, *, depth: int = 0) -> Loop:
+        """Return a loop; `depth` is how many agents have called each other to get there."""
+        ...
 
 
 class EventHandler(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,24 @@ from perdure import (
     AgentState,
     AgentStop,
     ApproveToolCalls,
+    CompleteSession,
     ConfigurationError,
+    DeleteSession,
     DenyToolCalls,
+    ExecutionState,
     ExecutionStatus,
+    FailSession,
     IllegalStatusChange,
     Interceptor,
     InvalidData,
     LoopFactory,
+    LoopStatus,
     MemoryStore,
+    Message,
+    ModelReply,
+    ModelRequest,
+    PendingCall,
+    PendingCallsChanged,
     ResetTranscript,
     ResumeSession,
     SendMessage,
@@ -33,12 +44,16 @@ from perdure import (
     SessionStatus,
     SqliteStore,
     StopReason,
+    StoreError,
     ToolCall,
     TrimTranscript,
+    Undo,
+    recover,
     tool,
 )
+from perdure.model.ids import use
 from perdure.protocols import Entry
-from perdure.testing.scripted import ScriptedDriver
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("agent")
 
@@ -314,13 +329,198 @@ async def test_a_call_that_waits_is_not_trimmed_away() -> None:
 
 
 async def test_a_reset_gives_up_what_waits() -> None:
-    """The session stays suspended, as it does when the message is taken back; resumed, it begins anew."""
+    """The session is active, and there is nothing left to decide."""
     shop, runtime = Shop(), SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
     await runtime.execute(session.id, SendMessage("Go on", shop.loops))
     after = await runtime.execute(session.id, ResetTranscript())
-    assert (after.state.execution, after.status) == (None, SessionStatus.SUSPENDED)
+    assert (after.state.execution, after.status) == (None, SessionStatus.ACTIVE)
     with pytest.raises(InvalidData, match="waits for a decision"):
         await runtime.execute(session.id, ApproveToolCalls(shop.loops))
-    await runtime.execute(session.id, ResumeSession())
     assert not [line for line in shop.done if line.startswith("buy")]
+
+
+def shown(session: AgentSession) -> tuple[PendingCall, ...]:
+    assert session.state.execution is not None
+    return session.state.execution.pending_calls
+
+
+async def test_what_was_shown_is_approved() -> None:
+    """The calls as they were shown, or their digests, say what is to be made; the others wait on."""
+    for form in (lambda call: call, lambda call: call.digest):
+        shop = Shop()
+        runtime, session = await waiting(shop)
+        (buy, sell) = shown(session)
+        session = await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=[form(sell)]))
+        assert (pending(session), "sell jug for 500" in shop.done) == ([buy.id], True)
+
+
+@pytest.mark.parametrize("decide", ["approve", "deny"])
+async def test_a_decision_about_other_arguments_is_refused(decide: str) -> None:
+    """A call that is shown with one price and waits with another is not decided; the error has what waits now."""
+    shop = Shop()
+    runtime, session = await waiting(shop)
+    (_, sell) = shown(session)
+    cheaper = replace(sell, arguments={"what": "jug", "price": 101})
+    action: Any = ApproveToolCalls(shop.loops, call_ids=[cheaper])
+    if decide == "deny":
+        action = DenyToolCalls(shop.loops, reason="too cheap", call_ids=[cheaper.digest])
+    with pytest.raises(PendingCallsChanged, match="look at the pending calls again") as refused:
+        await runtime.execute(session.id, action)
+    assert refused.value.pending == shown(session)
+    assert await runtime.get_session(session.id) == session
+    assert "sell jug for 500" not in shop.done
+
+
+@pytest.mark.parametrize("given", [5, [5], [None], ToolCall("buy")])
+async def test_a_decision_is_about_calls(given: Any) -> None:
+    """Anything but calls, digests and ids is InvalidData at once."""
+    with pytest.raises(InvalidData, match=r"call_ids"):
+        ApproveToolCalls(Shop().loops, call_ids=given)
+
+
+class Numbering:
+    """A model that gives the calls of every answer the same ids, and answers in words once it has results."""
+
+    def __init__(self, *calls: ToolCall) -> None:
+        self.calls = calls
+
+    async def respond(self, request: ModelRequest, on_delta: Any) -> ModelReply:
+        return ModelReply(
+            Message.assistant("Done." if request.step else "", tool_calls=() if request.step else self.calls)
+        )
+
+
+async def test_an_old_id_never_hits_a_new_call() -> None:
+    """A model that numbers its calls from 0 in every run gives no two calls of a session the same id."""
+    done: list[int] = []
+
+    @tool(needs_approval=True)
+    def pay(amount: int) -> str:
+        done.append(amount)
+        return "paid"
+
+    model = Numbering(ToolCall("pay", {"amount": 5}, "call_0"))
+    loops, runtime = LoopFactory(driver=model, tools=[pay]), SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    (first,) = shown(await runtime.execute(session.id, SendMessage("Pay.", loops)))
+    await runtime.execute(session.id, Undo())
+    model.calls = (ToolCall("pay", {"amount": 5000}, "call_0"),)
+    (second,) = shown(await runtime.execute(session.id, SendMessage("Pay.", loops)))
+    assert re.fullmatch(r"call_0-[0-9a-f]{8}", second.id)
+    for stale in (first.id, first, first.digest):
+        with pytest.raises(InvalidData):
+            await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=[stale]))
+    assert done == []
+
+
+async def test_a_provider_that_takes_back_its_own_ids_only_gets_them() -> None:
+    """Random ids are kept as they came: long ones, and those of nine letters and digits."""
+    ids = ["D681PevKs", "toolu_01A09q90qw90lq917835lq9", "call_1"]
+
+    @tool
+    def look() -> str:
+        return "seen"
+
+    model = Numbering(ToolCall("look", {}, "call_0"))
+    loops, runtime = LoopFactory(driver=model, tools=[look]), SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    await runtime.execute(session.id, SendMessage("Look.", loops))
+    model.calls = tuple(ToolCall("look", {}, each) for each in ids)
+    session = await runtime.execute(session.id, SendMessage("Look.", loops))
+    own = [call.id for message in session.state.messages for call in message.tool_calls]
+    assert own[:3] == ["call_0", *ids[:2]]
+    assert own[3].startswith("call_1-")
+
+
+class Lenient:
+    """A shop whose rule for approvals can be taken away while its calls wait."""
+
+    def __init__(self) -> None:
+        self.strict = True
+        self.done: list[str] = []
+
+        @tool(needs_approval=lambda arguments: self.strict)
+        def buy(what: str) -> str:
+            self.done.append(what)
+            return f"bought {what}"
+
+        calls = [ToolCall("buy", {"what": what}, what) for what in ("cup", "jug")]
+        self.loops = LoopFactory(driver=ScriptedDriver([calls, "Done."]), tools=[buy])
+
+
+async def test_a_call_that_waited_waits_until_it_is_decided() -> None:
+    """Calls that nobody decided about are not made, though the rule no longer asks."""
+    shop = Lenient()
+    runtime, session = await waiting(shop)  # type: ignore[arg-type]  # it has loops, which is all that is asked
+    shop.strict = False
+    session = await runtime.execute(session.id, ApproveToolCalls(shop.loops, call_ids=["cup"]))
+    assert (shop.done, pending(session), session.status) == (["cup"], ["jug"], SessionStatus.SUSPENDED)
+    session = await runtime.execute(session.id, DenyToolCalls(shop.loops, reason="no", call_ids=["jug"]))
+    assert (shop.done, session.state.status) == (["cup"], ExecutionStatus.COMPLETED)
+
+
+async def test_an_approval_of_other_arguments_lets_nothing_through() -> None:
+    """A call that an interceptor has changed since waits again, though the rule no longer asks."""
+    shop, changing = Lenient(), Doubling()
+    loops = LoopFactory(driver=ScriptedDriver([BUY, "Done."]), tools=shop.loops._tools, interceptors=[changing])
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    await runtime.execute(session.id, SendMessage("Go.", loops))
+    shop.strict, changing.more = False, " and palace"
+    session = await runtime.execute(session.id, ApproveToolCalls(loops))
+    assert (shop.done, shown(session)[0].arguments) == ([], {"what": "cup and palace"})
+
+
+async def test_an_undecided_call_waits_after_a_recovery_too() -> None:
+    """Killed after one of two calls was approved: that one is made, the other waits, whatever the rule says now."""
+    shop, store, clock = Lenient(), MemoryStore(), FrozenClock(tick=0.0001)
+    with use(clock=clock):
+        runtime, session = await waiting(shop, store)  # type: ignore[arg-type]  # it has loops
+        shop.strict = False
+        failing = FailingStore(store)
+        failing.fail("append", error=StoreError("The process dies here."))
+        failing.fail("release")
+        with pytest.raises(StoreError):
+            await SessionRuntime(failing).execute(session.id, ApproveToolCalls(shop.loops, call_ids=["cup"]))
+        clock.advance(60)
+        report = await recover(runtime, shop.loops)
+    assert report.suspended == (session.id,)
+    assert pending(await runtime.get_session(session.id)) == ["jug"]
+    assert shop.done == ["cup"]
+
+
+@pytest.mark.parametrize("close", [FailSession, CompleteSession, DeleteSession])
+async def test_a_closed_session_is_not_reopened_by_a_decision(close: Any) -> None:
+    """Its run has ended on record; deciding is SessionNotActive, and nothing is made or changed."""
+    shop, runtime = Shop(), SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    await runtime.execute(session.id, SendMessage("Go.", shop.loops))
+    done = list(shop.done)
+    closed = await runtime.execute(session.id, close())
+    assert (closed.state.status, closed.state.stop_reason) == (ExecutionStatus.STOPPED, StopReason.USER_REQUESTED)
+    for action in (ApproveToolCalls(shop.loops), DenyToolCalls(shop.loops, reason="no")):
+        with pytest.raises(SessionNotActive):
+            await runtime.execute(session.id, action)
+    assert (await runtime.get_session(session.id), shop.done) == (closed, done)
+
+
+async def test_a_session_that_an_older_release_closed_while_it_waited_can_be_opened() -> None:
+    """Its calls can no longer be decided; ResumeSession ends their run, and the session takes messages."""
+    shop, store = Shop(), MemoryStore()
+    runtime, session = await waiting(shop, store)
+    closed = await store.save(session.failed())  # as releases before this one did
+    with pytest.raises(SessionNotActive):
+        await runtime.execute(session.id, ApproveToolCalls(shop.loops))
+    opened = await runtime.execute(session.id, ResumeSession())
+    assert (opened.status, pending(opened), closed.version) == (SessionStatus.ACTIVE, [], opened.version - 1)
+    assert [loop.status for loop in (await runtime.record(session.id)).loops] == [LoopStatus.COMPLETED]
+
+
+async def test_calls_of_older_releases_load() -> None:
+    """A waiting call was stored as a plain tool call; it is one that waits for nothing below it."""
+    stored = {"type": "tool_call", "name": "buy", "arguments": {"what": "cup"}, "id": "2"}
+    execution = ExecutionState.from_dict({"execution_id": "e", "format": 1, "pending_calls": [stored]})
+    assert execution.pending_calls == (PendingCall("buy", {"what": "cup"}, "2"),)
+    plain = execution.to_dict()["pending_calls"]
+    assert plain == [stored]

@@ -73,6 +73,19 @@ def test_approval(perdure: Callable[..., Any], tools: str, home: Path) -> None:
     assert (home / "ledger").read_text() == "2+3\n"
 
 
+def test_an_approval_prints_what_it_approves(perdure: Callable[..., Any], tools: str, home: Path) -> None:
+    """By its digest as well; one that was shown with something else is refused, and nothing is made."""
+    perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, code=10)
+    (call,) = perdure("show", "s", "--json").json["pending_calls"]
+    told = perdure("approve", "s", "--call", "0" * 64, "--tools", tools, code=2).err
+    assert "look at the pending calls again" in told
+    assert not (home / "ledger").exists()
+    told = perdure("approve", "s", "--call", call["digest"], "--tools", tools).err
+    assert told.splitlines()[0] == "Approving:"
+    assert call["id"] in told
+    assert (home / "ledger").read_text() == "2+3\n"
+
+
 def test_denial(perdure: Callable[..., Any], tools: str, home: Path) -> None:
     perdure("send", "--new", "s", "what is 2 + 3?", "--tools", tools, "--json", code=10)
     perdure("deny", "s", "not today", "--tools", tools)

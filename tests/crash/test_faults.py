@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from perdure import (
     AgentDefinition,
     AgentSession,
     ApproveToolCalls,
+    DenyToolCalls,
     ExecutionStatus,
     LongestAnswer,
     LoopFactory,
@@ -270,3 +271,51 @@ async def test_a_parent_that_is_recovered_alone_resumes_its_child() -> None:
         report = await recover(SessionRuntime(store), loops, session_id=session.id)
     assert report.resumed == (session.id,)
     assert ledger == ["charge 1"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("decision", ["approve", "deny"])
+async def test_a_decision_about_a_sub_agent_takes_effect_once_whatever_call_the_crash_strikes(
+    decision: str, after: bool
+) -> None:
+    """It asks for the same payment twice: one decision lets one be made at most, and the other waits for its own."""
+    for call in range(1, MOST_CALLS):
+        store, clock, done = MemoryStore(), FrozenClock(tick=0.0001), list[str]()
+        with use(clock=clock):
+            runtime = SessionRuntime(store)
+            session = await runtime.create(AgentDefinition("boss", system_prompt="boss", tools=("buyer",)))
+            await runtime.execute(session.id, SendMessage("Buy it.", shop_of_a_sub_agent(done)))
+            failing = FailingStore(store)
+            failing.crash(call=call, after=after)
+            action: Action = ApproveToolCalls(shop_of_a_sub_agent(done))
+            if decision == "deny":
+                action = DenyToolCalls(shop_of_a_sub_agent(done), reason="too dear")
+            with suppress(StoreError):
+                await SessionRuntime(failing).execute(session.id, action)
+            kept = await recovered(store, session.id, shop_of_a_sub_agent(done), clock)
+        assert len(done) <= (decision == "approve"), f"call {call}: a payment was made that nobody has approved"
+        if decision == "deny" and "ask" in results_of(kept):
+            assert "too dear" in kept.state.messages[2].tool_results[0].text
+        else:
+            assert kept.status is SessionStatus.SUSPENDED
+        if not failing.has_crashed:
+            assert done == (["cup"] if decision == "approve" else [])
+            break
+    assert 5 < call < MOST_CALLS - 1
+
+
+def shop_of_a_sub_agent(done: list[str]) -> LoopFactory:
+    """An agent whose sub-agent wants to buy the same thing twice, and has to ask each time."""
+
+    @tool(needs_approval=True)
+    def buy(what: str) -> str:
+        done.append(what)
+        return f"bought {what}"
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == "boss":
+            return "Done." if request.step else ToolCall("buyer", {"prompt": "Two cups."}, "ask")
+        return "Bought." if request.step == 2 else ToolCall("buy", {"what": "cup"})
+
+    buyer = AgentDefinition("buyer", system_prompt="buyer", tools=("buy",))
+    return LoopFactory(tools=[buy], subagents=[buyer], driver=ScriptedDriver(reply))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,32 @@ import pytest
 from perdure import (
     AgentDefinition,
     AgentSession,
+    AgentStop,
     ApproveToolCalls,
+    ChangeDefinition,
     ChildLoopRef,
     ConfigurationError,
     DenyToolCalls,
     DriverError,
+    EventBus,
     ExecutionBudget,
     ExecutionStatus,
+    Interceptor,
     LoopFactory,
     LoopStatus,
     MemoryStore,
     MessageStart,
     ModelRequest,
+    PendingCall,
+    PendingCallsChanged,
     ResumeExecution,
     SendMessage,
     SessionBusy,
+    SessionNotActive,
     SessionRecorder,
     SessionRuntime,
+    SessionSaved,
+    SessionStage,
     SessionStatus,
     SqliteStore,
     StopReason,
@@ -35,10 +45,12 @@ from perdure import (
     SubagentPolicy,
     ToolCall,
     ToolExecutionEnd,
+    recover,
     tool,
 )
-from perdure.actions.spawning import child_session_id
-from perdure.testing.scripted import Delay, ScriptedDriver
+from perdure.actions.children import child_session_id
+from perdure.model.ids import use
+from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver
 
 from .scenes import Heard, answer_of, asked, results_in
 
@@ -212,7 +224,9 @@ async def test_a_child_that_waits_suspends_its_parent(tmp_path: Path) -> None:
         _, session, (child,) = await send(loops, store)
         assert (session.status, child.status, paid) == (SessionStatus.SUSPENDED, SessionStatus.SUSPENDED, [])
         assert session.state.execution is not None
-        assert [call.name for call in session.state.execution.pending_calls] == ["helper"]
+        (call,) = session.state.execution.pending_calls
+        assert (call.name, call.session_id) == ("helper", child.id)
+        assert [(each.name, each.arguments) for each in call.waits_for] == [("pay", {"to": "Bob"})]
         elsewhere = SessionRuntime(other)
         session = await elsewhere.execute(session.id, ApproveToolCalls(loops))
         assert (session.status, paid) == (SessionStatus.SUSPENDED, ["Bob"]), "the child asks again"
@@ -221,6 +235,252 @@ async def test_a_child_that_waits_suspends_its_parent(tmp_path: Path) -> None:
         child = await elsewhere.get_session(child.id)
         assert (child.status, answer_of(child.state)) == (SessionStatus.ACTIVE, "Paid.")
         assert session.state.usage.total_tokens == 15 * 2 + 15 * 3
+
+
+def pending_in(session: AgentSession) -> tuple[PendingCall, ...]:
+    assert session.state.execution is not None
+    return session.state.execution.pending_calls
+
+
+async def test_a_sub_agent_that_wants_something_else_by_now_is_not_approved() -> None:
+    """Bob was shown and Eve is asked for: nothing is paid, and then Eve is shown."""
+    paid.clear()
+    child_script = [ToolCall("pay", {"to": "Bob"}), ToolCall("pay", {"to": "Eve"}), "Paid."]
+    loops = loops_for([ASK, "Done."], child_script, agent=helper(tools=("pay",)))
+    runtime, session, (child,) = await send(loops)
+    await runtime.execute(child.id, ApproveToolCalls(loops))
+    for seen in (None, pending_in(session), [pending_in(session)[0].digest], ["ask"]):
+        await runtime.execute(session.id, Showing(session))
+        with pytest.raises(PendingCallsChanged, match=r'pay\({"to":"Eve"}\)'):
+            await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=seen))
+        assert paid == ["Bob"]
+        looked = await runtime.get_session(session.id)
+        (asked,) = pending_in(looked)[0].leaves
+        assert (looked.status, asked.arguments) == (SessionStatus.SUSPENDED, {"to": "Eve"})
+    session = await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=pending_in(looked)))
+    assert (answer_of(session.state), paid) == ("Done.", ["Bob", "Eve"])
+
+
+class Showing:
+    """Has a session show the pending calls of another version of it, or others."""
+
+    def __init__(self, session: AgentSession | None = None) -> None:
+        self.calls = pending_in(session) if session is not None else (PendingCall(ASK.name, ASK.arguments, ASK.id),)
+
+    async def execute_on(self, session: AgentSession, context: Any = None) -> AgentSession:
+        execution = session.state.execution
+        assert execution is not None
+        return session.with_state(session.state.with_execution(execution.with_pending_calls(self.calls)))
+
+
+async def test_a_sub_agent_that_an_older_release_left_waiting_is_shown_before_it_goes_on() -> None:
+    """Its caller's call was stored without what it waits for: the first approval shows that, and makes nothing."""
+    paid.clear()
+    loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    runtime, session, _ = await send(loops)
+    await runtime.execute(session.id, Showing())
+    again = await runtime.execute(session.id, ApproveToolCalls(loops))
+    assert (again.status, paid, pending_in(again)) == (SessionStatus.SUSPENDED, [], pending_in(session))
+    await runtime.execute(session.id, ApproveToolCalls(loops))
+    assert paid == ["Bob"]
+
+
+async def test_a_sub_agent_that_was_decided_by_itself_is_waited_for_no_longer() -> None:
+    """Its caller continues with its answer; there is nothing left that the approval could let happen."""
+    paid.clear()
+    loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    runtime, session, (child,) = await send(loops)
+    await runtime.execute(child.id, ApproveToolCalls(loops))
+    session = await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=pending_in(session)))
+    assert (results_in(session.state)[0].text, paid) == ("Paid.", ["Bob"])
+
+
+async def test_only_the_sub_agents_that_were_approved_go_on() -> None:
+    """One of two waits on, and shows what for."""
+    paid.clear()
+    calls = [ToolCall("helper", {"prompt": name}, name) for name in ("Bob", "Eve")]
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == "boss":
+            return [calls, "Done."][request.step]
+        return "Paid." if request.step else ToolCall("pay", {"to": request.messages[0].text})
+
+    loops = LoopFactory(driver=ScriptedDriver(reply), subagents=[helper(tools=("pay",))], tools=[pay])
+    runtime, session, _ = await send(loops)
+    bob, eve = pending_in(session)
+    session = await runtime.execute(session.id, ApproveToolCalls(loops, call_ids=[bob]))
+    assert (pending_in(session), paid) == ((eve,), ["Bob"])
+    session = await runtime.execute(session.id, DenyToolCalls(loops, reason="not her", call_ids=[eve.digest]))
+    assert "not her" in results_in(session.state)[1].text
+    assert (answer_of(session.state), paid) == ("Done.", ["Bob"])
+
+
+async def test_an_approval_reaches_through_every_level() -> None:
+    """What the last of a chain wants is shown on the first, and changes there are found before anything is made."""
+    paid.clear()
+    uses = {"boss": "mid", "mid": "leaf", "leaf": "pay"}
+    agents = [AgentDefinition(name, system_prompt=name, tools=(used,)) for name, used in uses.items()]
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == "leaf":
+            return [ToolCall("pay", {"to": "Bob"}), ToolCall("pay", {"to": "Eve"}), "Paid."][request.step]
+        return "Done." if request.step else ToolCall(uses[request.system_prompt or ""], {"prompt": "You."})
+
+    loops = LoopFactory(driver=ScriptedDriver(reply), subagents=agents[1:], tools=[pay])
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(agents[0])
+    session = await runtime.execute(session.id, SendMessage("Go.", loops))
+    assert [leaf.arguments for leaf in pending_in(session)[0].leaves] == [{"to": "Bob"}]
+    leaf = next(info for info in await runtime.list_sessions() if info.agent_name == "leaf")
+    await runtime.execute(leaf.id, ApproveToolCalls(loops))
+    with pytest.raises(PendingCallsChanged, match="Eve"):
+        await runtime.execute(session.id, ApproveToolCalls(loops))
+    assert paid == ["Bob"]
+    session = await runtime.execute(session.id, ApproveToolCalls(loops))
+    assert (session.status, paid) == (SessionStatus.ACTIVE, ["Bob", "Eve"])
+
+
+@pytest.mark.parametrize("how", ["recover", "approve", "deny", "send"])
+async def test_the_depth_of_a_sub_agent_is_kept_when_it_goes_on_by_itself(how: str) -> None:
+    """At the last level it is offered no sub-agents, also when its caller is not the one that continues it."""
+    offered: list[set[str]] = []
+    every = [AgentDefinition(name, system_prompt=name) for name in ("boss", "helper")]
+    store, clock = MemoryStore(), FrozenClock(tick=0.0001)
+    failing = FailingStore(store)
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == "boss":
+            return ToolCall("helper", {"prompt": "You."}, "ask") if request.step == 0 else "Done."
+        offered.append({spec.name for spec in request.tools})
+        if how == "recover" and len(offered) == 1:
+            failing.crash(call=1)
+        return ToolCall("pay", {"to": "Bob"}) if request.step == 0 else "Paid."
+
+    policy = SubagentPolicy(max_depth=1)
+    loops = LoopFactory(driver=ScriptedDriver(reply), subagents=every, tools=[pay], subagent_policy=policy)
+    with use(clock=clock):
+        runtime = SessionRuntime(store)
+        session = await runtime.create(every[0])
+        with suppress(StoreError):
+            await SessionRuntime(failing).execute(session.id, SendMessage("Go.", loops))
+        child_id = (await runtime.list_sessions(parent=session.id))[0].id
+        clock.advance(60)
+        if how == "recover":
+            await recover(runtime, loops, session_id=child_id)
+        if how == "deny":
+            await runtime.execute(child_id, DenyToolCalls(loops, reason="no"))
+        else:
+            await runtime.execute(child_id, ApproveToolCalls(loops))
+        if how == "send":
+            await runtime.execute(child_id, SendMessage("Once more.", loops))
+    assert len(offered) > 1
+    assert set.union(*offered) == {"pay"}
+
+
+async def test_a_sub_agents_session_passes_the_stages() -> None:
+    """A controller sees it created as it sees any other, and may refuse it; what it sets is kept."""
+    seen: list[tuple[str, str]] = []
+
+    class Watching:
+        def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+            seen.append((session.info.agent_name, stage.value))
+            return session.with_tags(["checked"]) if stage is SessionStage.BEFORE_CREATE else session
+
+    bus, saved = EventBus(), list[Any]()
+    bus.subscribe(SessionSaved, saved.append)
+    runtime = SessionRuntime(MemoryStore(), controller=Watching(), events=bus)
+    session = await runtime.create(BOSS)
+    await runtime.execute(session.id, SendMessage("Go.", loops_for([ASK, "Done."], ["It is 5."])))
+    (child,) = await runtime.list_sessions(parent=session.id)
+    stages = [stage for name, stage in seen if name == "helper"]
+    assert stages[:4] == ["before_create", "before_save", "after_save", "after_create"]
+    assert child.tags == ("checked",)
+    assert [event.version for event in saved if event.session_id == child.id] == [1, 2]
+
+
+async def test_a_sub_agent_can_be_denied_where_it_is_not_known() -> None:
+    """Its session ends, though the process that denies its call has neither the agent nor its tools."""
+    loops = loops_for([ASK, "Pity."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    runtime, session, (child,) = await send(loops)
+    bare = LoopFactory(driver=ScriptedDriver(lambda request: "Pity."))
+    await runtime.execute(session.id, ChangeDefinition(AgentDefinition("boss", system_prompt="boss")))
+    session = await runtime.execute(session.id, DenyToolCalls(bare, reason="too dear"))
+    assert answer_of(session.state) == "Pity."
+    assert (await runtime.get_session(child.id)).status is SessionStatus.FAILED
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop", "limit", "fail"])
+async def test_a_run_that_ends_ends_the_sub_agents_that_wait(how: str) -> None:
+    """Another call of the step ends the run: nobody can approve what the sub-agent wanted, and it is charged for."""
+    paid.clear()
+    begun = asyncio.Event()
+
+    @tool
+    async def other() -> None:
+        begun.set()
+        if how == "stop":
+            raise AgentStop("enough")
+        if how != "fail":
+            await asyncio.sleep(5)
+
+    class Failing(Interceptor):
+        def after_tool_use(self, execution: Any, state: Any) -> Any:
+            if how == "fail":
+                raise RuntimeError("broken")
+            return execution
+
+    def reply(request: ModelRequest) -> Any:
+        return [ASK, ToolCall("other")] if request.system_prompt == "boss" else ToolCall("pay", {"to": "Bob"})
+
+    agent = helper(tools=("pay",))
+    loops = LoopFactory(driver=ScriptedDriver(reply), subagents=[agent], tools=[pay, other], interceptors=[Failing()])
+    runtime = SessionRuntime(MemoryStore())
+    limit = ExecutionBudget(max_seconds=0.2 if how == "limit" else None)
+    boss = AgentDefinition("boss", system_prompt="boss", tools=("helper", "other"), budget=limit)
+    session = await runtime.create(boss)
+    task = asyncio.ensure_future(runtime.execute(session.id, SendMessage("Go.", loops)))
+    if how == "cancel":
+        await begun.wait()
+        child_id: str | None = None
+        while child_id is None:
+            found = await runtime.list_sessions(parent=session.id, status="suspended")
+            child_id = found[0].id if found else None
+            await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    session = await runtime.get_session(session.id)
+    (info,) = await runtime.list_sessions(parent=session.id)
+    child = await runtime.get_session(info.id)
+    assert (session.status, child.status) == (SessionStatus.ACTIVE, SessionStatus.FAILED)
+    assert session.state.status in (ExecutionStatus.STOPPED, ExecutionStatus.FAILED)
+    assert child.state.status is ExecutionStatus.STOPPED
+    with pytest.raises(SessionNotActive):
+        await runtime.execute(child.id, ApproveToolCalls(loops))
+    assert paid == []
+    if how != "fail":
+        assert session.state.usage.total_tokens == 30
+
+
+async def test_a_killed_run_that_is_given_up_ends_its_sub_agents() -> None:
+    """Killed while its sub-agent waited, and then cancelled: nobody can approve what that wanted."""
+    paid.clear()
+    loops = loops_for([ASK, "Done."], [ToolCall("pay", {"to": "Bob"}), "Paid."], agent=helper(tools=("pay",)))
+    store, clock = MemoryStore(), FrozenClock(tick=0.0001)
+    failing = FailingStore(store)
+    failing.fail("save", call=2)  # the boss's: its sub-agent's is the first
+    failing.fail("release", call=None)
+    with use(clock=clock):
+        runtime = SessionRuntime(store)
+        session = await runtime.create(BOSS)
+        with pytest.raises(StoreError):
+            await SessionRuntime(failing).execute(session.id, SendMessage("Go.", loops))
+        clock.advance(60)
+        await runtime.execute(session.id, ResumeExecution(loops, give_up=True))
+        (info,) = await runtime.list_sessions(parent=session.id)
+        assert info.status is SessionStatus.FAILED
+        with pytest.raises(SessionNotActive):
+            await runtime.execute(info.id, ApproveToolCalls(loops))
+    assert paid == []
 
 
 async def test_a_denied_sub_agent_is_a_refused_call() -> None:

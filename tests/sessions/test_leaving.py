@@ -100,6 +100,8 @@ def test_leaving_the_blocking_face_keeps_what_was_streamed(url: str) -> None:
                 is_told.set()
         except perdure.PerdureError as error:
             failures.append(error)
+        finally:
+            is_told.set()
 
     with perdure.connect_blocking(url, driver=ScriptedDriver([SLOW])) as sessions:
         thread = threading.Thread(target=listen, args=(sessions.open("s"),))

@@ -539,3 +539,80 @@ async def test_a_forks_history_has_every_message_once(connect: Connect) -> None:
 
 def _look() -> str:
     return "long " * 50
+
+
+CLERK = AgentDefinition("clerk", description="Pays.", system_prompt="clerk", tools=("pay",))
+BOSS = AgentDefinition("boss", system_prompt="boss", tools=("clerk", "pay"))
+
+
+class Till:
+    """A till that pays what a person has agreed to: asked directly, or by a clerk."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+
+        @perdure.tool(needs_approval=True)
+        def pay(amount: int) -> str:
+            self.paid.append(amount)
+            return "paid"
+
+        def reply(request: perdure.ModelRequest) -> Any:
+            asks = request.system_prompt == "boss" and "clerk" in request.messages[0].text
+            call = ToolCall("clerk", {"prompt": "Pay 5."}) if asks else ToolCall("pay", {"amount": 5})
+            return "Done." if request.step else call
+
+        self.options: dict[str, Any] = {"tools": [pay], "subagents": [CLERK], "driver": ScriptedDriver(reply)}
+
+
+async def test_what_a_sub_agent_wants_is_shown_and_approved_as_it_was_shown(connect: Connect) -> None:
+    """`reply.pending_calls` has the sub-agent's own calls, and goes back into `approve`."""
+    till = Till()
+    async with connect(**till.options) as sessions:
+        chat = await sessions.open(agent=BOSS)
+        reply = await chat.send("Ask the clerk.")
+        (call,) = reply.pending_calls
+        assert (call.name, [leaf.arguments for leaf in call.leaves]) == ("clerk", [{"amount": 5}])
+        assert (await chat.approve(reply.pending_calls)).text == "Done."
+        assert till.paid == [5]
+
+
+async def test_a_reply_tells_what_its_call_has_used(connect: Connect) -> None:
+    """The whole run's usage is on the state; what was used before an approval is not counted again."""
+    async with connect(**Till().options) as sessions:
+        chat = await sessions.open(agent=BOSS)
+        first = await chat.send("Pay.")
+        then = await chat.approve()
+        assert (first.usage.total_tokens, then.usage.total_tokens) == (15, 15)
+        assert then.session.state.usage == first.usage + then.usage
+
+
+async def test_asking_once_fails_where_a_person_would_have_to_agree() -> None:
+    """Nobody could decide afterwards: the call is not made, also not a sub-agent's, and the error says what to do."""
+    till = Till()
+    async with perdure.connect("memory://", **till.options) as sessions:
+        for prompt in ("Pay.", "Ask the clerk."):
+            with pytest.raises(ConfigurationError, match=r"call pay, which needs .* sessions.open"):
+                await sessions.run(prompt, BOSS)
+        assert (till.paid, len(await sessions.list())) == ([], 0)
+
+
+class Stamping:
+    """A controller that marks every session it sees made."""
+
+    def on_stage(self, stage: perdure.SessionStage, session: perdure.AgentSession) -> perdure.AgentSession:
+        return session.with_tags(["seen"]) if stage is perdure.SessionStage.BEFORE_CREATE else session
+
+
+async def test_a_controller_sees_every_session_that_is_made(connect: Connect) -> None:
+    """`connect(controller=…)`: those that are opened, forks, and sub-agents'."""
+    async with connect(**Till().options, controller=Stamping()) as sessions:
+        chat = await sessions.open(agent=BOSS)
+        await chat.send("Ask the clerk.")
+        await chat.fork()
+        assert [info.tags for info in await sessions.list()] == [("seen",)] * 3
+
+
+def test_a_controller_has_a_method_for_stages() -> None:
+    """Anything else is refused when it is given."""
+    with pytest.raises(ConfigurationError, match="on_stage"):
+        perdure.connect_blocking("memory://", controller=print)  # type: ignore[arg-type]

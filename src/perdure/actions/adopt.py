@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.lineage import Adoption
 from perdure.model.session import AgentSession
@@ -12,7 +13,10 @@ from perdure.protocols import ActionContext
 
 @dataclass(frozen=True, slots=True)
 class AdoptBranch:
-    """Show what a fork of this session shows, from the next version on. Nothing is copied, and the fork stays."""
+    """Show what a fork of this session shows, from the next version on. Nothing is copied, and the fork stays.
+
+    A run of this session that waits for a person ends.
+    """
 
     branch_id: str
 
@@ -24,7 +28,8 @@ class AdoptBranch:
             raise SessionNotFound(self.branch_id)
         await _require_fork(branch, session, context)
         adoption = await _adoption(session, context)
-        return session.with_state(session.state.for_next_execution().with_adopted(branch.state.transcript, adoption))
+        state = session.state.for_next_execution().with_adopted(branch.state.transcript, adoption)
+        return await end_waiting(session, session.with_state(state), context, "a branch was adopted")
 
 
 async def _adoption(session: AgentSession, context: ActionContext) -> Adoption:

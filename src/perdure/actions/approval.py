@@ -2,66 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
+from perdure.actions.children import depth_of, pending_now
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
 from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
-from perdure.loop.tool_use import Decisions, call_hash
+from perdure.loop.tool_use import Decisions
+from perdure.model.execution import PendingCall
 from perdure.model.message import ToolCall
-from perdure.model.session import AgentSession
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.usage import Usage
+from perdure.model.value import brief
 from perdure.protocols import ActionContext
+
+Shown = Iterable[ToolCall | str]
+"""The calls that a decision is about: as they were shown, or their digests, or their ids."""
 
 
 class ApproveToolCalls:
-    """Let pending calls (all of them, unless some are named) be made, and the run go on."""
+    """Let pending calls (all of them, unless some are named) be made, and the run continue.
+
+    What is approved is what was shown: the calls as they are given, or as the session's state has them. If a call, or
+    what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
+    """
 
     runs_model = True
 
-    def __init__(self, loops: LoopFactory, *, call_ids: Iterable[str] | None = None, depth: int = 0) -> None:
+    def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None) -> None:
         self._loops = loops
-        self._call_ids = _checked_ids(call_ids)
-        self._depth = depth
+        self._given = _checked(call_ids)
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        calls = _pending(session, self._call_ids)
+        shown, now = await _looked_at(session, context, self._given)
+        depth = await depth_of(session, context)
         require_tools(
             self._loops,
             session,
-            self._depth,
-            calls,
+            depth,
+            shown,
             why="A call of {name!r} is to be approved",
             what_to_do="Approve it where its tools are (tools=[…], or --tools FILE.py), or deny it.",
         )
-        decisions = Decisions(approved={call.id: call_hash(call) for call in calls})
-        return await _go_on(session, self._loops, context, decisions, self._depth)
+        self.used_before = session.state.usage
+        decisions = Decisions(approved={call.id: call.digest for call in shown}, waited=_waited(now))
+        return await _continued(session, self._loops, context, decisions, depth)
 
 
 class DenyToolCalls:
-    """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and goes on."""
+    """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
 
     runs_model = True
 
-    def __init__(
-        self, loops: LoopFactory, *, reason: str, call_ids: Iterable[str] | None = None, depth: int = 0
-    ) -> None:
+    def __init__(self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
         self._loops = loops
         self._reason = reason
-        self._call_ids = _checked_ids(call_ids)
-        self._depth = depth
+        self._given = _checked(call_ids)
+        self.used_before = Usage()
+        """What the run had used before this continued it."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        calls = _pending(session, self._call_ids)
-        decisions = Decisions(denied={call.id: self._reason for call in calls})
-        return await _go_on(session, self._loops, context, decisions, self._depth)
+        shown, now = await _looked_at(session, context, self._given, lets_happen=False)
+        self.used_before = session.state.usage
+        decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
+        return await _continued(session, self._loops, context, decisions, await depth_of(session, context))
 
 
-async def _go_on(
+class ShowPendingCalls:
+    """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        execution, now = session.state.execution, await pending_now(session, context)
+        if execution is None or execution.pending_calls == now:
+            if context is not None:
+                context.answer = session
+            return session
+        return session.with_state(session.state.with_execution(execution.with_pending_calls(now)))
+
+
+async def _continued(
     session: AgentSession, loops: LoopFactory, context: ActionContext | None, decisions: Decisions, depth: int
 ) -> AgentSession:
     assert session.state.execution is not None
@@ -72,18 +101,104 @@ async def _go_on(
     return await run_agent(session.activated(), state, loops, context, options, spawn)
 
 
-def _checked_ids(call_ids: Iterable[str] | None) -> tuple[str, ...] | None:
-    if isinstance(call_ids, str):
-        raise InvalidData("$.call_ids", "expected several ids, got one text; write ('…',)")
-    return None if call_ids is None else tuple(call_ids)
+def _checked(given: Shown | None) -> tuple[ToolCall | str, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, str | ToolCall) or not isinstance(given, Iterable):
+        raise InvalidData("$.call_ids", f"expected several calls or ids, got one {type(given).__name__}; write (…,)")
+    checked = tuple(given)
+    for place, each in enumerate(checked):
+        if not isinstance(each, str | ToolCall):
+            raise InvalidData(
+                f"$.call_ids[{place}]", f"expected a pending call, its digest or its id; got {brief(each)}"
+            )
+    return checked
 
 
-def _pending(session: AgentSession, call_ids: tuple[str, ...] | None) -> list[ToolCall]:
+def _pending(session: AgentSession) -> Mapping[str, PendingCall]:
+    """Return the calls that a session waits with, by id. Raise if it is closed, or waits for nothing."""
+    if session.status not in (SessionStatus.SUSPENDED, SessionStatus.ACTIVE):
+        raise SessionNotActive(session.id, session.status.value)
     execution = session.state.execution
-    waiting = {call.id: call for call in execution.pending_calls} if execution else {}
-    if not waiting:
+    if execution is None or not execution.pending_calls:
         raise InvalidData("$.call_ids", f"no tool call of session {session.id!r} waits for a decision")
-    for call_id in call_ids or ():
-        if call_id not in waiting:
-            raise InvalidData("$.call_ids", f"{call_id!r} does not wait for a decision; these do: {', '.join(waiting)}")
-    return [call for call in waiting.values() if call_ids is None or call.id in call_ids]
+    return {call.id: call for call in execution.pending_calls}
+
+
+async def _looked_at(
+    session: AgentSession,
+    context: ActionContext | None,
+    given: Sequence[ToolCall | str] | None,
+    *,
+    lets_happen: bool = True,
+) -> tuple[list[PendingCall], tuple[PendingCall, ...]]:
+    """Return the calls that a decision is about, as they were shown, and all that wait, as they are now.
+
+    PendingCallsChanged is raised where these differ, and the session shows then what they are now. A decision that
+    lets nothing happen may be about what a sub-agent no longer wants.
+    """
+    waiting, now = _pending(session), await pending_now(session, context)
+    try:
+        shown = _shown(session, given, waiting, now)
+        _require_unchanged(session, [call for call in shown if lets_happen or call != waiting[call.id]], now)
+    except PendingCallsChanged:
+        if context is not None:
+            await context.execute(session.id, ShowPendingCalls())
+        raise
+    return shown, now
+
+
+def _shown(
+    session: AgentSession,
+    given: Sequence[ToolCall | str] | None,
+    waiting: Mapping[str, PendingCall],
+    now: Sequence[PendingCall],
+) -> list[PendingCall]:
+    """Return the calls that a decision is about, as the one who decided was shown them."""
+    if given is None:
+        return list(waiting.values())
+    shown: dict[str, PendingCall] = {}
+    for each in given:
+        call = _named(session, each, waiting, now) if isinstance(each, str) else each
+        if call.id not in waiting:
+            known = ", ".join(waiting)
+            raise InvalidData("$.call_ids", f"{call.id!r} does not wait for a decision; these do: {known}")
+        shown[call.id] = call if isinstance(call, PendingCall) else PendingCall.of(call)
+    return list(shown.values())
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def _named(
+    session: AgentSession, name: str, waiting: Mapping[str, PendingCall], now: Sequence[PendingCall]
+) -> PendingCall:
+    """Return the pending call of an id or a digest."""
+    found = waiting.get(name) or next((call for call in (*waiting.values(), *now) if call.digest == name), None)
+    if found is None and _DIGEST.fullmatch(name):
+        raise _changed(session, now)
+    return PendingCall(name="", id=name) if found is None else found
+
+
+def _require_unchanged(session: AgentSession, shown: Iterable[PendingCall], now: Sequence[PendingCall]) -> None:
+    """Raise PendingCallsChanged if a call, or what a sub-agent wants, is not what was shown.
+
+    A sub-agent that waits no longer has nothing left that an approval could let happen.
+    """
+    by_id = {call.id: call for call in now}
+    if not all(by_id[call.id].digest == call.digest or _waits_no_longer(by_id[call.id]) for call in shown):
+        raise _changed(session, now)
+
+
+def _waits_no_longer(call: PendingCall) -> bool:
+    return call.session_id is not None and not call.waits_for
+
+
+def _changed(session: AgentSession, now: Sequence[PendingCall]) -> PendingCallsChanged:
+    leaves = [leaf for call in now for leaf in call.leaves]
+    wanted = [f"{leaf.name}({msgspec.json.encode(leaf.arguments).decode()[:200]})" for leaf in leaves]
+    return PendingCallsChanged(session.id, now, wanted)
+
+
+def _waited(now: Sequence[PendingCall]) -> frozenset[str]:
+    return frozenset(call.id for call in now if call.session_id is None)

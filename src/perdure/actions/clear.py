@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from perdure.actions.waiting import end_waiting
 from perdure.model.ids import now
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
@@ -14,9 +15,12 @@ from perdure.protocols import ActionContext
 
 @dataclass(frozen=True, slots=True)
 class ClearSession:
-    """Give the state back what the definition gives; keep the session's identity and its count of executions."""
+    """Give the state back what the definition gives; keep the session's identity and its count of executions.
+
+    A run that waits for a person ends, and its session is active.
+    """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         fresh = AgentState.of(session.definition)
         state = replace(session.state, context=fresh.context, model=None, task=None, execution=None, updated_at=now())
-        return session.with_state(state)
+        return await end_waiting(session, session.with_state(state), context, "the session was cleared")

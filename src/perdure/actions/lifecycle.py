@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perdure.errors import IllegalStatusChange
+from perdure.actions.children import spawned_by
+from perdure.actions.waiting import end_waiting
+from perdure.errors import IllegalStatusChange, SessionBusy
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import ActionContext
 
@@ -23,6 +25,8 @@ class ResumeSession:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         execution = session.state.execution
+        if session.status is not SessionStatus.SUSPENDED:  # closed by an older release while its run waited
+            return await end_waiting(session, session.activated(), context, "the session was closed")
         if execution is not None and execution.pending_calls:
             waiting = ", ".join(call.name for call in execution.pending_calls)
             raise IllegalStatusChange(
@@ -37,23 +41,37 @@ class ResumeSession:
 
 @dataclass(frozen=True, slots=True)
 class CompleteSession:
-    """Close the session as done."""
+    """Close the session as done. A run that waits for a person ends."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        return session.completed()
+        return await end_waiting(session, session.completed(), context, "the session was completed")
 
 
 @dataclass(frozen=True, slots=True)
 class FailSession:
-    """Close the session as failed."""
+    """Close the session as failed. A run that waits for a person ends."""
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        return session.failed()
+        return await end_waiting(session, session.failed(), context, "the session was failed")
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteSession:
-    """Hide the session from lists. Its content stays until the store's `delete` erases it."""
+    """Hide the session from lists, and the sessions of its sub-agents with it. A run that waits for a person ends.
+
+    Their content stays until the store's `delete` erases it.
+    """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        return session.deleted()
+        if context is not None:
+            await _hide_children(session, context)
+        return await end_waiting(session, session.deleted(), context, "the session was deleted")
+
+
+async def _hide_children(session: AgentSession, context: ActionContext) -> None:
+    children = [info.id for info in await spawned_by(context.store, session.id)]
+    for each in (session.id, *children):  # before any of them is hidden: a session that runs stops all
+        if context.journal is not None and await context.journal.is_claimed(each):
+            raise SessionBusy(each)
+    for each in children:
+        await context.execute(each, DeleteSession())

@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
+from perdure.actions.children import child_session_id, depth_of
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
 from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
+from perdure.actions.waiting import StopWaiting
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -30,9 +32,8 @@ from perdure.model.message import Message
 from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key, StoredAt
+from perdure.protocols import ActionContext, Journal, JournalEntry, Key, SessionManager, StoredAt
 from perdure.recording import JournalRecord, event_of
-from perdure.runtime.runtime import SessionRuntime
 
 REDACTED = "redacted"
 
@@ -46,9 +47,8 @@ class ResumeExecution:
     runs_model = True
     ends_interruption = True
 
-    def __init__(self, loops: LoopFactory, *, depth: int = 0, give_up: bool = False) -> None:
+    def __init__(self, loops: LoopFactory, *, give_up: bool = False) -> None:
         self._loops = loops
-        self._depth = depth
         self._give_up = give_up
         self.has_found_one = False
         """Whether there was a run to be continued."""
@@ -65,7 +65,7 @@ class ResumeExecution:
         assert record is not None
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
         await record.barrier()
-        send_waiting_when_free(context, session.id, self._loops, self._depth)
+        send_waiting_when_free(context, session.id, self._loops)
         try:
             return await self._resumed(session, context, journal, record)
         except BaseException:
@@ -89,13 +89,16 @@ class ResumeExecution:
             return await self._resumed_group(session, context, record, events[0], events[1:], written)
         record.ends_anyway = self._give_up
         replay = Replay(session.state).apply_all(events)
-        if not self._give_up:
-            self._require_tools(session, replay)
+        depth = await depth_of(session, context)
+        if self._give_up:
+            await self._give_up_children(replay, context)
+        else:
+            self._require_tools(session, replay, depth)
         options = RunOptions(
             record=record,
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
-            depth=self._depth,
+            depth=depth,
             inputs=_unjudged(events),
             key=_fact_of(events, "key"),
             posted=_fact_of(events, "posted"),
@@ -122,14 +125,24 @@ class ResumeExecution:
         context.answer = session
         return session
 
-    def _require_tools(self, session: AgentSession, replay: Replay) -> None:
+    async def _give_up_children(self, replay: Replay, context: ActionContext) -> None:
+        """End the sub-agents that the run was waiting for, where they stand."""
+        execution = replay.state.execution
+        for call_id in replay.decisions.unknown if execution is not None else ():
+            assert execution is not None
+            child_id = child_session_id(execution.execution_id, call_id)
+            if await context.store.exists(child_id):
+                await context.execute(child_id, ResumeExecution(self._loops, give_up=True))
+                await context.execute(child_id, StopWaiting("its caller was cancelled"))
+
+    def _require_tools(self, session: AgentSession, replay: Replay, depth: int) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""
         step = replay.state.execution.current_step if replay.state.execution else None
         begun = [call for call in step.tool_calls if call.id in replay.decisions.unknown] if step else []
         require_tools(
             self._loops,
             session,
-            self._depth,
+            depth,
             begun,
             why="The run that was killed was calling {name!r}",
             what_to_do="Recover it where its tools are (tools=[…], or --tools FILE.py), or end it with cancel.",
@@ -263,7 +276,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         return cls(*(sum(column, start=()) for column in columns))
 
 
-async def recover(runtime: SessionRuntime, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
+async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
     """Resume every run whose claim has lapsed, or that of one session. One that fails does not stop the others."""
     journal = runtime.journal
     if journal is None:

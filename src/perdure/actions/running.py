@@ -51,7 +51,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     """Whether the run is to be ended where it stands."""
 
 
-class _Past(msgspec.Struct, frozen=True):
+class Past(msgspec.Struct, frozen=True):
     """What the record holds of a run that is to be continued."""
 
     told: Told = Told()
@@ -69,7 +69,7 @@ async def run_agent(
     """Run a state of a session to the end of its execution; the session comes back with what the run has made of it."""
     loop = loops.build(_definition_for(session, options), state, depth=options.depth)
     record = options.record or claim_for(session, context, lease=options.lease, taken=options.taken)
-    past = await _past_of(session, state, context)
+    past = await past_of(session, state, context)
     key = options.key or past.key
     run = loop.start(
         state,
@@ -137,16 +137,16 @@ def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefiniti
     return replace(session.definition, tools=(), tools_deny=(), capabilities=())
 
 
-async def _past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> _Past:
+async def past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> Past:
     """Read how far the record has come of a run that is to be continued, and the key of the request it answers."""
     if context is None or context.journal is None or state.execution is None:
-        return _Past()
+        return Past()
     if state.status is not ExecutionStatus.IN_PROGRESS:
-        return _Past()
+        return Past()
     loop_id = state.execution.execution_id
     entries = await context.journal.read(session.id, run=loop_id)
     if not entries:
-        return _Past()
+        return Past()
     (run,) = await context.journal.runs(session.id, run=loop_id)
     stored = {message.id: message for message in await context.journal.messages(run.log, run.start, run.stop)}
     said = (entry.body["message"]["id"] for entry in entries if entry.kind == "message_end")
@@ -157,7 +157,7 @@ async def _past_of(session: AgentSession, state: AgentState, context: ActionCont
         tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
     )
     key = run.first.body.get("key")
-    return _Past(told, Key(*key) if key else None)
+    return Past(told, Key(*key) if key else None)
 
 
 def _after(session: AgentSession, run: Run) -> AgentSession:

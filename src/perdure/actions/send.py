@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.children import depth_of
 from perdure.actions.inbox import QUEUE, STEER, first_waiting, messages_in, post, take
 from perdure.actions.refused import refuse
 from perdure.actions.running import RunOptions, owner_here, pending_in, require_journal, run_agent
@@ -28,9 +29,10 @@ from perdure.model.execution import ExecutionStatus
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key
+from perdure.protocols import Action, ActionContext, Journal, JournalEntry, Key
 
 WhenBusy = Literal["raise", "steer", "queue"]
+Execute = Callable[[str, Action], Awaitable[AgentSession]]
 
 _log = logging.getLogger("perdure.actions")
 
@@ -87,11 +89,12 @@ class SendMessage:
                 return session
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
+        depth = self._depth or await depth_of(session, context)
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context) if context is not None else None
-        send_waiting_when_free(context, session.id, self._loops, self._depth)
+        send_waiting_when_free(context, session.id, self._loops, depth)
         try:
-            return await run_agent(session, state, self._loops, context, self._options(), spawn)
+            return await run_agent(session, state, self._loops, context, self._options(depth), spawn)
         except (ClaimLost, RunInterrupted):
             raise
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
@@ -106,8 +109,8 @@ class SendMessage:
             context.answer = session
             return session
 
-    def _options(self) -> RunOptions:
-        options = RunOptions(inputs=self.messages, key=self._key, depth=self._depth)
+    def _options(self, depth: int) -> RunOptions:
+        options = RunOptions(inputs=self.messages, key=self._key, depth=depth)
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
 
@@ -145,16 +148,14 @@ async def _may_run_again(answer: AgentSession, session: AgentSession, journal: J
 def send_waiting_when_free(context: ActionContext | None, session_id: str, loops: LoopFactory, depth: int = 0) -> None:
     """Have the runtime send what waits in the inbox, in a task of its own, once the session's claim is given back."""
     if context is not None and context.journal is not None:
-        context.sequel = _WaitingMessages(context, context.journal, session_id, loops, depth)
+        context.sequel = WaitingMessages(context.execute, context.journal, session_id, loops, depth)
 
 
-class _WaitingMessages:
+class WaitingMessages:
     """What waits in a session's inbox: each is sent in its turn, once no run holds the session."""
 
-    def __init__(
-        self, context: ActionContext, journal: Journal, session_id: str, loops: LoopFactory, depth: int
-    ) -> None:
-        self._execute = context.execute
+    def __init__(self, execute: Execute, journal: Journal, session_id: str, loops: LoopFactory, depth: int = 0) -> None:
+        self._execute = execute
         self._journal = journal
         self._session_id = session_id
         self._loops = loops

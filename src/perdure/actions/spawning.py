@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from perdure.actions.running import RunOptions, run_agent
-from perdure.errors import CorruptRecord, PerdureError, SessionBusy, SessionConflict, SessionLocked, StoreError
+from perdure.actions.children import child_session_id, pending_now
+from perdure.actions.waiting import StopWaiting
+from perdure.errors import (
+    CorruptRecord,
+    PendingCallsChanged,
+    PerdureError,
+    SessionBusy,
+    SessionConflict,
+    SessionLocked,
+    StoreError,
+)
 from perdure.loop.narrator import Unrecordable
 from perdure.loop.subagents import SubagentTool, outcome_of
 from perdure.loop.tool_use import AwaitsApproval, Outcome
-from perdure.model.execution import ExecutionState, ExecutionStatus
+from perdure.model.execution import ExecutionStatus, PendingCall
 from perdure.model.ids import SessionId, now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentState
-from perdure.model.stop import StopReason, StopSignal
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Action, ActionContext, ToolContext
 from perdure.recording import see_through
 
 if TYPE_CHECKING:
-    from perdure.loop.factory import LoopFactory
     from perdure.loop.tool_use import Decisions
 
 
@@ -48,17 +54,17 @@ class Spawner:
     async def __call__(self, tool: SubagentTool, prompt: str, call: ToolContext) -> Outcome:
         try:
             child = await self._ran(tool, prompt, call)
+            pending = await pending_now(child, self._context)
         except INFRASTRUCTURE as error:
             raise Unrecordable(error) from error
         except asyncio.CancelledError:
             await see_through(self._note_what_is_left(tool, call))
             raise
-        pending = child.state.execution.pending_calls if child.state.execution is not None else ()
         if not pending:
-            return _outcome(tool, call.call_id, child)
+            return _outcome(tool.name, call.call_id, child)
         if self._waits:
-            raise AwaitsApproval
-        outcome = await self.abandon(tool, call) or _outcome(tool, call.call_id, child)
+            raise AwaitsApproval(child.id, pending)
+        outcome = await self.abandon(tool.name, call) or _outcome(tool.name, call.call_id, child)
         wanted = ", ".join(each.name for each in pending)
         problem = f"Agent {tool.name} needs a person's approval ({wanted}), and nobody can be asked here."
         return replace(outcome, error=ErrorRecord("ApprovalImpossible", problem))
@@ -68,24 +74,28 @@ class Spawner:
         child_id = child_session_id(call.execution_id, call.call_id)
         child = await self._context.store.load(child_id)
         if child is None:
-            child = await self._context.store.create(self._new_child(child_id, tool, call))
+            child = await self._context.create(self._new_child(child_id, tool, call))
         elif self._context.journal is not None:
             child = await self._context.execute(child_id, self._resumption(tool))
-        action = self._next_action(child, tool, prompt, call)
-        return child if action is None else await self._context.execute(child_id, action)
+        action = await self._next_action(child, tool, prompt, call)
+        try:
+            return child if action is None else await self._context.execute(child_id, action)
+        except PendingCallsChanged:  # since it was looked at: it waits, and its caller shows for what
+            return await self._context.store.load(child_id) or child
 
-    async def abandon(self, tool: object, call: ToolContext) -> Outcome | None:
-        """End a child that waits for a person and will not be waited for; what it has used. None if there is none."""
-        if not isinstance(tool, SubagentTool):
-            return None
+    async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
+        """End a child that waits for a person and will not be waited for; return what it has used.
+
+        None if the call has no child. The sub-agent itself need not be known here.
+        """
         child_id = child_session_id(call.execution_id, call.call_id)
         try:
-            if await self._context.store.load(child_id) is None:
+            if not await self._context.store.exists(child_id):
                 return None
-            child = await self._context.execute(child_id, StopWaiting(tool.loops, depth=tool.depth))
+            child = await self._context.execute(child_id, StopWaiting())
         except INFRASTRUCTURE as error:
             raise Unrecordable(error) from error
-        return _outcome(tool, call.call_id, child)
+        return _outcome(name, call.call_id, child)
 
     def left_by(self, call_id: str) -> Outcome | None:
         """What a call has come to that was cancelled."""
@@ -93,9 +103,12 @@ class Spawner:
 
     async def _note_what_is_left(self, tool: SubagentTool, call: ToolContext) -> None:
         with suppress(PerdureError):  # the cancellation goes on, whether or not the child can be read
-            child = await self._context.store.load(child_session_id(call.execution_id, call.call_id))
-            if child is not None and child.state.execution is not None:
-                self._left[call.call_id] = _outcome(tool, call.call_id, child)
+            child_id = child_session_id(call.execution_id, call.call_id)
+            if not await self._context.store.exists(child_id):
+                return
+            child = await self._context.execute(child_id, StopWaiting("its caller was cancelled"))
+            if child.state.execution is not None:
+                self._left[call.call_id] = _outcome(tool.name, call.call_id, child)
 
     def _new_child(self, child_id: SessionId, tool: SubagentTool, call: ToolContext) -> AgentSession:
         at = now()
@@ -115,9 +128,11 @@ class Spawner:
         """What goes on with a child that was killed in the middle of a run, and does nothing to any other."""
         from perdure.actions.resume import ResumeExecution  # it spawns children itself
 
-        return ResumeExecution(tool.loops, depth=tool.depth)
+        return ResumeExecution(tool.loops)
 
-    def _next_action(self, child: AgentSession, tool: SubagentTool, prompt: str, call: ToolContext) -> Action | None:
+    async def _next_action(
+        self, child: AgentSession, tool: SubagentTool, prompt: str, call: ToolContext
+    ) -> Action | None:
         """What is left to be done in a child session: everything, what a person has allowed, or nothing."""
         from perdure.actions.approval import ApproveToolCalls  # these actions spawn children themselves
         from perdure.actions.send import SendMessage
@@ -126,51 +141,17 @@ class Spawner:
         if execution is None:
             return SendMessage(prompt, tool.loops, depth=tool.depth)
         if execution.pending_calls:
-            approved = self._decisions is not None and call.call_id in self._decisions.approved
-            return ApproveToolCalls(tool.loops, depth=tool.depth) if approved else None
+            shown = await pending_now(child, self._context)
+            asked = PendingCall(tool.name, {"prompt": prompt}, call.call_id, session_id=child.id, waits_for=shown)
+            return ApproveToolCalls(tool.loops, call_ids=shown) if self._is_approved(asked) else None
         assert execution.status is not ExecutionStatus.PENDING
         return None
 
-
-class StopWaiting:
-    """End a run that waits for approvals which will not come, and the session with it, as failed.
-
-    Sub-agents that its calls wait for end too. A session that waits for nothing is left as it is.
-    """
-
-    runs_model = True
-
-    def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
-        self._loops = loops
-        self._depth = depth
-
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        execution = session.state.execution
-        if execution is None or not execution.pending_calls:
-            if context is not None:
-                context.answer = session
-            return session
-        if context is not None:
-            await self._end_children(session, execution, context)
-        signal = StopSignal(StopReason.USER_REQUESTED, "what it waited for was denied", source="denied")
-        waiting = session.state.with_execution(execution.with_pending_calls(()))
-        state = waiting.with_current_step_completed().with_stop_signal(signal)
-        options = RunOptions(depth=self._depth)
-        return (await run_agent(session.activated(), state, self._loops, context, options)).failed()
-
-    async def _end_children(self, session: AgentSession, execution: ExecutionState, context: ActionContext) -> None:
-        tools = self._loops.build(session.definition, session.state, depth=self._depth).setup.tools
-        for call in execution.pending_calls:
-            called = ToolContext(call.id, execution.execution_id, session.state.agent_id, session.id)
-            await Spawner(session, context).abandon(tools.get(call.name), called)
+    def _is_approved(self, asked: PendingCall) -> bool:
+        """Whether a person has approved a call with all that its sub-agent waits for now."""
+        return self._decisions is not None and self._decisions.approved.get(asked.id) == asked.digest
 
 
-def _outcome(tool: SubagentTool, call_id: str, child: AgentSession) -> Outcome:
+def _outcome(name: str, call_id: str, child: AgentSession) -> Outcome:
     loop_id = child.state.execution.execution_id if child.state.execution else ""
-    return replace(outcome_of(tool.name, child.state), child=ChildLoopRef(call_id, tool.name, loop_id, child.id))
-
-
-def child_session_id(execution_id: str, call_id: str) -> SessionId:
-    """The id of the session that a tool call spawns: the same whenever the call is made again."""
-    digest = hashlib.blake2b(f"{execution_id}/{call_id}".encode(), digest_size=16)
-    return SessionId(f"sub-{digest.hexdigest()}")
+    return replace(outcome_of(name, child.state), child=ChildLoopRef(call_id, name, loop_id, child.id))

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from perdure.actions.running import require_journal
 from perdure.actions.transcript import at_version
+from perdure.actions.waiting import end_waiting
 from perdure.loop.compaction_draft import MARK
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
@@ -45,7 +46,8 @@ class TakeBackRun:
             return session
         ran_last = session.state.execution is not None and session.state.execution.execution_id == self.loop_id
         state = session.state.for_next_execution() if ran_last else session.state
-        return session.with_state(state.with_transcript(view))
+        shown = session.with_state(state.with_transcript(view))
+        return await end_waiting(session, shown, context, "the run was taken back") if ran_last else shown
 
     def _words(self, entries: Sequence[JournalEntry]) -> IsOwn:
         """What tells the run's own messages: what it was asked, what filters warned of, what it answered.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
@@ -50,17 +51,21 @@ class TrimTranscript:
 class ResetTranscript:
     """Show nothing of what was said so far; prompt, metadata and the rest stay.
 
-    A run that waits for a person is given up: it would go on with results of calls that are no longer shown.
+    A run that waits for a person ends, and its session is active: its calls are no longer shown.
     """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         state = session.state.for_next_execution() if open_calls(session.state) else session.state
-        return session.with_state(state.with_transcript(state.transcript.reset()))
+        after = session.with_state(state.with_transcript(state.transcript.reset()))
+        return await end_waiting(session, after, context, "the transcript was reset")
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Go back to the transcript as it was: to a message, by its id, or to a version, by its number."""
+    """Go back to the transcript as it was: to a message, by its id, or to a version, by its number.
+
+    A run that waits for a person ends, and its session is active.
+    """
 
     to: int | str
 
@@ -74,14 +79,15 @@ class Rewind:
             transcript = transcript.cut(0, place_of(transcript, self.to, "$.to"))
         else:
             transcript = (await at_version(session, self.to, context)).state.transcript
-        return session.with_state(session.state.for_next_execution().with_transcript(transcript))
+        after = session.with_state(session.state.for_next_execution().with_transcript(transcript))
+        return await end_waiting(session, after, context, "the session was rewound")
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
     """Take back the last change of what the model is shown; once more, the one before it. InvalidData if there is none.
 
-    Nothing is lost: every version can still be rewound to.
+    Nothing is lost: every version can still be rewound to. A run that waits for a person ends.
     """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
@@ -91,7 +97,8 @@ class Undo:
             shown = await self._origin(older, context)
             if shown.state.transcript != session.state.transcript:
                 state = session.state.for_next_execution()
-                return session.with_state(state.with_transcript(shown.state.transcript, rewound_to=shown.version))
+                after = session.with_state(state.with_transcript(shown.state.transcript, rewound_to=shown.version))
+                return await end_waiting(session, after, context, "it was undone")
         raise InvalidData("$", "there is nothing to undo: this view is the session's first")
 
     async def _origin(self, session: AgentSession, context: ActionContext | None) -> AgentSession:

@@ -13,7 +13,7 @@ import click
 
 from perdure.cli.chat_commands import COMMANDS, Desk, carry_out
 from perdure.cli.chat_prompt import Prompt
-from perdure.cli.chat_view import PlainView, TerminalView, View, described
+from perdure.cli.chat_view import PlainView, TerminalView, View, described_in_full
 from perdure.cli.errors import NO_TOOL, WAITS, Failure, advised, to_decide, without_tools_advice
 from perdure.cli.hints import TOOLS_FILE, command
 from perdure.cli.killed import killed_in, needs_tools
@@ -22,9 +22,9 @@ from perdure.cli.options import agent_options, settings_of, store_options
 from perdure.cli.setup import agent_of, data_directory, opened, use_model
 from perdure.cli.talking import DENIED
 from perdure.cli.terminal import console, counted, line, note
-from perdure.errors import ConfigurationError, PerdureError, SessionNotFound
+from perdure.errors import ConfigurationError, PendingCallsChanged, PerdureError, SessionNotFound
+from perdure.model.execution import PendingCall
 from perdure.model.ids import SessionId, now
-from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.protocols import Filters
@@ -116,7 +116,7 @@ class _Talk:
     def _session(self) -> AgentSession:
         return self._runner.run(self._desk.chat.session())
 
-    def _pending(self) -> tuple[ToolCall, ...]:
+    def _pending(self) -> tuple[PendingCall, ...]:
         execution = self._session().state.execution
         return execution.pending_calls if execution is not None else ()
 
@@ -194,7 +194,7 @@ class _PipedTalk(_Talk):
     def _require_decided(self) -> None:
         pending = self._pending()
         if pending:
-            wanted = ", ".join(map(described, pending))
+            wanted = ", ".join(map(described_in_full, pending))
             waits = f"The session waits for a person to allow {wanted}."
             raise Failure(f"{waits}\n{to_decide(self._desk.chat.id)}", WAITS)
 
@@ -251,13 +251,20 @@ class _TerminalTalk(_Talk):
         """Ask about each call that waits; False if one was left open."""
         while pending := self._pending():
             call = pending[0]
-            answer = self._prompt.ask(f"Allow {described(call)}? [y/n, or why not] ")
+            answer = self._prompt.ask(f"Allow {described_in_full(call)}? [y/n, or why not] ")
             if not answer:
                 self.tell("It waits. Send anything to be asked again, or come back later.")
                 return False
-            if answer.lower() in ("y", "yes"):
-                self._watched(self._desk.chat.approve([call.id]))
-            else:
-                reason = DENIED if answer.lower() in ("n", "no") else answer
-                self._watched(self._desk.chat.deny(reason, [call.id]))
+            try:
+                self._carry(call, answer)
+            except PendingCallsChanged:
+                self.tell("It waits for something else by now.")
         return True
+
+    def _carry(self, call: PendingCall, answer: str) -> None:
+        """Decide about a call as it was shown."""
+        if answer.lower() in ("y", "yes"):
+            self._watched(self._desk.chat.approve([call]))
+        else:
+            reason = DENIED if answer.lower() in ("n", "no") else answer
+            self._watched(self._desk.chat.deny(reason, [call]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from perdure.cli.chat_markdown import Answer, settled
 from perdure.cli.terminal import counted, safe
+from perdure.model.execution import PendingCall
 from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
@@ -45,9 +46,15 @@ class View(Protocol):
 
 
 def described(call: ToolCall) -> str:
-    """A call in one short line: `charge(customer="Ada", amount=12)`."""
+    """Return a call in one short line: `charge(customer="Ada", amount=12)`."""
     arguments = ", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items())
     return one_line(f"{call.name}({_shortened(arguments, _ARGUMENTS)})")
+
+
+def described_in_full(call: PendingCall) -> str:
+    """Return a call that waits, with what a sub-agent wants to do: `clerk(…), which wants charge(amount=12)`."""
+    below = " and ".join(described_in_full(each) for each in call.waits_for)
+    return f"{described(call)}, which wants {below}" if below else described(call)
 
 
 def outcome_of(execution: ToolExecution) -> str:

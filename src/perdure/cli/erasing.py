@@ -33,7 +33,10 @@ def _confirm(yes: bool, what: str) -> None:
 def purge(
     ctx: click.Context, sessions: tuple[str, ...], older_than: datetime | None, status: str | None, yes: bool
 ) -> None:
-    """Erase each SESSION, or all of an age or status, but for what their forks show. Prints how many."""
+    """Erase each SESSION, or all of an age or status, with their sub-agents' sessions. Prints how many.
+
+    What their forks show stays.
+    """
     if bool(sessions) == bool(older_than or status):
         raise click.UsageError("Name the sessions, or which by --older-than and --status.")
 
@@ -45,9 +48,7 @@ def purge(
         async with opened(ctx, must_exist=True) as store:
             if not found:
                 return await store.purge(older_than=older_than, status=status)
-            for session_id in found:
-                await store.delete(session_id)
-            return len(found)
+            return sum([len(await store.delete(session_id)) for session_id in found])
 
     found = run(find())
     _confirm(yes, f"erase {', '.join(found)}" if found else "erase these sessions")

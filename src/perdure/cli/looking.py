@@ -171,6 +171,8 @@ def _print_header(session: AgentSession, status: str) -> None:
     execution = session.state.execution
     for call in execution.pending_calls if execution else ():
         say(f"# waits for approval: {line(call.name)} ({line(call.id)})")
+        for leaf in call.leaves if call.waits_for else ():
+            say(f"#   for its sub-agent: {line(leaf.name)} {line(dict(leaf.arguments), 200)}")
 
 
 @click.command()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perdure.model.message import Message, ToolCall
+from perdure.model.execution import PendingCall
+from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.usage import Usage
 from perdure.protocols import SearchHit
@@ -53,8 +54,18 @@ def of_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def of_calls(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
-    return [{"id": call.id, "name": call.name, "arguments": dict(call.arguments)} for call in calls]
+def of_calls(calls: Iterable[PendingCall]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": call.id,
+            "name": call.name,
+            "arguments": dict(call.arguments),
+            "digest": call.digest,
+            "session": call.session_id,
+            "waits_for": of_calls(call.waits_for),
+        }
+        for call in calls
+    ]
 
 
 def of_reply(reply: Reply) -> dict[str, Any]:

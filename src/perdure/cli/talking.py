@@ -18,8 +18,11 @@ from perdure.cli.shapes import of_reply
 from perdure.cli.terminal import is_terminal, line, note, print_json, safe, say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from perdure.actions.resume import RecoveryReport
     from perdure.actions.send import WhenBusy
+    from perdure.model.execution import PendingCall
     from perdure.sessions.chat import Chat
     from perdure.sessions.face import Sessions
     from perdure.sessions.reply import Reply
@@ -134,14 +137,37 @@ def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool 
         return
     if not as_json:
         note("The run waits for your approval:")
-        for call in reply.pending_calls:
-            note(f"  {line(call.name)} {line(dict(call.arguments), 200)}  ({line(call.id)})")
+        _show_calls(reply.pending_calls)
         note(to_decide(reply.session.id))
     ctx.exit(WAITS)
 
 
+def _show_calls(calls: Iterable[PendingCall], indent: str = "  ") -> None:
+    """Print calls, and below each of a sub-agent those that it waits for."""
+    for call in calls:
+        note(f"{indent}{line(call.name)} {line(dict(call.arguments), 200)}  ({line(call.id)})")
+        _show_calls(call.waits_for, f"{indent}  ")
+
+
 DENIED = "The user does not want this call to be made."
 _call_option = click.option("--call", "calls", multiple=True, metavar="ID", help="Only this call; may be repeated.")
+
+
+async def _chosen_calls(
+    sessions: Sessions, session_id: str, names: tuple[str, ...], title: str
+) -> Sequence[PendingCall | str] | None:
+    """Print the calls that are decided about, and return them as they were printed.
+
+    What is not there to be printed is left to the verb to refuse.
+    """
+    execution = (await sessions.session(session_id)).state.execution
+    waiting = execution.pending_calls if execution is not None else ()
+    known = [call for call in waiting if not names or call.id in names or call.digest in names]
+    if not known or len(known) < len(set(names)):
+        return names or None
+    note(title)
+    _show_calls(known)
+    return known
 
 
 @click.command()
@@ -152,11 +178,16 @@ _call_option = click.option("--call", "calls", multiple=True, metavar="ID", help
 @store_options
 @click.pass_context
 def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: bool) -> None:
-    """Let the pending tool calls of SESSION be made, all of them by default, and the run go on."""
+    """Let the pending tool calls of SESSION be made, all of them by default, and the run continue.
+
+    What is made is what is printed first, and nothing else.
+    """
 
     async def work() -> Reply:
         async with opened(ctx, must_exist=True) as sessions:
-            return await sessions.approve(await named(sessions, session), calls or None)
+            session_id = await named(sessions, session)
+            shown = await _chosen_calls(sessions, session_id, calls, "Approving:")
+            return await sessions.approve(session_id, shown)
 
     _answer(ctx, run(work()), as_json)
 
@@ -180,7 +211,9 @@ def deny(
 
     async def work() -> Reply:
         async with opened(ctx, must_exist=True) as sessions:
-            return await sessions.deny(await named(sessions, session), given, calls or None)
+            session_id = await named(sessions, session)
+            shown = await _chosen_calls(sessions, session_id, calls, "Denying:")
+            return await sessions.deny(session_id, given, shown)
 
     _answer(ctx, run(work()), as_json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -26,7 +27,7 @@ from perdure.loop.response_format import check_response
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse, is_cancelled, raise_if_cancelled
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
-from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, Spent
+from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, PendingCall, Spent
 from perdure.model.ids import new_id, now
 from perdure.model.message import Message, Part, ToolCall
 from perdure.model.state import AgentState
@@ -351,14 +352,25 @@ class Run:
         self.state = self.state.with_execution(self.state.execution.with_compaction_usage(usage))
 
     def _with_own_ids(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """Parts in which no tool call has the id of another of this run: approvals and sub-agents are found by it."""
+        """Return the parts with tool calls whose ids nothing else has: decisions and sub-agents are found by them."""
         own: list[Part] = []
         for part in parts:
             if isinstance(part, ToolCall):
-                part = replace(part, id=new_id()) if part.id in self._call_ids else part
+                part = replace(part, id=self._own_id(part.id))
                 self._call_ids.add(part.id)
             own.append(part)
         return tuple(own)
+
+    def _own_id(self, call_id: str) -> str:
+        """Return an id that no other call of this run has, nor one of an earlier run that was taken back.
+
+        A model that numbers its calls in every answer would else have a new call approved by what was said of an old.
+        """
+        execution = self.state.execution
+        assert execution is not None
+        if self.state.execution_count > 1 and _may_come_again(call_id):
+            call_id = f"{call_id}-{execution.execution_id[-8:]}"
+        return new_id() if call_id in self._call_ids else call_id
 
     def _prompt(self) -> Prompt:
         if self._setup.keep_traces:
@@ -401,7 +413,7 @@ class Run:
         """The step under way, with what a tool has added to it."""
         self.state = self.state.with_current_step(step)
 
-    def put_pending(self, calls: Sequence[Any]) -> None:
+    def put_pending(self, calls: Sequence[PendingCall]) -> None:
         assert self.state.execution is not None
         if calls or self.state.execution.pending_calls:
             self.state = self.state.with_execution(self.state.execution.with_pending_calls(tuple(calls)))
@@ -473,6 +485,15 @@ async def _nothing() -> None:
 
 def _never() -> bool:
     return False
+
+
+_MISTRAL_ID = re.compile("[A-Za-z0-9]{9}")
+"""Random ids of one provider, which takes no others back."""
+
+
+def _may_come_again(call_id: str) -> bool:
+    """Tell whether a provider's id for a call is too short to be random."""
+    return len(call_id) < 16 and _MISTRAL_ID.fullmatch(call_id) is None
 
 
 def _steps_of(state: AgentState) -> tuple[AgentStep, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -206,19 +206,23 @@ class Narrator:
         """The end goes on record with what is saved; a run that ends before its first call begins there too."""
         if not self._is_on_record:
             await self.barrier()
-        execution = state.execution
-        assert execution is not None
-        await self._tell(
-            AgentEnd,
-            status=execution.status,
-            messages=tuple(self._messages),
-            children=tuple(self._children),
-            stop_signals=execution.continuation.stop_signals,
-            usage=execution.usage,
-            compaction_usage=execution.compaction_usage,
-            errors=execution.errors,
-            rejection=rejection_in(execution.continuation.stop_signals),
-        )
+        await self._tell(AgentEnd, **end_of(state, self._messages, self._children))
+
+
+def end_of(state: AgentState, messages: Iterable[Message], children: Iterable[ChildLoopRef]) -> dict[str, Any]:
+    """Return what the last event of a run tells, beside what every event does."""
+    execution = state.execution
+    assert execution is not None
+    return {
+        "status": execution.status,
+        "messages": tuple(messages),
+        "children": tuple(children),
+        "stop_signals": execution.continuation.stop_signals,
+        "usage": execution.usage,
+        "compaction_usage": execution.compaction_usage,
+        "errors": execution.errors,
+        "rejection": rejection_in(execution.continuation.stop_signals),
+    }
 
 
 def snapshot(model: ModelConfig) -> LoopConfigSnapshot:

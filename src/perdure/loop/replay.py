@@ -45,11 +45,12 @@ class Replay:
         self._approved: dict[str, str] = {}
         self._denied: dict[str, str] = {}
         self._refused: set[str] = set()
+        self._waited: set[str] = set()
 
     @property
     def decisions(self) -> Decisions:
-        """What people had decided, and the calls that were started and have no outcome."""
-        return Decisions(self._approved, self._denied, frozenset(self._started_calls))
+        """What people had decided, the calls that were started and have no outcome, and those that had waited."""
+        return Decisions(self._approved, self._denied, frozenset(self._started_calls), frozenset(self._waited))
 
     def apply_all(self, events: Iterable[AnyLoopEvent]) -> Replay:
         for event in events:
@@ -105,6 +106,7 @@ class Replay:
             self.state = self.state.with_stop_signal(refusal(event.reason))
 
     def _resume(self) -> None:
+        self._waited |= {call.id for call in self._execution.pending_calls if call.session_id is None}
         execution = self._execution.with_pending_calls(())
         # As in the live run, a step that goes on counts from here: nobody worked on it meanwhile.
         self._change(execution if execution.current_step is None else execution.with_step_started())

@@ -15,7 +15,7 @@ from perdure.model.execution import ExecutionStatus
 from perdure.model.message import Message
 from perdure.model.state import AgentState
 from perdure.model.value import ErrorRecord
-from perdure.protocols import ToolContext
+from perdure.protocols import LoopBuilder, ToolContext
 
 if TYPE_CHECKING:
     from perdure.loop.factory import LoopFactory
@@ -64,13 +64,18 @@ class SubagentTool:
         if context.spawn is not None:
             spawned: Outcome = await context.spawn(self, arguments["prompt"], context)
             return spawned
-        loop = self._loops.build(self.definition, depth=self.depth)
         state = AgentState.of(self.definition).with_parent_agent(context.agent_id)
-        return outcome_of(self.name, await loop.run(state.with_messages(Message.user(arguments["prompt"]))))
+        asked = state.with_messages(Message.user(arguments["prompt"]))
+        return outcome_of(self.name, await run_alone(self._loops, self.definition, asked, self.depth))
 
     @property
     def loops(self) -> LoopFactory:
         return self._loops
+
+
+async def run_alone(loops: LoopBuilder, definition: AgentDefinition, state: AgentState, depth: int) -> AgentState:
+    """Run a sub-agent that belongs to no session; return the state at its end."""
+    return await loops.build(definition, depth=depth).run(state)
 
 
 def outcome_of(name: str, state: AgentState) -> Outcome:

@@ -18,6 +18,7 @@ from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.narrator import Narrator, Unrecordable
 from perdure.loop.results import as_json, shortened
+from perdure.model.execution import PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.message import Message, ToolCall
@@ -48,10 +49,14 @@ class Decisions(msgspec.Struct, frozen=True):
     denied: Mapping[str, str] = EMPTY
     unknown: frozenset[str] = frozenset()
     """Calls that were started before a crash and have no result."""
+    waited: frozenset[str] = frozenset()
+    """Calls that waited for a person when the run was left: each waits on until it is decided, whatever rules say now.
+
+    Those of sub-agents are not among them: whether they wait is up to the sub-agent's own session."""
 
 
 def call_hash(call: ToolCall) -> str:
-    """What an approval is bound to: the tool and its arguments, to the byte."""
+    """Return what older records bind an approval to: the tool and its arguments, to the byte."""
     return hashlib.sha256(codec.encode([call.name, call.arguments])).hexdigest()
 
 
@@ -65,15 +70,20 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class AwaitsApproval(Exception):
-    """Raised by a tool whose own work waits for a person: its caller waits too."""
+    """Raised by a tool whose own work waits for a person: its caller waits too, and shows what for."""
+
+    def __init__(self, session_id: str | None = None, calls: tuple[PendingCall, ...] = ()) -> None:
+        self.session_id = session_id
+        self.calls = calls
+        super().__init__(", ".join(call.name for call in calls))
 
 
 @runtime_checkable
 class Spawns(Protocol):
     """Who runs sub-agents, as seen by those who end their work early."""
 
-    async def abandon(self, tool: object, call: ToolContext) -> Outcome | None:
-        """End the work of a call that was denied; what it has come to, None if it had not begun."""
+    async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
+        """End the work of a call that is given up; return what it has come to, None if it had not begun."""
         ...
 
     def left_by(self, call_id: str) -> Outcome | None:
@@ -87,7 +97,7 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 class _Waits(msgspec.Struct, frozen=True):
-    call: ToolCall
+    call: PendingCall
     """As it would be made: what a person approves is what is run."""
 
 
@@ -100,12 +110,14 @@ class ToolUse:
         self._interceptors = interceptors
         self._decisions = decisions
         self._stop: AgentStop | None = None
+        self._waiting: list[PendingCall] = []
+        """The calls of sub-agents that turned out to wait for a person."""
 
     async def carry_out(self, step: AgentStep) -> None:
         """Run every call of a step that has no outcome yet, but for those that wait for a person."""
         done = {execution.call.id for execution in step.tool_executions}
         ready: list[_Ready] = []
-        waiting: list[ToolCall] = []
+        waiting: list[PendingCall] = []
         for call in step.tool_calls:
             if call.id in done:
                 continue
@@ -120,17 +132,35 @@ class ToolUse:
                 waiting.append(decided.call)
             else:
                 await self._complete(decided)
-        waiting += await self._run_all(ready)
-        if self._stop is not None:
-            raise self._stop
+        try:
+            waiting += await self._run_all(ready)
+            if self._stop is not None:
+                raise self._stop
+        except Unrecordable:
+            raise  # the run is not over: it can be resumed, and finds what waits
+        except BaseException:
+            await see_through(self._leave_waiting())
+            raise
         by_id = {call.id: call for call in waiting}
         self._run.put_pending([by_id.pop(call.id) for call in step.tool_calls if call.id in by_id])
 
+    async def _leave_waiting(self) -> None:
+        """End the sub-agents that wait for a person, in a run that ends: what they have used is charged."""
+        for call in self._waiting:
+            left = await self._abandoned(call)
+            if left is not None:
+                refused = _refused(call, "Stopped", "The run ended before a person had decided about this call.")
+                await self._complete(replace(refused, usage=left.usage), left.child)
+
+    async def _abandoned(self, call: ToolCall) -> Outcome | None:
+        """End the sub-agent of a call; return what it has come to, None if there is none."""
+        if not isinstance(self._run.spawn, Spawns):
+            return None
+        return await self._run.spawn.abandon(call.name, self._context(call))
+
     async def _deny(self, call: ToolCall) -> None:
         """Settle a call that a person has denied. A sub-agent that waited for the decision ends, and is charged for."""
-        left: Outcome | None = None
-        if isinstance(self._run.spawn, Spawns):
-            left = await self._run.spawn.abandon(self._run.setup.tools.get(call.name), self._context(call))
+        left = await self._abandoned(call)
         refused = _refused(call, "Denied", f"A person has denied this call: {self._decisions.denied[call.id]}")
         if left is None:
             await self._complete(refused)
@@ -155,8 +185,8 @@ class ToolUse:
 
     def _gate(self, call: ToolCall, tool: Tool) -> _Ready | _Waits | ToolExecution:
         arguments = tool.check(call.arguments)
-        digest = self._decisions.approved.get(call.id)
-        approved = digest is not None and digest == call_hash(call)
+        waits = _Waits(PendingCall.of(call))
+        approved = self._decisions.approved.get(call.id) in (waits.call.digest, call_hash(call))
         if call.id in self._decisions.unknown and not approved:
             if tool.on_unknown == "error":
                 return _refused(
@@ -165,14 +195,16 @@ class ToolUse:
                     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
                     "It was not made again. Check before you repeat it.",
                 )
-            return _Waits(call) if tool.on_unknown == "ask" else _Ready(call, tool)
-        return _Ready(call, tool) if approved or not tool.needs_approval(arguments) else _Waits(call)
+            return waits if tool.on_unknown == "ask" else _Ready(call, tool)
+        if approved:
+            return _Ready(call, tool)
+        return waits if call.id in self._decisions.waited or tool.needs_approval(arguments) else _Ready(call, tool)
 
-    async def _run_all(self, ready: Sequence[_Ready]) -> list[ToolCall]:
+    async def _run_all(self, ready: Sequence[_Ready]) -> list[PendingCall]:
         """Run calls one by one, all at once, or so many at a time. Those that turn out to wait come back."""
         concurrency = self._run.setup.concurrency
         size = concurrency if isinstance(concurrency, int) else (1 if concurrency == "sequential" else len(ready) or 1)
-        waiting: list[ToolCall] = []
+        waiting: list[PendingCall] = []
         for start in range(0, len(ready), size):
             batch = ready[start : start + size]
             if self._stop is not None:
@@ -184,25 +216,27 @@ class ToolUse:
             raise_if_cancelled()  # a tool that tidied up and returned has swallowed the cancellation
         return waiting
 
-    async def _run_batch(self, batch: Sequence[_Ready]) -> list[ToolCall]:
+    async def _run_batch(self, batch: Sequence[_Ready]) -> list[PendingCall]:
         if len(batch) == 1:
-            return [batch[0].call] if await self._run_one(batch[0]) else []
+            waits = await self._run_one(batch[0])
+            return [] if waits is None else [waits]
         tasks = [asyncio.create_task(self._run_one(each, among_others=True)) for each in batch]
         try:
-            waits = await asyncio.gather(*tasks)
+            outcomes = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return [each.call for each, wait in zip(batch, waits, strict=True) if wait]
+        return [waits for waits in outcomes if waits is not None]
 
-    async def _run_one(self, ready: _Ready, *, among_others: bool = False) -> bool:
-        """Run one call to its outcome. True if it has none, because it waits for a person."""
+    async def _run_one(self, ready: _Ready, *, among_others: bool = False) -> PendingCall | None:
+        """Run one call to its outcome. Return it if it has none, because it waits for a person."""
         started = now()
         try:
             outcome = await self._outcome(ready)
-        except AwaitsApproval:
-            return True
+        except AwaitsApproval as waits:
+            self._waiting.append(PendingCall.of(ready.call, waits.session_id, waits.calls))
+            return self._waiting[-1]
         except (asyncio.CancelledError, TimeLimitReached):
             left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
             if left is not None:
@@ -211,7 +245,7 @@ class ToolUse:
         await self._take_outcome(ready.call, started, outcome)
         if among_others:
             await self._narrator.barrier()
-        return False
+        return None
 
     async def _take_outcome(self, call: ToolCall, started: datetime, outcome: Outcome) -> None:
         execution = ToolExecution(call, started, now(), outcome.result, outcome.error, outcome.usage)

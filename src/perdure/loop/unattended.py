@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from perdure.errors import ConfigurationError
 from perdure.loop.interceptors import Blocked, Interceptor
 from perdure.loop.tools import ToolRegistry
+from perdure.model.execution import PendingCall
 from perdure.model.message import ToolCall
 from perdure.model.state import AgentState
 
 LAST = float("-inf")
 """The priority of one who sees calls as they would be made."""
+
+
+def require_nothing_pending(pending: Sequence[PendingCall]) -> None:
+    """Raise ConfigurationError if calls wait for a person whom nobody can ask: what is left of their run is dropped."""
+    wanted = ", ".join(dict.fromkeys(leaf.name for call in pending for leaf in call.leaves))
+    if pending:
+        raise ConfigurationError(
+            f"The agent wants to call {wanted}, which needs a person's approval, and run() keeps no session that waits "
+            "for one. The call was not made. Use `chat = await sessions.open(agent=…)`, `chat.send(…)` and "
+            "`chat.approve()`."
+        )
 
 
 class NobodyToAsk(Interceptor):

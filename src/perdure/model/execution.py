@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -88,6 +89,34 @@ class Spent(Value, frozen=True):
     at: Time = msgspec.field(default_factory=now)
 
 
+class PendingCall(ToolCall, frozen=True):
+    """A tool call that waits for a person. A sub-agent's shows the calls that wait in its session."""
+
+    session_id: str | None = None
+    """The sub-agent's session; None for a call of a plain tool."""
+    waits_for: tuple[PendingCall, ...] = ()
+    """The calls that the sub-agent wants to make: approving its caller's call approves these."""
+
+    @classmethod
+    def of(cls, call: ToolCall, session_id: str | None = None, waits_for: tuple[PendingCall, ...] = ()) -> PendingCall:
+        """Return a call as one that waits."""
+        return cls(
+            call.name, call.arguments, call.id, call.provider, call.opaque, session_id, waits_for, unknown=call.unknown
+        )
+
+    @property
+    def digest(self) -> str:
+        """Return the hash that a decision is bound to: of the call, its arguments, and all that waits below it."""
+        below = [call.digest for call in self.waits_for]
+        told = [self.id, self.name, self.arguments, below]
+        return hashlib.sha256(msgspec.json.encode(told, order="deterministic")).hexdigest()
+
+    @property
+    def leaves(self) -> tuple[PendingCall, ...]:
+        """Return the calls that would be made at last: of a sub-agent those that it waits for, else the call itself."""
+        return tuple(leaf for call in self.waits_for for leaf in call.leaves) or (self,)
+
+
 class ExecutionState(Value, frozen=True):
     """A run: its steps so far, the step under way, and whether it should go on."""
 
@@ -99,7 +128,7 @@ class ExecutionState(Value, frozen=True):
     continuation: ExecutionContinuation = ExecutionContinuation()
     current_step_started_at: Time | None = None
     current_step: AgentStep | None = None
-    pending_calls: tuple[ToolCall, ...] = ()
+    pending_calls: tuple[PendingCall, ...] = ()
     errors: tuple[ErrorRecord, ...] = ()
     compaction_usage: Usage = Usage()
     """What models have used to compact the transcript during the run."""
@@ -179,7 +208,7 @@ class ExecutionState(Value, frozen=True):
     def with_continuation_requested(self, requested: bool = True) -> ExecutionState:
         return msgspec.structs.replace(self, continuation=self.continuation.with_continuation_requested(requested))
 
-    def with_pending_calls(self, calls: tuple[ToolCall, ...]) -> ExecutionState:
+    def with_pending_calls(self, calls: tuple[PendingCall, ...]) -> ExecutionState:
         return msgspec.structs.replace(self, pending_calls=calls)
 
     def with_error(self, error: ErrorRecord) -> ExecutionState:

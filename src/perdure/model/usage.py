@@ -28,3 +28,13 @@ class Usage(Value, frozen=True):
             self.reasoning_tokens + other.reasoning_tokens,
             self.cost + other.cost,
         )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens - other.input_tokens,
+            self.output_tokens - other.output_tokens,
+            self.cache_read_tokens - other.cache_read_tokens,
+            self.cache_write_tokens - other.cache_write_tokens,
+            self.reasoning_tokens - other.reasoning_tokens,
+            self.cost - other.cost,
+        )

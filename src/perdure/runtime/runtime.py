@@ -37,6 +37,7 @@ from perdure.protocols import (
     EventHandler,
     Filters,
     Journal,
+    Sequel,
     SessionController,
     SessionStage,
     SessionStore,
@@ -81,6 +82,10 @@ class SessionRuntime:
         """Tell whether runs are being interrupted because the runtime is closed."""
         return self._under_way.is_closing
 
+    async def follow(self, sequel: Sequel) -> None:
+        """Carry out what follows an action, if anything does, in a task of the runtime's own."""
+        await self._under_way.follow(sequel)
+
     async def idle(self) -> None:
         """Wait until nothing is under way: no execution, and no queued message that is being sent."""
         await self._under_way.idle()
@@ -95,7 +100,10 @@ class SessionRuntime:
         tags: Iterable[str] = (),
     ) -> AgentSession:
         """A new session, kept as version 1."""
-        session = self._factory.create(definition, seed, session_id=session_id, owner=owner, tags=tags)
+        return await self.add(self._factory.create(definition, seed, session_id=session_id, owner=owner, tags=tags))
+
+    async def add(self, session: AgentSession) -> AgentSession:
+        """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
         session = await self._pass(SessionStage.BEFORE_CREATE, session)
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
         async with self._saving(session) as saving:
@@ -131,7 +139,7 @@ class SessionRuntime:
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
         store, emit = self._repository.store, self._events.emit
-        context = ActionContext(store, emit, self.execute, self.journal, self._under_way)
+        context = ActionContext(store, emit, self.execute, self.journal, self.add, self._under_way)
         with self._under_way.execution():
             try:
                 return await self._applied(action, before, context, on_conflict)
@@ -185,6 +193,8 @@ class SessionRuntime:
                 return await self._keep_as_fork(after, context)
             raise
         await self._emit_saved(kept)
+        for event in context.tells:
+            await self._events.emit(event)
         return kept
 
     async def _keep_as_fork(self, session: AgentSession, context: ActionContext) -> AgentSession:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from perdure.actions.approval import Shown
 from perdure.actions.send import WhenBusy
 from perdure.archive import MoveReport
 from perdure.errors import InvalidData
@@ -47,10 +48,11 @@ class Chat:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`."""
         return self._sessions.stream(self._id, message, key=key)
 
-    async def approve(self, call_ids: Iterable[str] | None = None) -> Reply:
+    async def approve(self, call_ids: Shown | None = None) -> Reply:
+        """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
         return await self._sessions.approve(self._id, call_ids)
 
-    async def deny(self, reason: str, call_ids: Iterable[str] | None = None) -> Reply:
+    async def deny(self, reason: str, call_ids: Shown | None = None) -> Reply:
         return await self._sessions.deny(self._id, reason, call_ids)
 
     async def cancel(self) -> bool:

@@ -12,7 +12,7 @@ from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.protocols import Driver, SessionStore, Tool
+from perdure.protocols import Driver, SessionController, SessionStore, Tool
 from perdure.runtime.bus import EventBus
 from perdure.sessions.blocking import BlockingSessions
 from perdure.sessions.face import Sessions
@@ -42,21 +42,30 @@ def connect(
     owner: str | None = None,
     live: int = 128,
     events: EventBus | None = None,
+    controller: SessionController | None = None,
     grace: float = 5.0,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
 
     Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
-    sessions are kept in memory; `events` hears everything; on leaving, runs have `grace` seconds to end before they are
-    interrupted, to be recovered later; the rest goes to the `LoopFactory` that runs agents.
+    sessions are kept in memory; `events` hears everything; `controller` is called at every stage of creating, loading
+    and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
+    later; the rest goes to the `LoopFactory` that runs agents.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
-        known = ", ".join(("owner", "live", "events", "grace", *LoopOptions.__annotations__))
+        known = ", ".join(("owner", "live", "events", "controller", "grace", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else events
-    loops = LoopFactory(events=bus, **options)
-    return Sessions(store_of(url, cache=live), loops, events=bus, owner=owner, live=live, grace=grace)
+    return Sessions(
+        store_of(url, cache=live),
+        LoopFactory(events=bus, **options),
+        events=bus,
+        owner=owner,
+        live=live,
+        controller=controller,
+        grace=grace,
+    )
 
 
 def connect_blocking(
@@ -65,8 +74,10 @@ def connect_blocking(
     owner: str | None = None,
     live: int = 128,
     events: EventBus | None = None,
+    controller: SessionController | None = None,
     grace: float = 5.0,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited."""
-    return BlockingSessions(connect(url, owner=owner, live=live, events=events, grace=grace, **options))
+    made = connect(url, owner=owner, live=live, events=events, controller=controller, grace=grace, **options)
+    return BlockingSessions(made)

@@ -10,14 +10,17 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, BinaryIO, Self, Unpack
 
+from msgspec.structs import replace
+
 from perdure.actions.adopt import AdoptBranch
-from perdure.actions.approval import ApproveToolCalls, DenyToolCalls
+from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
+from perdure.actions.children import spawned_by
 from perdure.actions.compact import CompactTranscript, UncompactTranscript
 from perdure.actions.fork import ForkSession
 from perdure.actions.inbox import CANCEL
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
-from perdure.actions.send import SendMessage, WhenBusy
+from perdure.actions.send import SendMessage, WaitingMessages, WhenBusy
 from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
 from perdure.archive import ArchivingStore, MoveReport, Progress, export_sessions, import_sessions
 from perdure.errors import (
@@ -32,6 +35,7 @@ from perdure.errors import (
 )
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
+from perdure.loop.unattended import require_nothing_pending
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
@@ -39,7 +43,7 @@ from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
-from perdure.protocols import Action, Entry, Erasure, Filters, Search, SearchHit, SessionStore
+from perdure.protocols import Action, Entry, Erasure, Filters, Search, SearchHit, SessionController, SessionStore
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.chat import Chat
@@ -65,6 +69,7 @@ class Sessions:
         events: EventBus,
         owner: str | None = None,
         live: int = 128,
+        controller: SessionController | None = None,
         grace: float = 5.0,
     ) -> None:
         if owner is not None and (not isinstance(owner, str) or not owner):
@@ -72,7 +77,8 @@ class Sessions:
         self.store = store
         self.loops = loops
         self.owner = owner
-        self.runtime = SessionRuntime(store, events=events)
+        self.runtime = SessionRuntime(store, controller=controller, events=events)
+        self._controller = controller
         self.live = LiveSet(store, live)
         self._events = events
         self._grace = _checked_grace(grace)
@@ -194,18 +200,31 @@ class Sessions:
             self._streams.discard(work)
 
     async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
-        """Ask once, without a session: nothing is kept but what the reply holds."""
-        runtime = SessionRuntime(MemoryStore(), events=self._events)
+        """Ask once, without a session: nothing is kept but what the reply holds.
+
+        ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
+        """
+        runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
         session = await runtime.create(agent or ASSISTANT, owner=self.owner)
-        return _answered(await runtime.execute(session.id, SendMessage(message, self.loops)))
+        reply = _answered(await runtime.execute(session.id, SendMessage(message, self.loops)))
+        require_nothing_pending(reply.pending_calls)
+        return reply
 
-    async def approve(self, session_id: str, call_ids: Iterable[str] | None = None) -> Reply:
-        """Let pending tool calls be made, all of them by default, and the run go on."""
-        return await self._run(session_id, ApproveToolCalls(self.loops, call_ids=call_ids))
+    async def approve(self, session_id: str, call_ids: Shown | None = None) -> Reply:
+        """Let pending tool calls be made, and the run continue: all of them, or those given as they were shown.
 
-    async def deny(self, session_id: str, reason: str, call_ids: Iterable[str] | None = None) -> Reply:
-        """Keep pending tool calls from being made; the model is told why, and goes on."""
-        return await self._run(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=call_ids))
+        A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
+        nothing is made, if the session waits for something else by now.
+        """
+        return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=call_ids))
+
+    async def deny(self, session_id: str, reason: str, call_ids: Shown | None = None) -> Reply:
+        """Keep pending tool calls from being made; the model is told why, and continues."""
+        return await self._decide(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=call_ids))
+
+    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply:
+        reply = await self._run(session_id, action)
+        return replace(reply, used_before=action.used_before)
 
     async def _run(self, session_id: str, action: Action) -> Reply:
         return _answered(await self._after_run(session_id, action))
@@ -249,7 +268,10 @@ class Sessions:
         """Execute any action on a session. One that runs no model is applied anew where somebody else was quicker."""
         key = await self._reach(session_id)
         with self.live.running(key):
-            return await self.runtime.execute(key, action, on_conflict=on_conflict)
+            after = await self.runtime.execute(key, action, on_conflict=on_conflict)
+        if self.runtime.journal is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
+            await self.runtime.follow(WaitingMessages(self.runtime.execute, self.runtime.journal, key, self.loops))
+        return after
 
     async def inject(self, session_id: str, message: object) -> None:
         """Append a message, `{role, content, …}` or a Message, without running the agent."""
@@ -292,7 +314,7 @@ class Sessions:
     ) -> Chat:
         """A new session that begins where another stands: at its end, at a message, or at an older version."""
         session = await self.session(src, version)
-        made = await self.store.create(await ForkSession(at=at, dst=dst).execute_on(session))
+        made = await self.runtime.add(await ForkSession(at=at, dst=dst).execute_on(session))
         return self._handle(made.id)
 
     async def adopt(self, session_id: str, branch: str) -> None:
@@ -426,7 +448,10 @@ class Sessions:
     async def purge(
         self, *, older_than: timedelta | datetime | None = None, status: SessionStatus | str | None = None
     ) -> int:
-        """Erase sessions for good, but for what their forks show; how many. One that is running is left alone."""
+        """Erase sessions for good, and those of their sub-agents with them; what forks show stays.
+
+        Return how many were erased, sub-agents' sessions included. One that is running is left alone.
+        """
         if older_than is None and status is None:
             raise InvalidData("$", "name what is to be erased: older_than, status, or both")
         if not isinstance(older_than, timedelta | datetime | None):
@@ -440,7 +465,11 @@ class Sessions:
         return erased
 
     async def _erase(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
-        """Erase sessions, but for those that run or that somebody else has erased; which they were."""
+        """Erase sessions with those of their sub-agents, except those that run or that somebody else has erased.
+
+        Return the ids erased.
+        """
+        session_ids = await self._with_children(session_ids)
         at_once = getattr(self.store, "delete_many", None)
         erased: list[SessionId] = [] if at_once is None else list(await at_once(session_ids))
         for session_id in session_ids if at_once is None else ():
@@ -451,11 +480,26 @@ class Sessions:
             self.live.close(session_id)
         return erased
 
-    async def delete(self, session_id: str) -> None:
-        """Erase a session for good, but for what its forks show."""
+    async def delete(self, session_id: str) -> Sequence[SessionId]:
+        """Erase a session for good, and the sessions of its sub-agents with it; what its forks show stays.
+
+        Return the ids erased.
+        """
         key = (await self.info(session_id)).id
-        await self.store.delete(key)
-        self.live.close(key)
+        if self.runtime.journal is not None and await self.runtime.journal.is_claimed(key):
+            raise SessionBusy(key)
+        erased = await self._erase([key])
+        if key not in erased:  # somebody has begun to run it, or has erased it: the store says which
+            await self.store.delete(key)
+        return erased
+
+    async def _with_children(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Return ids, each once and after those of the sessions that its sub-agents have."""
+        every: dict[SessionId, None] = {}
+        for session_id in session_ids:
+            every |= dict.fromkeys(info.id for info in await spawned_by(self.store, session_id, deleted=True))
+            every[session_id] = None
+        return tuple(every)
 
     async def _all(self, filters: Filters) -> AsyncIterator[AgentSessionInfo]:
         filters["limit"] = 500

@@ -7,7 +7,8 @@ from typing import Any, Self
 import msgspec
 
 from perdure.loop.response_format import final_value
-from perdure.model.message import Message, ToolCall
+from perdure.model.execution import PendingCall
+from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
@@ -19,6 +20,8 @@ class Reply(msgspec.Struct, frozen=True):
     session: AgentSession
     queued: bool = False
     """Whether the message was left with a run that is under way: there is no answer to it yet."""
+    used_before: Usage = Usage()
+    """What the run had used before this call continued it."""
 
     @property
     def text(self) -> str:
@@ -37,7 +40,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        return Usage() if self.queued else self.session.state.usage
+        """What this call has used. The whole run's usage, also from before an approval, is `session.state.usage`."""
+        return Usage() if self.queued else self.session.state.usage - self.used_before
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -49,8 +53,8 @@ class Reply(msgspec.Struct, frozen=True):
         return None if self.queued else final_value(self.session.state)
 
     @property
-    def pending_calls(self) -> tuple[ToolCall, ...]:
-        """The tool calls that wait for a person's approval."""
+    def pending_calls(self) -> tuple[PendingCall, ...]:
+        """The tool calls that wait for a person's approval; a sub-agent's with the calls that it waits for."""
         execution = self.session.state.execution
         return execution.pending_calls if execution and not self.queued else ()
 

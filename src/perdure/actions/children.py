@@ -1,0 +1,66 @@
+"""The sub-agents of a session: which sessions they have, how deep these stand, and what they wait for."""
+
+from __future__ import annotations
+
+import hashlib
+
+from perdure.model.execution import PendingCall
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
+from perdure.protocols import ActionContext, Filters, SessionStore
+
+
+def child_session_id(execution_id: str, call_id: str) -> SessionId:
+    """Return the id of the session that a tool call spawns: the same whenever the call is made again."""
+    digest = hashlib.blake2b(f"{execution_id}/{call_id}".encode(), digest_size=16)
+    return SessionId(f"sub-{digest.hexdigest()}")
+
+
+async def depth_of(session: AgentSession, context: ActionContext | None) -> int:
+    """Return how many agents have called each other to get to a session; 0 for one that no agent has begun."""
+    depth, spawned = 0, session.info.spawn_ref
+    while spawned is not None:
+        depth += 1
+        page = await context.store.list(id=spawned.parent_session_id, limit=1) if context is not None else ()
+        spawned = page[0].spawn_ref if page else None
+    return depth
+
+
+async def pending_now(session: AgentSession, context: ActionContext | None) -> tuple[PendingCall, ...]:
+    """Return the calls that a session waits with, those of sub-agents with what these wait for by now."""
+    execution = session.state.execution
+    if execution is None or context is None:
+        return execution.pending_calls if execution else ()
+    return tuple([await _as_it_is(call, context) for call in execution.pending_calls])
+
+
+async def _as_it_is(call: PendingCall, context: ActionContext) -> PendingCall:
+    if call.session_id is None:
+        return call
+    child = await context.store.load(call.session_id)
+    return PendingCall.of(call) if child is None else PendingCall.of(call, child.id, await pending_now(child, context))
+
+
+async def spawned_by(store: SessionStore, session_id: str, *, deleted: bool = False) -> list[AgentSessionInfo]:
+    """Return the sessions of a session's sub-agents, and of theirs: each after those that it has spawned itself.
+
+    Those that are deleted are among them only if they are asked for.
+    """
+    filters: list[Filters] = [{"parent": session_id}]
+    if deleted:
+        filters.append({"parent": session_id, "status": SessionStatus.DELETED})
+    found: list[AgentSessionInfo] = []
+    for each in filters:
+        for info in await _spawned_among(store, each):
+            found += [*await spawned_by(store, info.id, deleted=deleted), info]
+    return found
+
+
+async def _spawned_among(store: SessionStore, filters: Filters) -> list[AgentSessionInfo]:
+    found: list[AgentSessionInfo] = []
+    while True:
+        page = await store.list(**filters)
+        found += [info for info in page if info.spawn_ref is not None]
+        if page.next is None:
+            return found
+        filters = {**filters, "after": page.next}

@@ -1,0 +1,104 @@
+"""Runs that wait for a person who is no longer asked: they end on record, and their sub-agents with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.actions.children import child_session_id
+from perdure.actions.running import claim_for, hand_over, past_of
+from perdure.loop.narrator import Told, end_of
+from perdure.model.execution import ExecutionState, ExecutionStatus
+from perdure.model.loop_events import AgentEnd
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.state import AgentState
+from perdure.model.stop import StopReason, StopSignal
+from perdure.protocols import ActionContext
+from perdure.recording import see_through
+
+
+def is_waiting(session: AgentSession) -> bool:
+    """Whether a session's run waits for a person."""
+    execution = session.state.execution
+    return execution is not None and bool(execution.pending_calls)
+
+
+async def end_waiting(
+    before: AgentSession, after: AgentSession, context: ActionContext | None, why: str
+) -> AgentSession:
+    """Return what a verb has made of a session, with the run that waited in it ended.
+
+    Its sub-agents end first. The run's end is put on record in the commit that saves the session, which is active then
+    unless the verb has closed it. A session that did not wait comes back as the verb has left it.
+    """
+    if not is_waiting(before):
+        return after
+    assert before.state.execution is not None
+    ended = _stopped(before.state, why)
+    if after.state.execution is not None:  # else the verb has let go of the run
+        after = after.with_state(ended)
+    if after.status is SessionStatus.SUSPENDED:
+        after = after.activated()
+    if context is None:
+        return after
+    if context.journal is None:
+        await _end_children(before.state.execution, context, why)
+        return after
+    await _end_on_record(before, ended, context, why)
+    return after
+
+
+@dataclass(frozen=True, slots=True)
+class StopWaiting:
+    """End the run that a sub-agent's session waits with, and the session with it, as failed.
+
+    Sub-agents that its calls wait for end too. A session that waits for nothing is left as it is.
+    """
+
+    why: str = "what it waited for was denied"
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        if not is_waiting(session):
+            if context is not None:
+                context.answer = session
+            return session
+        is_open = session.status in (SessionStatus.ACTIVE, SessionStatus.SUSPENDED)
+        return await end_waiting(session, session.failed() if is_open else session, context, self.why)
+
+
+def _stopped(state: AgentState, why: str) -> AgentState:
+    """Return the state with its run stopped where it stands."""
+    signal = StopSignal(StopReason.USER_REQUESTED, why, source="given_up")
+    execution = state.with_current_step_completed().with_stop_signal(signal).execution
+    assert execution is not None
+    return state.with_execution(execution.with_pending_calls(()).ended(ExecutionStatus.STOPPED))
+
+
+async def _end_on_record(before: AgentSession, ended: AgentState, context: ActionContext, why: str) -> None:
+    """Claim the session, so that nobody decides meanwhile; end its sub-agents; end its run with what is saved."""
+    record = claim_for(before, context)
+    assert record is not None
+    assert before.state.execution is not None
+    try:
+        await record.barrier()
+        await see_through(_end_children(before.state.execution, context, why))
+        past = await past_of(before, before.state, context)
+    except BaseException:
+        await record.leave()
+        raise
+    end = _end(before, ended, past.told)
+    record.put(end)
+    hand_over(context, record, past.key)
+    context.tells.append(end)
+
+
+def _end(session: AgentSession, ended: AgentState, told: Told) -> AgentEnd:
+    facts = end_of(ended, told.messages, told.children)
+    loop_id = ended.execution.execution_id if ended.execution else ""
+    return AgentEnd(seq=told.seq + 1, loop_id=loop_id, session_id=session.id, agent_id=session.state.agent_id, **facts)
+
+
+async def _end_children(execution: ExecutionState, context: ActionContext, why: str) -> None:
+    for call in execution.pending_calls:
+        child_id = child_session_id(execution.execution_id, call.id)
+        if await context.store.exists(child_id):
+            await context.execute(child_id, StopWaiting(why))
