@@ -59,7 +59,7 @@ from perdure.testing.samples import fork, new_session, note, run_of, say, seen, 
 HERE = Path(__file__).parent
 CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}"
 """Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind."""
-RECORD = "record-1"
+RECORD = "record-2"
 """The form of a session record's file. The first has no checksum."""
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
