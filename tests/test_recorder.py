@@ -102,8 +102,8 @@ class Loop:
     def end(self, *messages: Message, status: ExecutionStatus = ExecutionStatus.COMPLETED, **facts: Any) -> Any:
         return self._next(AgentEnd, status=status, messages=messages, **facts)
 
-    def other(self, kind: type, **facts: Any) -> Any:
-        return self._next(kind, **facts)
+    def other(self, event_type: type, /, **facts: Any) -> Any:
+        return self._next(event_type, **facts)
 
 
 def fed(*events: Any, config: SessionRecorderConfig | None = None) -> SessionRecorder:

@@ -20,7 +20,7 @@ from perdure.loop.agent_loop import AgentLoop, Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
-from perdure.loop.strategies import Branch, Chosen, First, Selection, Strategy, spec_of, strategy_of
+from perdure.loop.strategies import Branch, Chosen, First, Metered, Selection, Strategy, spec_of, strategy_of
 from perdure.loop.unattended import LAST, NobodyToAsk
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
@@ -28,6 +28,7 @@ from perdure.model.ids import new_id
 from perdure.model.loop_events import (
     AgentEnd,
     AnyLoopEvent,
+    Compaction,
     ContinuationKind,
     LoopEvent,
     MessageEnd,
@@ -39,7 +40,8 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason
-from perdure.protocols import ActionContext, Entry, Saving, StoredAt
+from perdure.model.usage import Usage
+from perdure.protocols import ActionContext, Driver, Entry, Saving, StoredAt
 from perdure.recording import BranchRecord, JournalRecord, entry_of, see_through
 
 Config = ModelConfig | AgentDefinition
@@ -137,6 +139,7 @@ class Group:
         self._over: dict[int, datetime] = {}
         self._finished: list[Branch] = []
         self._selection: Selection | None = None
+        self._judged = Usage()
 
     def remember(self, written: Mapping[str, StoredAt]) -> None:
         """Go on with an evaluation that was killed: where messages stand already, from before the crash."""
@@ -170,7 +173,9 @@ class Group:
     def _configured(self, config: Config) -> tuple[AgentDefinition, AgentState]:
         state = self._session.state
         if isinstance(config, AgentDefinition):
-            return config, state.with_system_prompt(config.system_prompt)
+            # What the definition names goes before the session's own choice, which is for the session's definition.
+            named = config.model_config or state.model
+            return config, state.with_system_prompt(config.system_prompt).with_model(named)
         return self._session.definition, state.with_model(config)
 
     def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
@@ -234,7 +239,7 @@ class Group:
         candidates = stopped or answered or begun
         if not candidates:
             raise DriverError("The evaluation was cancelled before any of its branches had begun.")
-        return Selection(candidates[0].index)
+        return Selection(candidates[0].index, self._judged)
 
     def _continued(self, state: AgentState) -> AgentState:
         """The state of the selected branch, as the session's own model and prompt go on with it."""
@@ -308,7 +313,15 @@ class Group:
         if not answered:
             errors = "; ".join(error.message for branch in self._finished for error in branch.state.errors)
             raise DriverError(f"None of the {len(self._configs)} branches came to an answer: {errors[:500]}")
-        return await self._strategy.select(answered, self._loops.driver_of)
+        selection = await self._strategy.select(answered, self._metered_driver_of)
+        return selection if selection.usage != Usage() else replace(selection, usage=self._judged)
+
+    def _metered_driver_of(self, model: ModelConfig) -> Driver:
+        """Return the driver of a model that judges. What it uses is charged when its answer comes, whatever follows."""
+        return Metered(self._loops.driver_of(model), self._charge)
+
+    def _charge(self, usage: Usage) -> None:
+        self._judged = self._judged + usage
 
     async def _end(self, selection: Selection) -> None:
         """Tell which branch was selected; the save carries it."""
@@ -337,7 +350,7 @@ class Group:
             return
         with suppress(PerdureError):
             await self._flush()
-            end = ParallelLoopEnd(**self._facts())
+            end = ParallelLoopEnd(**self._facts(), evaluation_usage=self._judged)
             await journal.append(record.claim, entries=[entry_of(end)], taken=record.taken)
             await self._context.emit(end)
         await self._give_back()
@@ -354,7 +367,9 @@ class Group:
 def _told(story: Sequence[AnyLoopEvent]) -> Told:
     said = tuple(event.message for event in story if isinstance(event, MessageEnd))
     spawned = tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None)
-    return Told(max((event.seq for event in story), default=0), said, spawned)
+    compactions = sum(isinstance(event, Compaction) for event in story)
+    at = max((event.at for event in story), default=None)
+    return Told(max((event.seq for event in story), default=0), said, spawned, compactions, at)
 
 
 class _GroupRecord(JournalRecord):

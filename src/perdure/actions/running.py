@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.lineage import ChildLoopRef
+from perdure.model.loop_events import KINDS
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
@@ -117,7 +119,7 @@ async def _told(session: AgentSession, state: AgentState, context: ActionContext
     if state.status is not ExecutionStatus.IN_PROGRESS:
         return Told()
     loop_id = state.execution.execution_id
-    entries = await context.journal.read(session.id, run=loop_id)
+    entries = [entry for entry in await context.journal.read(session.id, run=loop_id) if entry.kind in KINDS]
     if not entries:
         return Told()
     (run,) = await context.journal.runs(session.id, run=loop_id)
@@ -128,6 +130,8 @@ async def _told(session: AgentSession, state: AgentState, context: ActionContext
         int(entries[-1].body["seq"]),
         tuple(stored[each] for each in said if each in stored),
         tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
+        sum(entry.kind == "compaction" for entry in entries),
+        codec.convert(datetime, entries[-1].body["at"]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
@@ -74,6 +75,9 @@ class Told(msgspec.Struct, frozen=True):
     seq: int = 0
     messages: tuple[Message, ...] = ()
     children: tuple[ChildLoopRef, ...] = ()
+    compactions: int = 0
+    at: datetime | None = None
+    """When the last event was told: nobody has worked on the run since."""
 
 
 class Narrator:
@@ -88,6 +92,7 @@ class Narrator:
         self._telling = asyncio.Lock()
         self._messages: list[Message] = list(told.messages)
         self._children: list[ChildLoopRef] = list(told.children)
+        self._compactions = told.compactions
         self._start: dict[str, Any] = {}
 
     def begin(
@@ -144,6 +149,7 @@ class Narrator:
     async def compacted(
         self, block: CompactionBlock, shown: tuple[CompactionPart, ...], usage: Usage, trigger: str
     ) -> None:
+        self._compactions += 1
         await self._tell(Compaction, block=block, shown=shown, usage=usage, trigger=trigger)
 
     async def turn_started(self, step_id: str, index: int) -> None:
@@ -208,6 +214,9 @@ class Narrator:
             stop_signals=execution.continuation.stop_signals,
             usage=execution.usage,
             compaction_usage=execution.compaction_usage,
+            discarded_usage=execution.discarded_usage,
+            compactions=self._compactions,
+            idle=execution.idle,
             errors=execution.errors,
             rejection=rejection_in(execution.continuation.stop_signals),
         )
