@@ -645,3 +645,51 @@ async def test_a_loop_knows_children_that_began_while_it_waited(home: Home) -> N
         first, second = (await runtime.record(session.id)).loops
         assert first.children_loop_ids == (second.loop_id,)
         assert (await runtime.loop(session.id, first.loop_id)).children_loop_ids == (second.loop_id,)
+
+
+async def test_time_that_a_run_lay_dead_is_not_its_own() -> None:
+    """Killed anywhere and recovered an hour later, it has worked for less than a minute, live and on record."""
+    recovered = 0
+    for call in range(1, 40):
+        store, clock = MemoryStore(), FrozenClock(tick=0.001)
+        failing = FailingStore(store)
+        with use(clock=clock):
+            session = await SessionRuntime(store).create(AGENT)
+            failing.crash(call=call, after=True)
+            try:
+                await SessionRuntime(failing).execute(session.id, SendMessage("sum", loops_of(reply, add)))
+            except StoreError:
+                clock.advance(3600)
+                report = await recover(SessionRuntime(store), loops_of(reply, add))
+                recovered += len(report.resumed)
+            runtime = SessionRuntime(store)
+            state = (await runtime.get_session(session.id)).state
+            for header in (await runtime.record(session.id)).loops:
+                whole = await runtime.loop(session.id, header.loop_id)
+                assert header.duration is not None
+                assert header.duration == whole.duration < 60
+                assert all((turn.ended_at - turn.started_at).total_seconds() < 60 for turn in whole.turns)
+                assert state.execution_duration is not None
+                assert state.execution_duration < 60
+        if not failing.has_crashed:
+            break
+    assert recovered >= 3
+
+
+async def test_time_that_a_run_waited_for_a_person_is_not_its_own(home: Home) -> None:
+    """Approved a day later, it has worked for less than a minute."""
+    pay = tool(name="pay", needs_approval=True)(lambda: "paid")
+    loops = LoopFactory(driver=ScriptedDriver([ToolCall("pay"), "Done."]), tools=[pay])
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        async with home.runtime() as runtime:
+            session = await runtime.create(AgentDefinition("agent", tools=("pay",)))
+            await runtime.execute(session.id, SendMessage("Go.", loops))
+            clock.advance(86400)
+            after = await runtime.execute(session.id, ApproveToolCalls(loops))
+            (header,) = (await runtime.record(session.id)).loops
+            whole = await runtime.loop(session.id, header.loop_id)
+    assert header.duration is not None
+    assert header.duration == whole.duration < 60 < 86400 <= header.idle
+    assert after.state.execution_duration is not None
+    assert after.state.execution_duration < 60
