@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.actions.continuing import parent_of
 from perdure.actions.running import LEASE, owner_here
 from perdure.actions.transcript import open_calls
 from perdure.errors import ConfigurationError, InvalidData, PerdureError, StoreError
@@ -50,19 +51,20 @@ class CompactTranscript:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         state = session.state
+        parent = await parent_of(session, context)
         async with _claimed(session, context) as record:
             compactor = self._compactor(session)
             try:
                 made = await compactor.compact(state.transcript, open_calls=open_calls(state))
             except BaseException as error:
-                await self._charge(session, record, compactor.spent, error)
+                await self._charge(session, parent, record, compactor.spent, error)
                 raise
             if made is None:
                 await _leave_as_it_is(session, context, record)
                 return session
             after = session.with_state(state.with_transcript(overlaid(state.transcript, made)))
             if record is not None and context is not None:
-                self._put_on_record(session, record, made)
+                self._put_on_record(session, parent, record, made)
                 context.saving = record.saving()
             return after
 
@@ -72,21 +74,23 @@ class CompactTranscript:
         model = self._loops.model_of(session.definition, session.state)
         return self._loops.compactor_of(self.options, model, summary_model=self._summary_model)
 
-    def _put_on_record(self, session: AgentSession, record: JournalRecord, made: Compacted) -> None:
+    def _put_on_record(
+        self, session: AgentSession, parent: str | None, record: JournalRecord, made: Compacted
+    ) -> None:
         """A loop of its own: it has a cost, and no step. Its events are written with the save, or not at all."""
-        start = self._start(session, has_model=made.block.model is not None, base_version=session.version)
+        start = self._start(session, parent, has_model=made.block.model is not None, base_version=session.version)
         common = _ids_of(start)
         record.put(start)
         record.put(Compaction(**common, seq=2, block=made.block, shown=made.shown, usage=made.usage))
         record.put(AgentEnd(**common, seq=3, status=ExecutionStatus.COMPLETED, usage=made.usage))
 
     async def _charge(
-        self, session: AgentSession, record: JournalRecord | None, spent: Usage, error: BaseException
+        self, session: AgentSession, parent: str | None, record: JournalRecord | None, spent: Usage, error: BaseException
     ) -> None:
         """Put on record what was spent for nothing. The session stays as it is, so there is nothing to be resumed."""
         if record is None or spent == Usage():
             return
-        start = self._start(session, has_model=True, base_version=None)
+        start = self._start(session, parent, has_model=True, base_version=None)
         cancelled = isinstance(error, asyncio.CancelledError)
         status = ExecutionStatus.STOPPED if cancelled else ExecutionStatus.FAILED
         errors = () if cancelled else (ErrorRecord.of(error),)
@@ -95,8 +99,10 @@ class CompactTranscript:
         with contextlib.suppress(PerdureError):  # what the caller is to hear of is why the compaction failed
             await record.barrier()
 
-    def _start(self, session: AgentSession, *, has_model: bool, base_version: int | None) -> AgentStart:
-        execution, config = session.state.execution, None
+    def _start(
+        self, session: AgentSession, parent: str | None, *, has_model: bool, base_version: int | None
+    ) -> AgentStart:
+        config = None
         if has_model and self._loops is not None:
             config = snapshot(self._summary_model or self._loops.model_of(session.definition, session.state))
         return AgentStart(
@@ -104,7 +110,7 @@ class CompactTranscript:
             session_id=session.id,
             agent_id=session.state.agent_id,
             seq=1,
-            parent_loop_id=execution.execution_id if execution else None,
+            parent_loop_id=parent,
             continuation=ContinuationKind("compaction"),
             config=config,
             base_version=base_version,

@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.actions.running import LEASE, Inbox, owner_here, pending_in, watched
+from perdure.actions.continuing import parent_of
+from perdure.actions.running import LEASE, Inbox, checked_metadata, owner_here, pending_in, watched
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
 from perdure.errors import DriverError, InvalidData, PerdureError, SessionBusy, SessionNotActive, StoreError
@@ -41,6 +42,7 @@ from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
+from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Driver, Entry, Saving, StoredAt
 from perdure.recording import BranchRecord, JournalRecord, entry_of, see_through
 
@@ -64,6 +66,7 @@ class SendParallel:
         *,
         configs: Sequence[ModelConfig | str | AgentDefinition],
         strategy: Strategy | Callable[[Sequence[Branch]], Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         given = message if isinstance(message, Sequence) and not isinstance(message, str) else (message,)
         self._messages = tuple(map(Message.of, given))
@@ -72,12 +75,14 @@ class SendParallel:
         self._configs = tuple(each if isinstance(each, AgentDefinition) else ModelConfig.of(each) for each in configs)
         self._loops = loops
         self._strategy = _as_strategy(strategy or First())
+        self._metadata = checked_metadata(metadata)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)
+        group.parent, group.metadata = await parent_of(session, context), self._metadata
         return await group.evaluate()
 
 
@@ -98,6 +103,8 @@ async def resume_group(
     configs = tuple(_config_of(each) for each in start.configs)
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy))
     group.remember({message.id: at for message, at in written.values()})
+    group.parent = start.parent_loop_id
+    group.metadata = start.metadata
     return await group.evaluate(stories)
 
 
@@ -140,6 +147,9 @@ class Group:
         self._finished: list[Branch] = []
         self._selection: Selection | None = None
         self._judged = Usage()
+        self.parent: str | None = None
+        """The loop that the branches continue from."""
+        self.metadata: Mapping[str, Any] = EMPTY
 
     def remember(self, written: Mapping[str, StoredAt]) -> None:
         """Go on with an evaluation that was killed: where messages stand already, from before the crash."""
@@ -188,16 +198,13 @@ class Group:
         written = self._record.written if self._record is not None else {}
         places = [written[message.id].position for message in self._messages if message.id in written]
         return {
-            "continuation": ContinuationKind("branch", str(index)) if self._parent else ContinuationKind(),
+            "parent_loop_id": self.parent,
+            "continuation": ContinuationKind("branch", str(index)) if self.parent else ContinuationKind(),
+            "metadata": self.metadata,
             "base_version": self._session.version,
             "group": self._loop_ids,
             "input_at": (min(places), max(places) + 1) if places else None,
         }
-
-    @property
-    def _parent(self) -> str | None:
-        execution = self._session.state.execution
-        return execution.execution_id if execution is not None else None
 
     async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession:
         """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
@@ -265,7 +272,8 @@ class Group:
         if announce:
             start = ParallelLoopStart(
                 **self._facts(),
-                parent_loop_id=self._parent,
+                parent_loop_id=self.parent,
+                metadata=self.metadata,
                 configs=tuple(map(_plain_config, self._configs)),
                 strategy=spec_of(self._strategy),
                 message_ids=tuple(message.id for message in self._messages),

@@ -14,12 +14,13 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import ConfigurationError, PerdureError, StoreError
+from perdure.actions.continuing import continuation_of
+from perdure.errors import ConfigurationError, InvalidData, PerdureError, StoreError
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
-from perdure.model.definition import AgentDefinition
+from perdure.model.definition import AgentDefinition, refuse_secrets
 from perdure.model.execution import ExecutionStatus
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import KINDS
@@ -53,6 +54,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """Whether it goes on with a run that was killed."""
     give_up: bool = False
     """Whether the run is to be ended where it stands."""
+    metadata: Mapping[str, Any] = EMPTY
+    """What the caller says of the run, for its record."""
 
 
 async def run_agent(
@@ -81,6 +84,8 @@ async def run_agent(
             "base_version": session.version,
             "spawn_ref": session.info.spawn_ref,
             "key": (options.key.name, options.key.digest) if options.key else None,
+            "metadata": options.metadata,
+            **await continuation_of(session, options.inputs, context),
         },
         spawn=spawn,
         told=await _told(session, state, context),
@@ -287,6 +292,17 @@ async def take(
             await journal.release(claim)
 
     await see_through(noted())  # or the claim of one who was cancelled would keep others out until it lapses
+
+
+def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return what a caller says of a run, as it will be stored. Raise if it is no JSON, or names a secret."""
+    if given is None:
+        return EMPTY
+    if not isinstance(given, Mapping):
+        raise InvalidData("$.metadata", f"expected a mapping, got {type(given).__name__}")
+    refuse_secrets(given, "$.metadata")
+    plain: dict[str, Any] = codec.decode_plain(codec.encode_json(dict(given), "$.metadata"))
+    return plain
 
 
 def pending_in(session: AgentSession) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from perdure import codec
 from perdure.actions.refused import refuse
@@ -13,6 +13,7 @@ from perdure.actions.running import (
     QUEUE,
     STEER,
     RunOptions,
+    checked_metadata,
     messages_in,
     pending_in,
     require_journal,
@@ -45,6 +46,7 @@ class SendMessage:
 
     `key` makes a repeated request return what the first one came to. `when_busy` says what becomes of a message to a
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
+    `metadata` goes on the record of the run.
     """
 
     runs_model = True
@@ -56,6 +58,7 @@ class SendMessage:
         *,
         key: str | None = None,
         when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
         depth: int = 0,
         taken: int = 0,
     ) -> None:
@@ -71,6 +74,10 @@ class SendMessage:
         if key is not None and when_busy == STEER:
             problem = "a message that steers another run has no result of its own; use when_busy='queue'"
             raise InvalidData("$.key", problem)
+        if metadata and when_busy == STEER:
+            problem = "a message that steers another run has no record of its own; use when_busy='queue'"
+            raise InvalidData("$.metadata", problem)
+        self._metadata = checked_metadata(metadata)
         self._loops = loops
         self._when_busy = when_busy
         self._depth = depth
@@ -88,7 +95,9 @@ class SendMessage:
             return session
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
-        options = RunOptions(inputs=self.messages, key=self._key, depth=self._depth, taken=self._taken)
+        options = RunOptions(
+            inputs=self.messages, key=self._key, depth=self._depth, taken=self._taken, metadata=self._metadata
+        )
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context) if context is not None else None
         try:
@@ -122,7 +131,8 @@ class SendMessage:
         journal = require_journal(context, "when_busy")
         plain = [message.to_dict() for message in self.messages]
         key = None if self._key is None else self._key.name
-        await journal.post(session.id, Entry(self._when_busy, {"messages": plain, "key": key}))
+        body = {"messages": plain, "key": key, **({"metadata": self._metadata} if self._metadata else {})}
+        await journal.post(session.id, Entry(self._when_busy, body))
         context.answer = session
         if not await journal.is_claimed(session.id):
             await _Leftovers(context, journal, self._loops, self._depth).send(session)
@@ -178,8 +188,10 @@ class SendPosted:
             await take(journal, session, entry.seq)
             context.answer = session
             return session
-        key = entry.body.get("key")
-        action = SendMessage(messages_in(entry), self._loops, key=key, depth=self._depth, taken=entry.seq)
+        key, metadata = entry.body.get("key"), entry.body.get("metadata")
+        action = SendMessage(
+            messages_in(entry), self._loops, key=key, metadata=metadata, depth=self._depth, taken=entry.seq
+        )
         try:
             after = await action.execute_on(session, context)
         except InvalidData as error:

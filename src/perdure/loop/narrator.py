@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
+from perdure import codec
 from perdure.loop.filters import rejection_in
 from perdure.model.definition import ModelConfig
 from perdure.model.lineage import ChildLoopRef
@@ -222,12 +225,36 @@ class Narrator:
         )
 
 
+_APIS = {
+    "anthropic": "anthropic_messages",
+    "bedrock": "bedrock_converse",
+    "google": "google_generative_ai",
+    "google-gla": "google_generative_ai",
+    "google-cloud": "google_vertex",
+    "google-vertex": "google_vertex",
+    "openai": "openai_responses",
+    "openai-chat": "openai_completions",
+    "openai-responses": "openai_responses",
+}
+"""The protocol that a provider's models are asked by. A server of one's own that calls itself `openai` has the older
+one. Of providers that are not here, the client decides."""
+
+
+def config_id(model: ModelConfig) -> str:
+    """Return an id that equal configurations have in every process, whatever variable their key comes from."""
+    return sha256(codec.encode(replace(model, api_key_env=None))).hexdigest()[:16]
+
+
 def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
-    """What may be remembered of a model's configuration: everything but where its key comes from."""
+    """Return what may be remembered of a model's configuration: everything but where its key comes from."""
     provider, _, name = model.name.partition(":")
     return LoopConfigSnapshot(
         model=name or model.name,
         provider=provider,
+        config_id=config_id(model),
+        name=model.name,
+        api="openai_completions" if provider == "openai" and model.base_url else _APIS.get(provider),
+        reasoning=None if model.thinking is None else model.thinking != "off",
         base_url=model.base_url,
         context_window=model.context_window,
         max_tokens=model.max_tokens,

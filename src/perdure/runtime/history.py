@@ -199,15 +199,21 @@ async def _children(journal: Journal, session_id: str, loop_id: str, after: int)
             for run in await journal.runs(session_id, limit=RUNS_AT_ONCE, before=before)
             if run.first.seq > after
         ]
-        children = [run.loop_id for run in runs if _said_by(run).get("parent_loop_id") == loop_id] + children
+        children = [run.loop_id for run in runs if parent_in(run) == loop_id] + children
         if len(runs) < RUNS_AT_ONCE:
             return tuple(children)
         before = runs[0].first.seq
 
 
+def parent_in(run: RunOnRecord) -> str | None:
+    """Return the loop that a run continues from, as its start tells."""
+    parent: str | None = _said_by(run).get("parent_loop_id")
+    return parent
+
+
 def _said_by(run: RunOnRecord) -> Mapping[str, Any]:
-    """Return what a run's first entry says; one of a kind that we do not know may be anything."""
-    return run.first.body if isinstance(run.first.body, Mapping) else {}
+    """Return what a run's start says; a first entry of a kind that we do not know may say anything."""
+    return run.first.body if run.first.kind == "agent_start" else {}
 
 
 async def read_events(

@@ -59,8 +59,15 @@ class Chat:
     async def inject(self, message: object) -> None:
         await self._sessions.inject(self._id, message)
 
-    async def fork(self, dst: str | None = None, *, at: int | str | None = None, version: int | None = None) -> Chat:
-        return await self._sessions.fork(self._id, dst, at=at, version=version)
+    async def fork(
+        self,
+        dst: str | None = None,
+        *,
+        at: int | str | None = None,
+        version: int | None = None,
+        loop: str | None = None,
+    ) -> Chat:
+        return await self._sessions.fork(self._id, dst, at=at, version=version, loop=loop)
 
     async def adopt(self, branch: Chat | str) -> None:
         """Show from now on what a fork of this session shows."""

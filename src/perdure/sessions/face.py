@@ -37,7 +37,7 @@ from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
-from perdure.protocols import Action, Entry, Erasure, Filters, Search, SearchHit, SessionStore
+from perdure.protocols import Action, ActionContext, Entry, Erasure, Filters, Search, SearchHit, SessionStore
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.chat import Chat
@@ -270,11 +270,22 @@ class Sessions:
         await self.execute(session_id, ResumeSession())
 
     async def fork(
-        self, src: str, dst: str | None = None, *, at: int | str | None = None, version: int | None = None
+        self,
+        src: str,
+        dst: str | None = None,
+        *,
+        at: int | str | None = None,
+        version: int | None = None,
+        loop: str | None = None,
     ) -> Chat:
-        """A new session that begins where another stands: at its end, at a message, or at an older version."""
+        """Return a new session that begins where another stands: at its end, at a message, at an older version, or
+        where one of its loops ended, be it a branch that was not selected."""
+        action = ForkSession(at=at, dst=dst, loop=loop)
+        if loop is not None and version is not None:
+            raise InvalidData("$.version", "a loop says itself which version it began from; give loop= or version=")
         session = await self.session(src, version)
-        made = await self.store.create(await ForkSession(at=at, dst=dst).execute_on(session))
+        context = ActionContext(self.store, self._events.emit, self.runtime.execute, self.runtime.journal)
+        made = await self.store.create(await action.execute_on(session, context))
         return self._handle(made.id)
 
     async def adopt(self, session_id: str, branch: str) -> None:
