@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from perdure.loop.narrator import snapshot
 from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
-from perdure.model.loop_events import AgentEnd, AgentStart, Compaction, ContinuationKind
+from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, Compaction, ContinuationKind, LoopEvent
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
 from perdure.model.usage import Usage
@@ -57,15 +57,19 @@ class CompactTranscript:
             try:
                 made = await compactor.compact(state.transcript, open_calls=open_calls(state))
             except BaseException as error:
-                await self._charge(session, parent, record, compactor.spent, error)
+                await self._charge(session, parent, context, record, compactor.spent, error)
                 raise
             if made is None:
                 await _leave_as_it_is(session, context, record)
                 return session
             after = session.with_state(state.with_transcript(overlaid(state.transcript, made)))
-            if record is not None and context is not None:
-                self._put_on_record(session, parent, record, made)
-                context.saving = record.saving()
+            if context is not None:
+                story = self._story(session, parent, made)
+                if record is not None:
+                    for event in story:
+                        record.put(event)
+                    context.saving = record.saving()
+                context.after_saved = lambda _: _tell(context, story)
             return after
 
     def _compactor(self, session: AgentSession) -> Compactor:
@@ -74,30 +78,38 @@ class CompactTranscript:
         model = self._loops.model_of(session.definition, session.state)
         return self._loops.compactor_of(self.options, model, summary_model=self._summary_model)
 
-    def _put_on_record(
-        self, session: AgentSession, parent: str | None, record: JournalRecord, made: Compacted
-    ) -> None:
+    def _story(self, session: AgentSession, parent: str | None, made: Compacted) -> list[AnyLoopEvent]:
         """A loop of its own: it has a cost, and no step. Its events are written with the save, or not at all."""
         start = self._start(session, parent, has_model=made.block.model is not None, base_version=session.version)
         common = _ids_of(start)
-        record.put(start)
-        record.put(Compaction(**common, seq=2, block=made.block, shown=made.shown, usage=made.usage))
-        record.put(AgentEnd(**common, seq=3, status=ExecutionStatus.COMPLETED, usage=made.usage))
+        return [
+            start,
+            Compaction(**common, seq=2, block=made.block, shown=made.shown, usage=made.usage),
+            AgentEnd(**common, seq=3, status=ExecutionStatus.COMPLETED, usage=made.usage, compactions=1),
+        ]
 
     async def _charge(
-        self, session: AgentSession, parent: str | None, record: JournalRecord | None, spent: Usage, error: BaseException
+        self,
+        session: AgentSession,
+        parent: str | None,
+        context: ActionContext | None,
+        record: JournalRecord | None,
+        spent: Usage,
+        error: BaseException,
     ) -> None:
         """Put on record what was spent for nothing. The session stays as it is, so there is nothing to be resumed."""
-        if record is None or spent == Usage():
+        if record is None or context is None or spent == Usage():
             return
         start = self._start(session, parent, has_model=True, base_version=None)
         cancelled = isinstance(error, asyncio.CancelledError)
         status = ExecutionStatus.STOPPED if cancelled else ExecutionStatus.FAILED
         errors = () if cancelled else (ErrorRecord.of(error),)
-        record.put(start)
-        record.put(AgentEnd(**_ids_of(start), seq=2, status=status, usage=spent, errors=errors))
+        story = [start, AgentEnd(**_ids_of(start), seq=2, status=status, usage=spent, errors=errors)]
+        for event in story:
+            record.put(event)
         with contextlib.suppress(PerdureError):  # what the caller is to hear of is why the compaction failed
             await record.barrier()
+            await _tell(context, story)
 
     def _start(
         self, session: AgentSession, parent: str | None, *, has_model: bool, base_version: int | None
@@ -115,6 +127,12 @@ class CompactTranscript:
             config=config,
             base_version=base_version,
         )
+
+
+async def _tell(context: ActionContext, story: Iterable[LoopEvent]) -> None:
+    """Tell those who listen, once it is on record."""
+    for event in story:
+        await context.emit(event)
 
 
 def _ids_of(start: AgentStart) -> dict[str, Any]:
