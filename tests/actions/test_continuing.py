@@ -11,6 +11,7 @@ from tests.loop.scenes import HeldDriver, loops_of
 
 from perdure import (
     AgentDefinition,
+    AgentEnd,
     AgentSession,
     CompactTranscript,
     ConfigurationError,
@@ -158,7 +159,7 @@ async def test_branches_and_compactions_after_an_undo_continue_from_the_same(a_s
     async with a_store as store:
         tree = await Tree.planted(store, "one", "two", "three")
         await tree.do(Undo())
-        await tree.do(CompactTranscript(compact_strategy="truncate", keep_last=1, tool_output_max_chars=10))
+        await tree.do(CompactTranscript(compact_strategy="truncate", keep_last=1))
         await tree.do(Undo())
         await tree.do(SendParallel("four", loops_of(reply), configs=["a", "bb"], strategy=LongestAnswer()))
         loops = (await tree.runtime.record(tree.session.id)).loops
@@ -259,9 +260,11 @@ async def test_metadata_of_a_queued_message_reaches_its_run() -> None:
     driver.may_answer.set()
     await work
     async with asyncio.timeout(30):
-        while len(found := (await tree.runtime.record(tree.session.id)).loops) < 2 or found[1].ended_at is None:
-            await asyncio.sleep(0.01)
-    assert [loop.metadata for loop in found] == [{}, {"n": 2}]
+        async for event in tree.runtime.events(tree.session.id, follow=True):
+            if isinstance(event, AgentEnd) and event.messages[0].text == "two":
+                break
+    loops_on_record = (await tree.runtime.record(tree.session.id)).loops
+    assert [loop.metadata for loop in loops_on_record] == [{}, {"n": 2}]
 
 
 async def test_a_branch_that_was_not_selected_can_be_forked_from(a_store: Any) -> None:

@@ -18,6 +18,9 @@ from typing import Any
 from perdure import codec
 from perdure.archive import export_sessions
 from perdure.model import ids
+from perdure.model.definition import AgentDefinition, ModelConfig
+from perdure.model.execution import ExecutionBudget, ExecutionStatus
+from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
@@ -35,10 +38,8 @@ from perdure.model.loop_events import (
     ToolExecutionStart,
     TurnEnd,
     TurnStart,
+    UnknownEvent,
 )
-from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.model.execution import ExecutionBudget, ExecutionStatus
-from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.message import Media, Message, Opaque, Thinking, ToolCall
 from perdure.model.record import SessionRecord
 from perdure.model.session import AgentSession
@@ -199,7 +200,7 @@ def record() -> SessionRecord:
     numbers = count(1)
     with ids.use(clock=FrozenClock(tick=1), ids=lambda: f"id-{next(numbers):05}"):
         recorder = SessionRecorder()
-        for event in (*_worked(), *_compacted(), *_branched(), *_refused(), *_unfinished()):
+        for event in (*_worked(), *_compacted(), *_branched(), *_refused(), *_resumed(), *_unfinished()):
             assert recorder.on_event(event)
         recorder.flush()
         (made,) = recorder.drain_completed()
@@ -293,6 +294,29 @@ def _refused() -> list[Any]:
         MessageEnd(**on, seq=2, message=said),
         InputRejected(**on, seq=3, reason="rude"),
         AgentEnd(**on, seq=4, status=ExecutionStatus.STOPPED, messages=(said,), rejection="rude"),
+    ]
+
+
+def _resumed() -> list[Any]:
+    """`resumed`: a run that lay dead for an hour, threw an answer away, and has an entry of a newer release."""
+    on, said = _ids("resumed"), Message.assistant("Still here.")
+    config = LoopConfigSnapshot("m", "p", "config-1", "p:m", "openai_responses", reasoning=True, thinking_level="high")
+    return [
+        AgentStart(**on, seq=1, parent_loop_id="rude", continuation=ContinuationKind("default"), config=config),
+        UnknownEvent(**on, seq=2, kind="billed", body={"cents": 3}),
+        AgentStart(**on, seq=3, parent_loop_id="rude", resumed=True, idle=3600.0),
+        TurnStart(**on, seq=4, step_id="step-f", index=0),
+        MessageEnd(**on, seq=5, message=said, response=InferenceResponse("stop", _USED)),
+        TurnEnd(**on, seq=6, step_id="step-f", index=0, usage=_USED),
+        AgentEnd(
+            **on,
+            seq=7,
+            status=ExecutionStatus.COMPLETED,
+            messages=(said,),
+            usage=_USED + _USED,
+            discarded_usage=_USED,
+            idle=3600.0,
+        ),
     ]
 
 

@@ -8,7 +8,9 @@ from msgspec.structs import replace
 from perdure import ModelConfig
 from perdure.loop.narrator import snapshot
 
-CONFIG = ModelConfig("anthropic:claude-opus-4-6", thinking="high", temperature=0.5, max_tokens=100, settings={"seed": 7})
+CONFIG = ModelConfig(
+    "anthropic:claude-opus-4-6", thinking="high", temperature=0.5, max_tokens=100, settings={"seed": 7}
+)
 
 
 def test_a_snapshot_says_which_model_ran_and_how_it_was_asked() -> None:

@@ -621,7 +621,7 @@ async def test_headers_have_the_compaction_block(home: Home) -> None:
     """Of a compaction on request, and of a run that compacted on its way: the block that the whole loop has."""
     async with home.runtime() as runtime:
         session = await told(runtime, *"abcdef")
-        await runtime.execute(session.id, CompactTranscript(compact_strategy="truncate", keep_last=2, tool_output_max_chars=10))
+        await runtime.execute(session.id, CompactTranscript(compact_strategy="truncate", keep_last=2))
         record = await runtime.record(session.id)
         last = record.loops[-1]
         assert last.compaction_block is not None
@@ -640,7 +640,7 @@ async def test_a_loop_knows_children_that_began_while_it_waited(home: Home) -> N
         for number in range(6):
             await runtime.execute(session.id, InjectMessage(f"{number}"))
         await runtime.execute(session.id, SendMessage("Go.", loops))
-        await runtime.execute(session.id, CompactTranscript(compact_strategy="truncate", keep_last=2, tool_output_max_chars=10))
+        await runtime.execute(session.id, CompactTranscript(compact_strategy="truncate", keep_last=2))
         await runtime.execute(session.id, ApproveToolCalls(loops))
         first, second = (await runtime.record(session.id)).loops
         assert first.children_loop_ids == (second.loop_id,)

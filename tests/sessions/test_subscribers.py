@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import AgentEnd, AgentStart, Compaction, DriverError, Redacted, SessionRecorder, SessionSaved, ToolCall, TurnEnd
+from perdure import (
+    AgentEnd,
+    AgentStart,
+    Compaction,
+    DriverError,
+    Redacted,
+    SessionRecorder,
+    SessionSaved,
+    ToolCall,
+    TurnEnd,
+)
 from perdure.model.loop_events import LoopEvent
 from perdure.testing import ScriptedDriver
 

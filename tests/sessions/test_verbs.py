@@ -473,7 +473,6 @@ async def test_a_session_that_is_being_run_is_not_rotated(connect: Connect) -> N
         assert await chat.check_and_rotate(0) is not None
 
 
-
 async def test_a_snapshot_is_a_copy(connect: Connect) -> None:
     async with said(connect, "a") as (_, chat):
         snapshot = await chat.snapshot()

@@ -56,7 +56,7 @@ async def _after_loop(session: AgentSession, loop_id: str, context: ActionContex
     loop = await read_loop(journal, session.id, loop_id)
     start = next((event for event in loop.events if isinstance(event, AgentStart)), None)
     if start is None or start.base_version is None or not loop.status.is_over:
-        problem = f"loop {loop_id!r} is {loop.status.value}; only one that has begun from a version and ended can be forked"
+        problem = f"loop {loop_id!r} is {loop.status.value}; fork one that began from a version and has ended"
         raise InvalidData("$.loop", problem)
     began = (await at_version(session, start.base_version, context)).state
     shown = Replay(began).apply_all(loop.events).state.transcript

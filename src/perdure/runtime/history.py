@@ -195,9 +195,7 @@ async def _children(journal: Journal, session_id: str, loop_id: str, after: int)
     before: int | None = None
     while True:
         runs = [
-            run
-            for run in await journal.runs(session_id, limit=RUNS_AT_ONCE, before=before)
-            if run.first.seq > after
+            run for run in await journal.runs(session_id, limit=RUNS_AT_ONCE, before=before) if run.first.seq > after
         ]
         children = [run.loop_id for run in runs if parent_in(run) == loop_id] + children
         if len(runs) < RUNS_AT_ONCE:
