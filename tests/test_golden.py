@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden.make import CURRENT, HERE, STORES, describe
+from tests.golden.make import CURRENT, HERE, RECORD, STORES, describe, describe_record
 
-from perdure import MemoryStore
+from perdure import MemoryStore, load_session, save_session
 from perdure.archive import import_sessions
 from perdure.model.session import AgentSession
 from perdure.testing.samples import say, show, texts
 
 FORMATS = sorted(path for path in HERE.glob("format-*") if path.is_dir())
+RECORDS = sorted(path for path in HERE.glob("record-*") if path.is_dir())
 STORED = [(path, name) for path in FORMATS for name in STORES if (path / name).exists()]
 
 
@@ -102,3 +103,18 @@ def test_a_document_of_any_format_loads(directory: Path) -> None:
     assert (texts(session), session.state.metadata) == (then["texts"], then["metadata"])
     assert session.to_dict()["from_the_future"] == {"kept": True}
     assert AgentSession.from_dict(session.to_dict()) == session
+
+
+def test_the_current_form_of_a_session_record_has_a_golden_file() -> None:
+    """A new form of the file comes with one of its own: `python tests/golden/make.py` writes it, once."""
+    assert RECORD in [path.name for path in RECORDS]
+
+
+@pytest.mark.parametrize("directory", RECORDS, ids=named)
+def test_a_session_record_of_any_form_loads(directory: Path, tmp_path: Path) -> None:
+    """Its loops, links, messages, turns, events and usage read as they did, also after they are saved again."""
+    then = json.loads((directory / "expected.txt").read_text())
+    record = load_session("golden", directory)
+    assert json.loads(json.dumps(describe_record(record))) == then
+    save_session(record, tmp_path)
+    assert load_session("golden", tmp_path) == record

@@ -8,24 +8,31 @@ from datetime import UTC, datetime, timedelta
 from itertools import permutations
 from typing import Any
 
+import msgspec
 import pytest
 
 from perdure import (
+    AgentDefinition,
     AgentEnd,
     AgentStart,
     ChildLoopRef,
     ErrorRecord,
+    EventBus,
     ExecutionStatus,
     InferenceResponse,
+    LoopFactory,
     LoopRecord,
     LoopStatus,
+    MemoryStore,
     Message,
     MessageEnd,
     MessageStart,
     MessageUpdate,
+    SendMessage,
     SessionRecord,
     SessionRecorder,
     SessionRecorderConfig,
+    SessionRuntime,
     SpawnRef,
     StopReason,
     StopSignal,
@@ -45,7 +52,12 @@ from perdure.model.loop_events import (
     LoopConfigSnapshot,
     ParallelLoopEnd,
     ParallelLoopStart,
+    Redacted,
+    UnknownEvent,
 )
+from perdure.model.record import Turn
+from perdure.model.value import Value
+from perdure.testing import ScriptedDriver
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 USED = Usage(input_tokens=10, output_tokens=5)
@@ -90,8 +102,8 @@ class Loop:
     def end(self, *messages: Message, status: ExecutionStatus = ExecutionStatus.COMPLETED, **facts: Any) -> Any:
         return self._next(AgentEnd, status=status, messages=messages, **facts)
 
-    def other(self, kind: type, **facts: Any) -> Any:
-        return self._next(kind, **facts)
+    def other(self, event_type: type, /, **facts: Any) -> Any:
+        return self._next(event_type, **facts)
 
 
 def fed(*events: Any, config: SessionRecorderConfig | None = None) -> SessionRecorder:
@@ -652,3 +664,184 @@ def test_a_group_may_end_without_a_selection() -> None:
         (("x", "y"), None, False)
     ] * 2
     assert SessionRecord.from_dict(session.to_dict()) == session
+
+
+def test_a_session_that_continues_after_a_flush_updates_its_record() -> None:
+    """The second flush gives one record with the loops of both, and nobody is asked about the session again."""
+    asked: list[str] = []
+    ended: list[int] = []
+
+    def before_task(session: SessionRecord) -> bool:
+        asked.append(session.session_id)
+        return True
+
+    config = SessionRecorderConfig(before_task=before_task, after_task=lambda session: ended.append(len(session.loops)))
+    recorder = fed(*finished("a"), config=config)
+    first = flushed(recorder)
+    assert recorder.checkpoint() == ()
+    assert all(map(recorder.on_event, finished("b", "a")))
+    second = flushed(recorder)
+    assert [loop.loop_id for loop in second.loops] == ["a", "b"]
+    assert (second.created_at, loop_in(second, "a").children_loop_ids) == (first.created_at, ("b",))
+    assert (asked, ended) == (["sess"], [1, 2])
+
+
+def test_a_session_finalised_twice_is_handed_over_once() -> None:
+    """As of the second time, where nobody has asked for it in between."""
+    recorder = fed(*finished("a"))
+    recorder.flush()
+    for event in finished("b", "a"):
+        recorder.on_event(event)
+    assert [loop.loop_id for loop in flushed(recorder).loops] == ["a", "b"]
+
+
+def test_a_loop_that_goes_on_after_a_flush_was_not_aborted() -> None:
+    """The record that was handed over says so; the next one has what came after, and the loop's true end."""
+    events = finished("a")
+    recorder = fed(*events[:3])
+    assert loop_in(flushed(recorder), "a").status is LoopStatus.ABORTED
+    assert all(map(recorder.on_event, events[3:]))
+    record = loop_in(flushed(recorder), "a")
+    assert (record.status, record.events, record.ended_at) == (LoopStatus.COMPLETED, tuple(events), events[-1].at)
+
+
+def foreign(loop: Loop) -> list[Any]:
+    """A stream of another agent: its messages name no step."""
+    call = ToolCall("look", {}, "call-1")
+    asked, asks, told = Message.user("Hi"), Message.assistant(tool_calls=[call]), Message.tool("call-1", "seen")
+    answer = Message.assistant("Hello.")
+    return [
+        loop.start(),
+        loop.turn(0),
+        loop.said(asked),
+        loop.said(asks, USED),
+        loop.tool_end(call, result="seen"),
+        loop.said(told),
+        loop.turn_end(0),
+        loop.turn(1),
+        loop.said(answer, USED),
+        loop.turn_end(1),
+        loop.end(asked, asks, told, answer, usage=USED + USED),
+    ]
+
+
+def test_turns_of_foreign_streams_are_kept() -> None:
+    """An answer that names no step belongs to the turn under way; what the user said belongs to none."""
+    events = foreign(Loop("a"))
+    record = loop_in(recorded(*events), "a")
+    _, asks, told, answer = record.messages
+    assert [turn.message_ids for turn in record.turns] == [(asks.id, told.id), (answer.id,)]
+    assert [turn.usage for turn in record.turns] == [USED, USED]
+    aborted = loop_in(flushed(fed(*events[:4])), "a")
+    assert ([turn.message_ids for turn in aborted.turns], aborted.usage) == ([(asks.id,)], USED)
+
+
+@pytest.mark.parametrize("late", ["again", "more"])
+def test_what_comes_after_the_end_changes_nothing(late: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Events that are repeated, or come late, are counted and warned of; the loop stays as it ended."""
+    loop, story = Loop("a"), finished("a")
+    recorder = fed(*story)
+    before = recorder.checkpoint()
+    loop._seq = 20
+    more = [loop.turn(7), loop.said(loop.answer("Late.", 7), USED), loop.turn_end(7), loop.end(loop.answer("Late."))]
+    after = story if late == "again" else more
+    with caplog.at_level(logging.WARNING, "perdure.recorder"):
+        assert not any(map(recorder.on_event, after))
+    assert recorder.checkpoint() == before
+    assert (recorder.late_events, recorder.unknown_events, len(caplog.records)) == (len(after), 0, len(after))
+
+
+def test_a_run_whose_end_was_not_saved_is_resumed_after_it() -> None:
+    """Subscribers have heard an end that no version holds: what recovery tells then is not late."""
+    loop = Loop("a")
+    first, last = loop.answer("One."), loop.answer("Two.", 1)
+    before = [loop.start(), loop.turn(), loop.said(first, USED), loop.turn_end(), loop.end(first, usage=USED)]
+    after = [
+        loop.start(resumed=True),
+        loop.turn(1),
+        loop.said(last, USED),
+        loop.turn_end(1),
+        loop.end(first, last, usage=USED + USED),
+    ]
+    recorder = fed(*before, *after)
+    record = loop_in(recorder.checkpoint()[0], "a")
+    assert (record.messages, record.usage, record.ended_at) == ((first, last), USED + USED, after[-1].at)
+    assert recorder.late_events == 0
+    assert not recorder.on_event(after[0])
+    assert loop_in(recorder.checkpoint()[0], "a") == record
+
+
+async def test_a_recorder_may_listen_to_a_whole_bus(caplog: pytest.LogCaptureFixture) -> None:
+    """The runtime's own events pass by, uncounted; the run is recorded as the runtime has it."""
+    bus, recorder = EventBus(), SessionRecorder()
+    bus.wiretap(recorder.on_event)
+    loops = LoopFactory(driver=ScriptedDriver(["Hello."]), events=bus)
+    runtime = SessionRuntime(MemoryStore(), events=bus)
+    session = await runtime.create(AgentDefinition("agent"))
+    await runtime.execute(session.id, SendMessage("Hi", loops))
+    await bus.emit(Redacted(session_id=session.id, message_ids=("m",)))
+    assert caplog.records == []
+    assert (recorder.unknown_events, recorder.late_events) == (0, 0)
+    (kept,) = recorder.checkpoint()
+    (header,) = (await runtime.record(session.id)).loops
+    assert [(loop.loop_id, loop.status, loop.usage) for loop in kept.loops] == [
+        (header.loop_id, header.status, header.usage)
+    ]
+
+
+def test_an_event_of_an_unknown_kind_is_kept() -> None:
+    """It stands among the loop's events, changes nothing else, and a saved record reads back the same."""
+    loop, story = Loop("a"), finished("a")
+    odd = [loop.other(UnknownEvent, kind="billed", body=body) for body in ({"cents": 3}, None, [1], {"type": "x"})]
+    session = recorded(*story[:2], odd[0], *story[2:], *odd[1:])
+    record = loop_in(session, "a")
+    plain = loop_in(recorded(*story), "a")
+    assert [event for event in record.events if isinstance(event, UnknownEvent)] == odd
+    assert without_events(record) == without_events(plain)
+    document = session.to_dict()
+    assert SessionRecord.from_dict(document) == session
+    written = [event["type"] for event in document["loops"][0]["events"]]
+    assert written[2] == "billed"
+
+
+def without_events(record: LoopRecord) -> Value:
+    return msgspec.structs.replace(record, events=())
+
+
+def test_an_event_of_a_newer_release_is_read_from_a_document_and_written_back() -> None:
+    """Kind and fields are those that it had, whatever this release knows of them."""
+    document = recorded(*finished("a")).to_dict()
+    newer = {"type": "billed", "loop_id": "a", "seq": 9, "at": "2026-01-01T12:00:09Z", "cents": 3}
+    document["loops"][0]["events"].append(newer)
+    session = SessionRecord.from_dict(document)
+    event = loop_in(session, "a").events[-1]
+    assert isinstance(event, UnknownEvent)
+    assert (event.kind, event.body, event.seq) == ("billed", {"cents": 3}, 9)
+    assert session.to_dict()["loops"][0]["events"][-1] == newer
+
+
+def test_time_that_a_run_lay_dead_is_no_part_of_its_duration() -> None:
+    """From its last event before the crash to its start after it nobody worked on it, nor on the turn under way."""
+    loop = Loop("a")
+    call = ToolCall("look", {}, "call-1")
+    asks, last = Message.assistant(tool_calls=[call], metadata={"step_id": "a-0"}), loop.answer("Two.", 1)
+    told = Message.tool("call-1", "seen", metadata={"step_id": "a-0"})
+    before = [loop.start(), loop.turn(), loop.said(asks, USED)]
+    loop._seq = 1000
+    after = [loop.start(resumed=True), loop.tool_end(call), loop.said(told), loop.turn_end(), loop.turn(1)]
+    after += [loop.said(last, USED), loop.turn_end(1), loop.end(asks, told, last, usage=USED + USED)]
+    record = loop_in(recorded(*before, *after), "a")
+    assert (record.idle, record.duration) == (998.0, 9.0)
+    assert [lasted(turn) for turn in record.turns] == [3.0, 2.0]
+
+
+def lasted(turn: Turn) -> float:
+    assert turn.ended_at is not None
+    return (turn.ended_at - turn.started_at).total_seconds()
+
+
+def test_a_branch_that_never_began_ends_with_its_group() -> None:
+    """Announced, and never started because another was quicker: it is aborted when that one is selected."""
+    session = recorded(group_start("x", "y"), *finished("y", kind="branch"), group_end(("x", "y"), 1))
+    assert [branch.status for branch in session.loops] == [LoopStatus.ABORTED, LoopStatus.COMPLETED]
+    assert loop_in(session, "x").ended_at == NOON

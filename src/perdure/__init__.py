@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from perdure.model.loop_events import ToolExecutionUpdate as ToolExecutionUpdate
     from perdure.model.loop_events import TurnEnd as TurnEnd
     from perdure.model.loop_events import TurnStart as TurnStart
+    from perdure.model.loop_events import UnknownEvent as UnknownEvent
     from perdure.model.message import Media as Media
     from perdure.model.message import Message as Message
     from perdure.model.message import Opaque as Opaque
@@ -200,6 +201,7 @@ if TYPE_CHECKING:
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
     from perdure.stores.records import FileRecordStore as FileRecordStore
+    from perdure.stores.records import SessionRecordList as SessionRecordList
     from perdure.stores.records import delete_session as delete_session
     from perdure.stores.records import list_session_ids as list_session_ids
     from perdure.stores.records import load_session as load_session
@@ -253,7 +255,7 @@ _HOMES = {
     "model.lineage": "ChildLoopRef SpawnRef",
     "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock InputRejected LoopEvent MessageEnd "
     "MessageStart MessageUpdate ParallelLoopEnd ParallelLoopStart Redacted "
-    "ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart",
+    "ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart UnknownEvent",
     "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
     "model.schema": "schema_of",
@@ -281,8 +283,8 @@ _HOMES = {
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",
-    "stores.records": "FileRecordStore delete_session list_session_ids load_session load_sessions_for_agent "
-    "save_session",
+    "stores.records": "FileRecordStore SessionRecordList delete_session list_session_ids load_session "
+    "load_sessions_for_agent save_session",
     "stores.sqlite": "SqliteStore",
     "stores.urls": "store_of",
     "workflow": "Stage Workflow WorkflowResult",

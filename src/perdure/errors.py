@@ -172,13 +172,14 @@ class InvalidSessionId(PerdureError):
 class InvalidSessionFile(PerdureError):
     """A session's file cannot be read as one."""
 
-    def __init__(self, path: str | PathLike[str], reason: str) -> None:
+    def __init__(self, path: str | PathLike[str], reason: str, advice: str | None = None) -> None:
         self.path = str(path)
         self.reason = reason
-        super().__init__(
-            f"{self.path} is not a readable session file: {reason}. Restore it from a backup, or delete it: the log "
-            "beside it (.jsonl) still holds the history, and the next save writes the file anew."
+        advice = advice or (
+            "Restore it from a backup, or delete it: the log beside it (.jsonl) still holds the history, and the next "
+            "save writes the file anew."
         )
+        super().__init__(f"{self.path} is not a readable session file: {reason}. {advice}")
 
 
 class InvalidData(PerdureError, ValueError):

@@ -13,6 +13,7 @@ from perdure.archive import Progress
 from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, SessionBusy, SessionNotFound, StoreError
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
+from perdure.model.loop_events import KINDS
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
 from perdure.protocols import (
     Archive,
@@ -305,7 +306,7 @@ def _run_of(archived: ArchivedSession, version: int) -> str | None:
 def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:
     kinds: dict[str, list[str]] = {}
     for entry in entries:
-        if entry.run is not None:
+        if entry.run is not None and entry.kind in KINDS:  # what a newer release has written is not for us to judge
             kinds.setdefault(entry.run, []).append(entry.kind)
     for run, told in kinds.items():
         if told[0] != "agent_start":

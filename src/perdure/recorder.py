@@ -1,4 +1,4 @@
-"""Builds session records from events, for those who bring their own agent. It knows events, and nothing else."""
+"""Builds session records from events, for an agent that perdure does not run. It knows events, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.loop_events import (
     AgentStart,
     AnyLoopEvent,
+    LoopEvent,
     MessageUpdate,
     ParallelLoopEnd,
     ParallelLoopStart,
+    Redacted,
     ToolExecutionEnd,
 )
-from perdure.model.record import LoopFold, LoopRecord, LoopStatus, ParallelGroupRecord, SessionRecord, with_children
+from perdure.model.record import LoopFold, LoopRecord, ParallelGroupRecord, SessionRecord, with_children
 
 _log = logging.getLogger("perdure.recorder")
 
@@ -37,20 +39,38 @@ class SessionRecorderConfig:
 
 
 class SessionRecorder:
-    """Takes events of any number of sessions, in order per loop, and keeps a record of each session."""
+    """Takes events of any number of sessions, in order per loop, and keeps a record of each session.
+
+    A session that is heard of again after a flush continues its record: the next flush gives the whole of it. So the
+    recorder remembers every session that it has heard of.
+    """
 
     def __init__(self, config: SessionRecorderConfig | None = None) -> None:
         self._config = config or SessionRecorderConfig()
         self._sessions: dict[str, SessionRecord] = {}
+        self._active: dict[str, None] = {}
+        """The sessions that have been heard of since the last flush, in that order."""
         self._loops: dict[str, LoopFold] = {}
-        self._completed: list[SessionRecord] = []
+        self._completed: dict[str, SessionRecord] = {}
         self._refused: set[str] = set()
         self._awaited_refs: dict[str, list[ChildLoopRef]] = {}
         self._awaited_spawns: dict[str, SpawnRef] = {}
         self.unknown_events = 0
+        """How many events named a loop that had not started."""
+        self.late_events = 0
+        """How many events came after the end of their loop, or once more."""
 
-    def on_event(self, event: AnyLoopEvent) -> bool:
-        """Take an event. False if its session was refused, or its loop is not known."""
+    def on_event(self, event: AnyLoopEvent | object) -> bool:
+        """Take an event and return whether it is recorded.
+
+        It is not if its session was refused, its loop is not known or has ended, or it is not an event of a loop: a
+        recorder may listen to all that is said on an `EventBus`.
+        """
+        if not isinstance(event, LoopEvent) or isinstance(event, Redacted):
+            return False
+        return self._on_loop_event(event)  # type: ignore[arg-type]  # the union has every kind of loop event
+
+    def _on_loop_event(self, event: AnyLoopEvent) -> bool:
         if isinstance(event, AgentStart | ParallelLoopStart) and not self._open(event):
             return False
         if isinstance(event, ParallelLoopStart):
@@ -68,7 +88,7 @@ class SessionRecorder:
         if session_id in self._refused:
             return False
         if session_id in self._sessions:
-            return True
+            return True  # also one that a flush has finalised: it continues
         spawn = self._awaited_spawns.pop(session_id, None)
         if isinstance(event, AgentStart) and event.spawn_ref is not None:
             spawn = event.spawn_ref
@@ -107,6 +127,7 @@ class SessionRecorder:
             self._awaited_refs.setdefault(spawn.parent_loop_id, []).append(ref)
         else:
             parent.link(ref)
+            self._active[parent.session_id] = None
 
     def _link_parent(self, event: ToolExecutionEnd, ref: ChildLoopRef) -> None:
         """A parent tells of a child that it has spawned."""
@@ -116,6 +137,7 @@ class SessionRecorder:
             self._awaited_spawns[ref.child_session_id] = spawn
         elif child.parent_spawn_ref is None:
             self._sessions[child.session_id] = replace(child, parent_spawn_ref=spawn)
+            self._active[child.session_id] = None
 
     def _take(self, event: AnyLoopEvent) -> bool:
         record = self._loops.get(event.loop_id)
@@ -124,29 +146,26 @@ class SessionRecorder:
                 self.unknown_events += 1
                 _log.warning("%s for loop %s, which has not started", type(event).__name__, event.loop_id)
             return False
+        if record.is_late(event):
+            self.late_events += 1
+            _log.warning("%s for loop %s, which has ended; it changes nothing", type(event).__name__, event.loop_id)
+            return False
         keep = self._config.include_streaming_events or not isinstance(event, MessageUpdate)
         record.take(event, keep_event=keep)
         if isinstance(event, ToolExecutionEnd) and event.child is not None:
             self._link_parent(event, event.child)
         session = self._sessions[record.session_id]
         self._sessions[record.session_id] = replace(session, last_active_at=event.at)
+        self._active[record.session_id] = None
         return True
 
     def _register_branches(self, event: ParallelLoopStart) -> None:
-        group = ParallelGroupRecord(event.loop_ids)
+        self._active[self._session_of(event)] = None
         for loop_id in event.loop_ids:
             if loop_id in self._loops:
-                self._loops[loop_id].announce(group)
-                continue
-            branch = LoopRecord(
-                loop_id=loop_id,
-                session_id=event.session_id or event.loop_id,
-                agent_id=event.agent_id,
-                parent_loop_id=event.parent_loop_id,
-                status=LoopStatus.PENDING,
-                parallel_group=group,
-            )
-            self._loops[loop_id] = LoopFold(branch)
+                self._loops[loop_id].announce(ParallelGroupRecord(event.loop_ids))
+            else:
+                self._loops[loop_id] = LoopFold(LoopRecord.pending(event, loop_id))
 
     def _select_branch(self, event: ParallelLoopEnd) -> bool:
         if self._session_of(event) in self._refused:
@@ -158,6 +177,7 @@ class SessionRecorder:
                 _log.warning("a parallel group ended with loop %s, which was not announced", loop_id)
                 continue
             record.select(event)
+            self._active[record.session_id] = None
         return any(loop_id in self._loops for loop_id in event.loop_ids)
 
     def _session(self, session_id: str) -> SessionRecord:
@@ -165,24 +185,23 @@ class SessionRecorder:
         return replace(self._sessions[session_id], loops=loops)
 
     def checkpoint(self) -> tuple[SessionRecord, ...]:
-        """Every open session as it stands, running loops included. Nothing is finalised."""
-        return tuple(map(self._session, self._sessions))
+        """Return every open session as it stands, running loops included. Nothing is finalised."""
+        return tuple(map(self._session, self._active))
 
     def flush(self) -> None:
-        """Finalise every open session: loops that have not ended are aborted, and keep what they have reached."""
+        """Finalise every open session: loops that have not ended are aborted, and keep what they have reached.
+
+        They are so in the record that is handed over. A loop that is heard of again was not aborted, and runs on.
+        """
         at = now()
-        for session_id in tuple(self._sessions):
-            for loop_id, loop in self._loops.items():
-                if loop.session_id == session_id:
-                    self._loops[loop_id] = LoopFold(loop.record().aborted(at))
-            session = self._session(session_id)
-            del self._sessions[session_id]
-            self._loops = {key: loop for key, loop in self._loops.items() if loop.session_id != session_id}
-            self._completed.append(session)
+        opened, self._active = tuple(self._active), {}
+        for session in map(self._session, opened):
+            final = replace(session, loops=tuple(loop.aborted(at) for loop in session.loops))
+            self._completed[final.session_id] = final
             if self._config.after_task is not None:
-                self._config.after_task(session)
+                self._config.after_task(final)
 
     def drain_completed(self) -> tuple[SessionRecord, ...]:
-        """The sessions that `flush` has finalised, handed over."""
-        drained, self._completed = tuple(self._completed), []
+        """Hand over the sessions that `flush` has finalised; one that was finalised twice, as of the second time."""
+        drained, self._completed = tuple(self._completed.values()), {}
         return drained

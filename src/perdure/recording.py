@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.errors import ClaimConflict, PerdureError, SessionConflict
 from perdure.model.loop_events import (
+    KINDS,
+    UNTOLD,
     AgentEnd,
     AgentStart,
     AnyLoopEvent,
@@ -29,6 +31,8 @@ from perdure.model.loop_events import (
     ToolExecutionStart,
     ToolExecutionUpdate,
     TurnStart,
+    UnknownEvent,
+    shared_fields,
 )
 from perdure.model.message import Message
 from perdure.model.said import NOTHING_SAID, Said, SaidByRun
@@ -99,7 +103,9 @@ def event_of(
     message_of: Callable[[str], Message],
     said: Said = NOTHING_SAID,
 ) -> AnyLoopEvent:
-    """The event that an entry of the record stands for; `message_of` finds a message by its id."""
+    """Return the event that an entry of the record stands for; `message_of` finds a message by its id."""
+    if entry.kind not in KINDS:
+        return _unknown_event(entry, session_id, agent_id)
     plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id, "cursor": entry.seq}
     plain["loop_id"] = entry.run or plain.get("loop_id", "")
     event: AnyLoopEvent = codec.convert(AnyLoopEvent, plain)  # type: ignore[arg-type]  # a union is a type to msgspec
@@ -114,6 +120,14 @@ def event_of(
     if isinstance(event, ToolExecutionEnd):
         return replace(event, execution=said.whole(event.execution))
     return event
+
+
+def _unknown_event(entry: JournalEntry, session_id: str, agent_id: str) -> UnknownEvent:
+    shared = shared_fields(entry.body)
+    body = {name: part for name, part in entry.body.items() if name not in shared} if shared else entry.body
+    plain = {"at": UNTOLD, "agent_id": agent_id, **shared, "session_id": session_id, "cursor": entry.seq}
+    plain["loop_id"] = entry.run or shared.get("loop_id", "")
+    return codec.convert(UnknownEvent, {**plain, "type": "unknown_event", "kind": entry.kind, "body": body})
 
 
 _NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)

@@ -15,6 +15,7 @@ from perdure import (
     AgentDefinition,
     AgentSession,
     Branch,
+    ChangeModel,
     ConfigurationError,
     DriverError,
     ExecutionStatus,
@@ -212,6 +213,40 @@ async def test_a_judge_that_names_no_answer_leaves_the_session_as_it_was(a_store
         assert not await store.is_claimed(session.id)
         assert (await runtime.get_session(session.id)).version == 1
         assert len((await runtime.record(session.id)).loops) == 3
+
+
+async def test_what_a_judge_has_used_in_vain_is_on_record(a_store: Any) -> None:
+    """A judge that names no answer has cost its tokens: the group's end tells them, and the session's total."""
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        action = SendParallel("Is it?", loops_of(replies), configs=CONFIGS, strategy=Judge("brief"))
+        with pytest.raises(DriverError):
+            await runtime.execute(session.id, action)
+        record = await runtime.record(session.id)
+        spent = [loop.parallel_group.evaluation_usage for loop in record.loops if loop.parallel_group]
+        assert spent == [Usage(10, 2)] * 3
+        assert record.total_usage() == sum((loop.usage for loop in record.loops), start=Usage(10, 2))
+
+
+async def test_a_definition_is_asked_by_the_model_that_it_names(a_store: Any) -> None:
+    """Whatever model the session was changed to; a definition that names none is asked by that."""
+    asked: list[str] = []
+
+    def reply(request: ModelRequest) -> Any:
+        asked.append(request.model.name)
+        return "Hello."
+
+    configs = [AgentDefinition("one", model="first"), AgentDefinition("two"), "third"]
+    async with a_store as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AgentDefinition("agent", model="own"))
+        await runtime.execute(session.id, ChangeModel("override"))
+        action = SendParallel("Hi", loops_of(reply), configs=configs, strategy=LongestAnswer())
+        after = await runtime.execute(session.id, action)
+        assert sorted(asked) == ["first", "override", "third"]
+        assert after.state.model is not None
+        assert after.state.model.name == "override"
 
 
 async def test_a_function_that_chooses_no_branch_is_told(a_store: Any) -> None:

@@ -19,13 +19,39 @@ from perdure import codec
 from perdure.archive import export_sessions
 from perdure.model import ids
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.model.execution import ExecutionBudget
-from perdure.model.lineage import SpawnRef
+from perdure.model.execution import ExecutionBudget, ExecutionStatus
+from perdure.model.lineage import ChildLoopRef, SpawnRef
+from perdure.model.loop_events import (
+    AgentEnd,
+    AgentStart,
+    Compaction,
+    CompactionBlock,
+    CompactionPart,
+    ContinuationKind,
+    InputRejected,
+    LoopConfigSnapshot,
+    MessageEnd,
+    MessageStart,
+    ParallelLoopEnd,
+    ParallelLoopStart,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    TurnEnd,
+    TurnStart,
+    UnknownEvent,
+)
 from perdure.model.message import Media, Message, Opaque, Thinking, ToolCall
+from perdure.model.record import SessionRecord
 from perdure.model.session import AgentSession
+from perdure.model.step import InferenceResponse, ToolExecution
+from perdure.model.stop import StopReason, StopSignal
+from perdure.model.usage import Usage
+from perdure.model.value import ErrorRecord
 from perdure.protocols import Entry, Key
+from perdure.recorder import SessionRecorder
 from perdure.stores import heads
 from perdure.stores.file import FileStore
+from perdure.stores.records import save_session
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite_schema import newest_schema
 from perdure.testing import FrozenClock
@@ -34,6 +60,8 @@ from perdure.testing.samples import fork, new_session, note, run_of, say, seen, 
 HERE = Path(__file__).parent
 CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}"
 """Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind."""
+RECORD = "record-2"
+"""The form of a session record's file. The first has no checksum."""
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
     "files": FileStore,
@@ -167,19 +195,193 @@ async def write(directory: Path) -> None:
     (directory / "session.json").write_text(_json(session.to_dict()))
 
 
+def record() -> SessionRecord:
+    """A session record with something of everything that one can hold."""
+    numbers = count(1)
+    with ids.use(clock=FrozenClock(tick=1), ids=lambda: f"id-{next(numbers):05}"):
+        recorder = SessionRecorder()
+        for event in (*_worked(), *_compacted(), *_branched(), *_refused(), *_resumed(), *_unfinished()):
+            assert recorder.on_event(event)
+        recorder.flush()
+        (made,) = recorder.drain_completed()
+    return made
+
+
+def _ids(loop_id: str) -> dict[str, Any]:
+    return {"loop_id": loop_id, "session_id": "golden", "agent_id": "agent-1"}
+
+
+_USED = Usage(input_tokens=100, output_tokens=20, cache_read_tokens=50, reasoning_tokens=3, cost=0.25)
+
+
+def _worked() -> list[Any]:
+    """`work`: a run of a sub-agent's session with a tool that fails, and one that spawns another."""
+    on, config = _ids("work"), LoopConfigSnapshot("gpt-5", "openai", base_url="https://x.test/v1", temperature=0.5)
+    call = ToolCall("research", {"n": 2**53, "f": -0.5, "text": "ü 😀"}, id="call-1")
+    asked, asks = Message.user("Find it."), Message.assistant(tool_calls=[call], metadata={"step_id": "step-1"})
+    found = Message.tool("call-1", {"found": [1, None, True]}, metadata={"step_id": "step-1"})
+    answer = Message.assistant(Thinking("hm", signature="c2ln", provider="p"), "Found.", metadata={"step_id": "step-2"})
+    child = ChildLoopRef("call-1", "research", "child-loop", "child-session")
+    error = ErrorRecord("ValueError", "no", "Traceback …")
+    spawn = SpawnRef("parent", "parent-loop", "call-0", "ask")
+    done = ToolExecution(call, ids.now(), ids.now(), {"found": [1, None, True]}, error, Usage(input_tokens=7))
+    said = (asked, asks, found, answer)
+    return [
+        AgentStart(**on, seq=1, config=config, metadata={"why": ["test", 1]}, spawn_ref=spawn, base_version=3),
+        MessageEnd(**on, seq=2, message=asked),
+        TurnStart(**on, seq=3, step_id="step-1", index=0),
+        MessageStart(**on, seq=4, message_id=asks.id, role="assistant"),
+        MessageEnd(**on, seq=5, message=asks, response=InferenceResponse("tool_call", _USED, "gpt-5", "openai", "r-1")),
+        ToolExecutionStart(**on, seq=6, call=call, step_id="step-1"),
+        ToolExecutionEnd(**on, seq=7, execution=done, step_id="step-1", child=child),
+        MessageEnd(**on, seq=8, message=found),
+        TurnEnd(**on, seq=9, step_id="step-1", index=0, usage=_USED + Usage(input_tokens=7), errors=(error,)),
+        TurnStart(**on, seq=10, step_id="step-2", index=1),
+        MessageEnd(**on, seq=11, message=answer, response=InferenceResponse("stop", _USED)),
+        TurnEnd(**on, seq=12, step_id="step-2", index=1, usage=_USED),
+        AgentEnd(
+            **on,
+            seq=13,
+            status=ExecutionStatus.STOPPED,
+            messages=said,
+            stop_signals=(StopSignal(StopReason.STEPS_LIMIT_REACHED, "2 of 2", source="budget"),),
+            usage=_USED + _USED + Usage(input_tokens=7),
+            children=(child,),
+        ),
+    ]
+
+
+def _compacted() -> list[Any]:
+    """`compact`: a compaction on request."""
+    on, kind = _ids("compact"), ContinuationKind("compaction")
+    block = CompactionBlock("block-1", "llm", ids.now(), 4, "They looked for it.", 90, 12, 0, "gpt-5")
+    parts = (CompactionPart(Message.user("They looked for it.")), CompactionPart(None, 3, 4))
+    return [
+        AgentStart(**on, seq=1, parent_loop_id="work", continuation=kind),
+        Compaction(**on, seq=2, block=block, shown=parts, usage=_USED),
+        AgentEnd(**on, seq=3, status=ExecutionStatus.COMPLETED, usage=_USED),
+    ]
+
+
+def _branched() -> list[Any]:
+    """`left` and `right`: a parallel evaluation, of which the second was selected, and the first had failed."""
+    on, branches = _ids("left"), ("left", "right")
+    said = Message.assistant("Right.", metadata={"step_id": "step-r"})
+    failed = ErrorRecord("DriverError", "It could not answer.")
+    signal = StopSignal(StopReason.ERROR_FORBADE, "It could not answer.", source="DriverError")
+    model = {"model": {"name": "offline"}}
+    branch = {"parent_loop_id": "compact", "group": branches, "input_at": (4, 5), "base_version": 5}
+    return [
+        ParallelLoopStart(**on, loop_ids=branches, parent_loop_id="compact", configs=(model, model), strategy="first"),
+        AgentStart(**_ids("left"), seq=1, continuation=ContinuationKind("branch", "0"), **branch),
+        AgentStart(**_ids("right"), seq=1, continuation=ContinuationKind("branch", "1"), **branch),
+        TurnStart(**_ids("right"), seq=2, step_id="step-r", index=0),
+        AgentEnd(**_ids("left"), seq=2, status=ExecutionStatus.FAILED, errors=(failed,), stop_signals=(signal,)),
+        MessageEnd(**_ids("right"), seq=3, message=said, response=InferenceResponse("stop", _USED)),
+        TurnEnd(**_ids("right"), seq=4, step_id="step-r", index=0, usage=_USED),
+        AgentEnd(**_ids("right"), seq=5, status=ExecutionStatus.COMPLETED, messages=(said,), usage=_USED),
+        ParallelLoopEnd(
+            **on, loop_ids=branches, selected_loop_id="right", selected_config_index=1, evaluation_usage=_USED
+        ),
+    ]
+
+
+def _refused() -> list[Any]:
+    """`rude`: an input that a filter refused."""
+    on, said = _ids("rude"), Message.user("!!!")
+    return [
+        AgentStart(**on, seq=1, parent_loop_id="right", continuation=ContinuationKind("rerun", "again")),
+        MessageEnd(**on, seq=2, message=said),
+        InputRejected(**on, seq=3, reason="rude"),
+        AgentEnd(**on, seq=4, status=ExecutionStatus.STOPPED, messages=(said,), rejection="rude"),
+    ]
+
+
+def _resumed() -> list[Any]:
+    """`resumed`: a run that lay dead for an hour, threw an answer away, and has an entry of a newer release."""
+    on, said = _ids("resumed"), Message.assistant("Still here.")
+    config = LoopConfigSnapshot("m", "p", "config-1", "p:m", "openai_responses", reasoning=True, thinking_level="high")
+    return [
+        AgentStart(**on, seq=1, parent_loop_id="rude", continuation=ContinuationKind("default"), config=config),
+        UnknownEvent(**on, seq=2, kind="billed", body={"cents": 3}),
+        AgentStart(**on, seq=3, parent_loop_id="rude", resumed=True, idle=3600.0),
+        TurnStart(**on, seq=4, step_id="step-f", index=0),
+        MessageEnd(**on, seq=5, message=said, response=InferenceResponse("stop", _USED)),
+        TurnEnd(**on, seq=6, step_id="step-f", index=0, usage=_USED),
+        AgentEnd(
+            **on,
+            seq=7,
+            status=ExecutionStatus.COMPLETED,
+            messages=(said,),
+            usage=_USED + _USED,
+            discarded_usage=_USED,
+            idle=3600.0,
+        ),
+    ]
+
+
+def _unfinished() -> list[Any]:
+    """`cut`: a run that the flush has aborted."""
+    on, said = _ids("cut"), Message.assistant("Well", metadata={"step_id": "step-c"})
+    return [
+        AgentStart(**on, seq=1, parent_loop_id="rude", continuation=ContinuationKind("default")),
+        TurnStart(**on, seq=2, step_id="step-c", index=0),
+        MessageEnd(**on, seq=3, message=said, response=InferenceResponse("stop", _USED)),
+        TurnStart(**on, seq=4, step_id="step-d", index=1),
+    ]
+
+
+def describe_record(made: SessionRecord) -> dict[str, Any]:
+    """What a record says of its loops, as JSON: what its file is to be read as for ever."""
+    return {
+        "session": [made.session_id, made.agent_id, str(made.created_at), str(made.last_active_at)],
+        "spawned_by": made.parent_spawn_ref.tool_call_id if made.parent_spawn_ref else None,
+        "roots": [loop.loop_id for loop in made.root_loops()],
+        "usage": [made.total_usage().total_tokens, made.total_usage().cost],
+        "loops": {loop.loop_id: _described_loop(loop) for loop in made.loops},
+    }
+
+
+def _described_loop(loop: Any) -> dict[str, Any]:
+    group = loop.parallel_group
+    return {
+        "status": [loop.status.value, loop.rejection, loop.stop_reason, str(loop.started_at), str(loop.ended_at)],
+        "tree": [loop.parent_loop_id, loop.continuation_kind.kind, loop.continuation_kind.tag],
+        "children": [*loop.children_loop_ids, *(ref.child_loop_id for ref in loop.child_loop_refs)],
+        "config": [loop.config.provider, loop.config.model, loop.config.temperature] if loop.config else None,
+        "messages": [[message.id, message.role, message.text] for message in loop.messages],
+        "turns": [[turn.step_id, turn.index, list(turn.message_ids), turn.usage.total_tokens] for turn in loop.turns],
+        "results": [done.result for turn in loop.turns for done in turn.tool_executions],
+        "errors": [error.message for error in loop.errors],
+        "events": [[type(event).__name__, event.seq] for event in loop.events],
+        "block": [loop.compaction_block.id, loop.compaction_block.summary] if loop.compaction_block else None,
+        "group": [list(group.all_loop_ids), group.selected_loop_id, group.is_selected] if group else None,
+        "usage": [loop.usage.total_tokens, loop.compaction_usage.total_tokens, dict(loop.metadata)],
+    }
+
+
+def write_record(directory: Path) -> None:
+    made = record()
+    save_session(made, directory)
+    (directory / "expected.txt").write_text(_json(describe_record(made)))
+
+
 def _json(plain: Any) -> str:
     return json.dumps(plain, indent=1, ensure_ascii=True) + "\n"
 
 
 def main() -> None:
-    directory = HERE / CURRENT
-    if directory.exists():
-        sys.exit(f"{directory} is there. Golden files are never written again; a new format gets a new directory.")
-    directory.mkdir()
-    asyncio.run(write(directory))
-    for lock in directory.rglob("*lock"):
-        lock.unlink()
-    print(f"wrote {directory}")
+    wanted: dict[str, Callable[[Path], None]] = {CURRENT: lambda path: asyncio.run(write(path)), RECORD: write_record}
+    missing = {HERE / name: writes for name, writes in wanted.items() if not (HERE / name).exists()}
+    if not missing:
+        there = " and ".join(wanted)
+        sys.exit(f"{there} are there. Golden files are never written again; a new format gets a new directory.")
+    for directory, writes in missing.items():
+        directory.mkdir()
+        writes(directory)
+        for lock in directory.rglob("*lock"):
+            lock.unlink()
+        print(f"wrote {directory}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import (
+    AgentEnd,
     AgentState,
     AgentStop,
     Blocked,
@@ -24,6 +25,7 @@ from perdure import (
     StopSignal,
     ToolCall,
     ToolExecution,
+    Usage,
     tool,
 )
 from perdure.testing.scripted import ScriptedDriver
@@ -246,3 +248,20 @@ async def test_an_error_may_be_masked_before_it_is_told() -> None:
     state = await run([ToolCall("connect"), "ok"], connect, interceptors=[at("after_tool_use", mask)])
     assert results_in(state)[0].text == "ValueError: login refused"
     assert [error.message for error in state.errors] == ["login refused"]
+
+
+@pytest.mark.parametrize("error", [AgentStop("not so"), ValueError("oops")])
+async def test_an_answer_that_is_thrown_away_has_cost_its_tokens(error: Exception) -> None:
+    """An interceptor that stops the run once the model has answered: the tokens are the run's, and on record."""
+    heard = Heard()
+    state = await run(
+        [ADD, "Hello."], add, interceptors=[at("after_inference", _at_step(1, raising(error)))], events=heard
+    )
+    assert state.final_response is None
+    assert state.usage == Usage(20, 10)
+    (end,) = heard.of(AgentEnd)
+    assert (end.usage, end.discarded_usage) == (Usage(20, 10), Usage(10, 5))
+
+
+def _at_step(number: int, do: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda reply, state: do() if state.step_count == number else reply

@@ -18,11 +18,13 @@ from perdure import (
     AgentEnd,
     AgentSession,
     ApproveToolCalls,
+    CompactTranscript,
     ConfigurationError,
     DriverError,
     Entry,
     EventBus,
     FileStore,
+    InjectMessage,
     LongestAnswer,
     LoopFactory,
     LoopStatus,
@@ -44,7 +46,10 @@ from perdure import (
     recover,
     tool,
 )
+from perdure.archive import export_sessions, import_sessions
+from perdure.fsck import fsck
 from perdure.model.ids import now, use
+from perdure.model.loop_events import UnknownEvent
 from perdure.protocols import OnDelta, SessionStore
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 
@@ -472,3 +477,219 @@ async def test_calls_of_branches_may_have_one_id_whatever_the_crash() -> None:
         if not failing.has_crashed:
             break
     assert 10 < call < 39
+
+
+class Newer(SqliteStore):
+    """A store as a newer release writes it: among the entries of every write are some of a kind of its own."""
+
+    BODIES = (None, [2], {"at": "2026-01-01T00:00:00Z", "seq": 99, "cents": 3}, {"at": "once", "seq": "first"})
+
+    async def claim(self, session_id: str, **facts: Any) -> Any:
+        return await super().claim(session_id, **{**facts, "entries": self._among(facts.get("entries", ()))})
+
+    async def append(self, claim: Any, **facts: Any) -> Any:
+        return await super().append(claim, **{**facts, "entries": self._among(facts.get("entries", ()))})
+
+    async def save(self, session: Any, **facts: Any) -> Any:
+        return await super().save(session, **{**facts, "entries": self._among(facts.get("entries", ()))})
+
+    def _among(self, entries: Any) -> list[Entry]:
+        """Behind every entry one of its run and one of none; and never before a run's start."""
+        return [
+            each
+            for place, entry in enumerate(entries)
+            for each in (entry, Entry("billed", self.BODIES[place % 4], entry.run), Entry("noted", None))
+        ]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_entries_of_an_unknown_kind_hide_nothing(parallel: bool, tmp_path: Path) -> None:
+    """Events, headers, loops, fsck, export and import pass over them; each is an UnknownEvent with kind and body."""
+    seen: list[Any] = []
+    for kind in (SqliteStore, Newer):
+        async with kind(tmp_path / f"{kind.__name__}.db") as store:
+            runtime = SessionRuntime(store)
+            session = await runtime.create(AGENT, session_id="s")
+            await runtime.execute("s", SendMessage("one", loops_of(reply, add)))
+            loops = loops_of(reply, add)
+            action = SendParallel("sum", loops, configs=["a", "bb"], strategy=LongestAnswer())
+            await runtime.execute("s", action if parallel else SendMessage("sum", loops))
+            await runtime.execute("s", SendMessage("two", loops_of(reply, add)))
+            record = await runtime.record("s")
+            whole = [await runtime.loop("s", loop.loop_id) for loop in record.loops]
+            seen.append([_told_of(loop) for loop in (*record.loops, *whole)])
+            assert (await fsck(store)).problems == ()
+            moved = tmp_path / f"{kind.__name__}.jsonl"
+            await export_sessions(store, moved)
+            async with MemoryStore() as elsewhere:
+                await import_sessions(elsewhere, moved)
+                there = await heard(SessionRuntime(elsewhere), session.id)
+            assert there == await heard(runtime, session.id)
+    known, newer = seen
+    assert known == newer
+    odd = [event for event in there if isinstance(event, UnknownEvent)]
+    assert {event.kind for event in odd} == {"billed", "noted"}
+    assert [event.body for event in odd if event.body is not None][:2] == [[2], {"cents": 3}]
+
+
+def _told_of(loop: Any) -> list[Any]:
+    """What does not differ between two runs of the same script."""
+    group = loop.parallel_group
+    return [
+        loop.status,
+        loop.usage,
+        loop.stop_reason,
+        loop.continuation_kind,
+        len(loop.messages),
+        len(loop.children_loop_ids),
+        [(turn.index, len(turn.message_ids), turn.usage) for turn in loop.turns],
+        [type(event) for event in loop.events if not isinstance(event, UnknownEvent)],
+        group and (len(group.all_loop_ids), group.selected_config_index, group.is_selected),
+    ]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_a_run_with_entries_of_an_unknown_kind_is_recovered(parallel: bool, tmp_path: Path) -> None:
+    """Wherever it was killed, no completed tool runs again and the answer comes."""
+    calls: list[int] = []
+
+    @tool(name="add")
+    def counted(a: int, b: int) -> int:
+        """Add two numbers."""
+        calls.append(a)
+        return a + b
+
+    loops = LoopFactory(driver=ScriptedDriver(reply), tools=[counted])
+    for call in range(1, 40):
+        calls.clear()
+        async with Newer(tmp_path / f"{call}.db") as store:
+            failing, clock = FailingStore(store), FrozenClock(tick=0.001)
+            with use(clock=clock):
+                session = await SessionRuntime(store).create(AGENT)
+                failing.crash(call=call, after=True)
+                many = SendParallel("sum", loops, configs=["a", "bb"], strategy=LongestAnswer())
+                try:
+                    await SessionRuntime(failing).execute(session.id, many if parallel else SendMessage("sum", loops))
+                except StoreError:
+                    clock.advance(60)
+                    report = await recover(SessionRuntime(store), loops)
+                    assert report.failed == ()
+                kept = await SessionRuntime(store).get_session(session.id)
+        assert len(calls) <= (2 if parallel else 1)
+        if not failing.has_crashed:
+            break
+    assert kept.state.final_response is not None
+    assert 5 < call < 39
+
+
+async def test_branches_that_have_not_begun_are_pending_in_the_record(home: Home) -> None:
+    """They are there from the announcement on; one that never begins is aborted once another is selected."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, "one")
+        (first,) = (await runtime.record(session.id)).loops
+        journal = runtime.journal
+        assert journal is not None
+        claim, _ = await journal.claim(session.id, version=2, owner="test")
+        group = {"loop_ids": ["x", "y", "z"], "loop_id": "x", "parent_loop_id": first.loop_id, "at": _now()}
+        await journal.append(claim, entries=[Entry("parallel_loop_start", group)])
+        record = await runtime.record(session.id)
+        assert [loop.status for loop in record.loops] == [LoopStatus.COMPLETED, *[LoopStatus.PENDING] * 3]
+        assert record.loops[0].children_loop_ids == ("x", "y", "z")
+        assert record.last_active_at == first.ended_at
+        begun = {"group": ["x", "y", "z"], "parent_loop_id": first.loop_id, "seq": 1, "at": _now()}
+        await journal.append(claim, entries=[Entry("agent_start", begun, "y")], log="y")
+        statuses = {loop.loop_id: loop.status for loop in (await runtime.record(session.id, limit=1)).loops}
+        assert statuses == {"x": LoopStatus.PENDING, "y": LoopStatus.RUNNING, "z": LoopStatus.PENDING}
+        ended = {"status": "completed", "seq": 2, "at": _now()}
+        chosen = {"loop_ids": ["x", "y", "z"], "loop_id": "x", "selected_loop_id": "y", "at": _now()}
+        await journal.append(claim, entries=[Entry("agent_end", ended, "y")], log="y")
+        await journal.append(claim, entries=[Entry("parallel_loop_end", chosen)])
+        loops = (await runtime.record(session.id)).loops[1:]
+        assert {loop.loop_id: loop.status for loop in loops} == {
+            "x": LoopStatus.ABORTED,
+            "y": LoopStatus.COMPLETED,
+            "z": LoopStatus.ABORTED,
+        }
+        await journal.release(claim)
+
+
+def _now() -> str:
+    return now().isoformat()
+
+
+async def test_headers_have_the_compaction_block(home: Home) -> None:
+    """Of a compaction on request, and of a run that compacted on its way: the block that the whole loop has."""
+    async with home.runtime() as runtime:
+        session = await told(runtime, *"abcdef")
+        await runtime.execute(session.id, CompactTranscript(compact_strategy="truncate", keep_last=2))
+        record = await runtime.record(session.id)
+        last = record.loops[-1]
+        assert last.compaction_block is not None
+        for loop in record.loops:
+            whole = await runtime.loop(session.id, loop.loop_id)
+            assert (loop.compaction_block, loop.compaction_usage) == (whole.compaction_block, whole.compaction_usage)
+        assert [loop.compaction_block is None for loop in record.loops] == [True] * 6 + [False]
+
+
+async def test_a_loop_knows_children_that_began_while_it_waited(home: Home) -> None:
+    """A compaction of a session that waits for a person continues from the run that waits, before that has ended."""
+    pay = tool(name="pay", needs_approval=True)(lambda: "paid")
+    loops = LoopFactory(driver=ScriptedDriver([ToolCall("pay"), "Done."]), tools=[pay])
+    async with home.runtime() as runtime:
+        session = await runtime.create(AgentDefinition("agent", tools=("pay",)))
+        for number in range(6):
+            await runtime.execute(session.id, InjectMessage(f"{number}"))
+        await runtime.execute(session.id, SendMessage("Go.", loops))
+        await runtime.execute(session.id, CompactTranscript(compact_strategy="truncate", keep_last=2))
+        await runtime.execute(session.id, ApproveToolCalls(loops))
+        first, second = (await runtime.record(session.id)).loops
+        assert first.children_loop_ids == (second.loop_id,)
+        assert (await runtime.loop(session.id, first.loop_id)).children_loop_ids == (second.loop_id,)
+
+
+async def test_time_that_a_run_lay_dead_is_not_its_own() -> None:
+    """Killed anywhere and recovered an hour later, it has worked for less than a minute, live and on record."""
+    recovered = 0
+    for call in range(1, 40):
+        store, clock = MemoryStore(), FrozenClock(tick=0.001)
+        failing = FailingStore(store)
+        with use(clock=clock):
+            session = await SessionRuntime(store).create(AGENT)
+            failing.crash(call=call, after=True)
+            try:
+                await SessionRuntime(failing).execute(session.id, SendMessage("sum", loops_of(reply, add)))
+            except StoreError:
+                clock.advance(3600)
+                report = await recover(SessionRuntime(store), loops_of(reply, add))
+                recovered += len(report.resumed)
+            runtime = SessionRuntime(store)
+            state = (await runtime.get_session(session.id)).state
+            for header in (await runtime.record(session.id)).loops:
+                whole = await runtime.loop(session.id, header.loop_id)
+                assert header.duration is not None
+                assert header.duration == whole.duration < 60
+                assert all((turn.ended_at - turn.started_at).total_seconds() < 60 for turn in whole.turns)
+                assert state.execution_duration is not None
+                assert state.execution_duration < 60
+        if not failing.has_crashed:
+            break
+    assert recovered >= 3
+
+
+async def test_time_that_a_run_waited_for_a_person_is_not_its_own(home: Home) -> None:
+    """Approved a day later, it has worked for less than a minute."""
+    pay = tool(name="pay", needs_approval=True)(lambda: "paid")
+    loops = LoopFactory(driver=ScriptedDriver([ToolCall("pay"), "Done."]), tools=[pay])
+    clock = FrozenClock(tick=0.001)
+    with use(clock=clock):
+        async with home.runtime() as runtime:
+            session = await runtime.create(AgentDefinition("agent", tools=("pay",)))
+            await runtime.execute(session.id, SendMessage("Go.", loops))
+            clock.advance(86400)
+            after = await runtime.execute(session.id, ApproveToolCalls(loops))
+            (header,) = (await runtime.record(session.id)).loops
+            whole = await runtime.loop(session.id, header.loop_id)
+    assert header.duration is not None
+    assert header.duration == whole.duration < 60 < 86400 <= header.idle
+    assert after.state.execution_duration is not None
+    assert after.state.execution_duration < 60

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import SessionSaved, ToolCall, TurnEnd
+from perdure import (
+    AgentEnd,
+    AgentStart,
+    Compaction,
+    DriverError,
+    Redacted,
+    SessionRecorder,
+    SessionSaved,
+    ToolCall,
+    TurnEnd,
+)
+from perdure.model.loop_events import LoopEvent
 from perdure.testing import ScriptedDriver
 
 
@@ -130,3 +141,78 @@ async def test_events_are_heard_from_the_record_too() -> None:
         kinds = [type(event).__name__ async for event in chat.events()]
         assert kinds[0] == "AgentStart"
         assert kinds.count("TurnEnd") == 2
+
+
+async def test_they_hear_of_a_compaction_once_it_is_saved() -> None:
+    """As a loop of its own, the same on record and on the bus; a recorder makes the same of it."""
+    async with connect() as sessions:
+        chat, heard = await sessions.open(), []
+        recorder = SessionRecorder()
+        await chat.send("hi")
+        await chat.send("ho")
+
+        async def hear(event: object) -> None:
+            if isinstance(event, LoopEvent):
+                heard.append((event, (await chat.session()).version))
+
+        before = (await chat.session()).version
+        chat.subscribe(hear)
+        chat.subscribe(recorder.on_event)
+        await chat.compact(compact_strategy="truncate", keep_last=1)
+        assert [type(event) for event, _ in heard] == [AgentStart, Compaction, AgentEnd]
+        assert {version for _, version in heard} == {before + 1}
+        told = [event async for event in chat.events()][-3:]
+        assert [(type(event), event.seq, event.loop_id) for event in told] == [
+            (type(event), event.seq, event.loop_id) for event, _ in heard
+        ]
+        (loop,) = recorder.checkpoint()[0].loops
+        assert loop.compaction_block == (await chat.record()).loops[-1].compaction_block is not None
+
+
+async def test_they_hear_of_a_compaction_that_failed_and_has_cost_something() -> None:
+    """What is on record of it is heard: a start and an end, with the tokens."""
+
+    def reply(request: Any) -> Any:
+        if request.messages[-1].text == "hi":
+            return "a long answer " * 50
+        return "done" if request.tools else ""
+
+    async with perdure.connect("memory://", driver=ScriptedDriver(reply), tools=[look]) as sessions:
+        chat, heard = await sessions.open(), []
+        for _ in range(3):
+            await chat.send("hi")
+        chat.subscribe(heard.append)
+        with pytest.raises(DriverError):
+            await chat.compact(compact_strategy="llm", keep_last=1)
+        told = [event for event in heard if isinstance(event, LoopEvent)]
+        assert [type(event) for event in told] == [AgentStart, AgentEnd]
+        assert told[-1].usage.total_tokens > 0
+
+
+async def test_they_hear_of_a_redaction_once_it_is_done() -> None:
+    """Those of the session, and those of an open fork that shows the message; with the ids, and not the content."""
+    async with connect() as sessions:
+        chat = await sessions.open()
+        await chat.send("my secret")
+        fork, other = await chat.fork(), await sessions.open()
+        heard: dict[str, list[Any]] = {each.id: [] for each in (chat, fork, other)}
+        said: list[str] = []
+
+        async def read(event: object) -> None:
+            if isinstance(event, Redacted):
+                said.extend(message.text for message in await chat.history())
+
+        chat.subscribe(read)
+        for each in (chat, fork, other):
+            each.subscribe(heard[each.id].append)
+        first = (await chat.history())[0].id
+        assert await chat.redact([first]) == 1
+        assert [event for event in heard[chat.id] if isinstance(event, LoopEvent)] == [
+            event async for event in chat.events(last=1)
+        ]
+        for each in (chat, fork):
+            (event,) = [event for event in heard[each.id] if isinstance(event, Redacted)]
+            assert (event.session_id, event.message_ids, event.loop_id) == (each.id, (first,), "")
+        assert not any(isinstance(event, Redacted) for event in heard[other.id])
+        assert said[0] == "[redacted]"
+        await chat.redact([first])

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loop.scenes import HeldDriver
 
 import perdure
 from perdure import (
     AgentDefinition,
     ConfigurationError,
+    EventBus,
     InvalidData,
     InvalidSessionId,
     Message,
@@ -457,6 +459,20 @@ async def test_rotation_moves_the_handle_on(connect: Connect) -> None:
         made = await chat.check_and_rotate(0)
         assert made == chat.id != before
         assert await chat.length() == 0
+
+
+async def test_a_session_that_is_being_run_is_not_rotated(connect: Connect) -> None:
+    """However long ago it was saved: the handle stays with the run, whichever connection runs it."""
+    driver = HeldDriver(["done"])
+    async with said(connect, "a", driver=driver) as (sessions, chat):
+        work = asyncio.create_task(chat.send("slow"))
+        await driver.is_asked.wait()
+        assert await chat.check_and_rotate(0) is None
+        elsewhere = Sessions(sessions.store, sessions.loops, events=EventBus())
+        assert await (await elsewhere.open(chat.id)).check_and_rotate(0) is None
+        driver.may_answer.set()
+        assert (await work).text == "done"
+        assert await chat.check_and_rotate(0) is not None
 
 
 async def test_a_snapshot_is_a_copy(connect: Connect) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +31,7 @@ from perdure import (
     SessionRecord,
     SessionRecorder,
     SpawnRef,
+    StoreError,
     ToolCall,
     ToolExecution,
     ToolExecutionEnd,
@@ -111,7 +115,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", refuse)
-        with pytest.raises(OSError, match="no"):
+        with pytest.raises(StoreError, match="no"):
             save_session(record_of(agent_id="another"), tmp_path)
     assert load_session("sess-1", tmp_path) == old
     assert os.listdir(tmp_path) == ["sess-1.json"]
@@ -136,6 +140,7 @@ def test_ids_are_listed_newest_first(tmp_path: Path) -> None:
         save_session(record_of(session_id), tmp_path)
     age(tmp_path, "b", "c", "a")
     assert list_session_ids(tmp_path) == ["a", "c", "b"]
+    (tmp_path / "empty").mkdir()
     assert list_session_ids(tmp_path / "empty") == []
 
 
@@ -298,6 +303,7 @@ def test_each_message_stands_once_in_the_file(tmp_path: Path) -> None:
     assert first["messages"][0]["id"] == loop.messages[0].id
     assert second["messages"] == [{"$message": loop.messages[0].id}]
     assert load_session("sess-1", tmp_path) == record
+    del document["checksum"]
     assert record.to_dict() == document
 
 
@@ -317,6 +323,7 @@ def test_a_file_of_an_older_release_is_read(tmp_path: Path) -> None:
     save_session(record, tmp_path)
     path = tmp_path / "sess-1.json"
     document = json.loads(path.read_text())
+    del document["checksum"]
     whole = with_messages_whole(document)
     assert json.dumps(whole).count('"looking"') == 3
     path.write_text(json.dumps(whole))
@@ -329,7 +336,102 @@ def test_a_message_that_stands_nowhere_is_told(tmp_path: Path, named: object) ->
     save_session(record_of(), tmp_path)
     path = tmp_path / "sess-1.json"
     document = json.loads(path.read_text())
+    del document["checksum"]
     document["loops"][0]["messages"] = [{"$message": named}]
     path.write_text(json.dumps(document))
     with pytest.raises(InvalidSessionFile, match="is named, and stands nowhere"):
         load_session("sess-1", tmp_path)
+
+
+def test_a_flipped_bit_never_loads_as_something_else(tmp_path: Path) -> None:
+    """Wherever one bit of a file is flipped, it loads as what was saved or raises InvalidSessionFile."""
+    record = record_of()
+    save_session(record, tmp_path)
+    path = tmp_path / "sess-1.json"
+    whole = path.read_bytes()
+    chosen = random.Random(11)
+    places = [*range(40), *(chosen.randrange(len(whole)) for _ in range(1000))]
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << chosen.randrange(8))]) + whole[place + 1 :])
+        try:
+            assert load_session("sess-1", tmp_path) == record
+        except InvalidSessionFile:
+            continue
+
+
+def test_a_checksum_survives_another_layout(tmp_path: Path) -> None:
+    """The checksum is of what the file says: a JSON tool may lay it out as it likes."""
+    record = record_of()
+    save_session(record, tmp_path)
+    path = tmp_path / "sess-1.json"
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    assert load_session("sess-1", tmp_path) == record
+
+
+def test_a_file_that_an_older_release_has_rewritten_is_read(tmp_path: Path) -> None:
+    """That release keeps the checksum as a field that it does not know, behind the format, whatever it has changed."""
+    record = record_of()
+    save_session(record, tmp_path)
+    path = tmp_path / "sess-1.json"
+    document = json.loads(path.read_text())
+    document["agent_id"] = "renamed"
+    path.write_text(json.dumps({"format": document.pop("format"), **document}))
+    found = load_session("sess-1", tmp_path)
+    assert (found.agent_id, found.loops) == ("renamed", record.loops)
+    save_session(found, tmp_path)
+    assert load_session("sess-1", tmp_path) == found
+
+
+def test_one_damaged_file_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other records of the agent are given; the damaged one is logged, and named beside them."""
+    for session_id in ("s1", "s2", "s3"):
+        save_session(record_of(session_id, "ada"), tmp_path)
+    age(tmp_path, "s1", "s2", "s3")
+    (tmp_path / "s2.json").write_text("{")
+    with caplog.at_level(logging.WARNING, "perdure.stores"):
+        found = load_sessions_for_agent("ada", tmp_path)
+    assert [record.session_id for record in found] == ["s3", "s1"]
+    assert [error.path for error in found.damaged] == [str(tmp_path / "s2.json")]
+    assert "s2.json" in caplog.text
+
+
+def test_the_advice_for_a_damaged_record_is_true(tmp_path: Path) -> None:
+    """A record has no log beside it; it can be restored, saved again or deleted, and all of that works."""
+    save_session(record_of(), tmp_path)
+    (tmp_path / "sess-1.json").write_text("{")
+    with pytest.raises(InvalidSessionFile, match=r"delete_session\(\)") as caught:
+        load_session("sess-1", tmp_path)
+    assert ".jsonl" not in str(caught.value)
+    delete_session("sess-1", tmp_path)
+    save_session(record_of(), tmp_path)
+    assert load_session("sess-1", tmp_path).session_id == "sess-1"
+
+
+def test_a_full_disk_is_a_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file and what to do; the old record stays, and no temporary file is left."""
+    old = record_of()
+    save_session(old, tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(StoreError, match=r"sess-1\.json could not be written \(No space left on device\)"):
+            save_session(record_of(agent_id="another"), tmp_path)
+    assert load_session("sess-1", tmp_path) == old
+    assert os.listdir(tmp_path) == ["sess-1.json"]
+
+
+async def test_reading_makes_no_directory(tmp_path: Path) -> None:
+    """Nothing is found where nothing is, and nothing is there afterwards either."""
+    nowhere = tmp_path / "nowhere"
+    store = FileRecordStore(nowhere)
+    assert list_session_ids(nowhere) == load_sessions_for_agent("ada", nowhere) == await store.list_ids() == []
+    for reading in (load_session, delete_session):
+        with pytest.raises(SessionNotFound):
+            reading("sess-1", nowhere)
+    for verb in (store.load, store.delete):
+        with pytest.raises(SessionNotFound):
+            await verb("sess-1")
+    assert not nowhere.exists()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.actions.continuing import parent_of
 from perdure.actions.inbox import RunInbox
 from perdure.actions.running import claim_for, hand_over, watched
 from perdure.actions.send import send_waiting_when_free
@@ -20,7 +22,7 @@ from perdure.loop.narrator import snapshot
 from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
-from perdure.model.loop_events import AgentEnd, AgentStart, Compaction, ContinuationKind
+from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, Compaction, ContinuationKind, LoopEvent
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
 from perdure.model.usage import Usage
@@ -52,6 +54,8 @@ class CompactTranscript:
         record = claim_for(session, context)
         if record is None or context is None or context.journal is None:
             made = await self._made(session, self._compactor(session))
+            if made is not None and context is not None:
+                context.tells += self._story(session, await parent_of(session, context), made)
             return session if made is None else _overlaid(session, made)
         if self._loops is not None:
             send_waiting_when_free(context, session.id, self._loops)
@@ -66,6 +70,7 @@ class CompactTranscript:
     ) -> AgentSession:
         """Compact while the session is held, so that no run starts on it. A wish to cancel leaves it as it was."""
         await record.barrier()
+        parent = await parent_of(session, context)
         inbox = RunInbox(None, record, journal)
         await inbox.open()
         compactor = self._compactor(session)
@@ -77,15 +82,18 @@ class CompactTranscript:
         try:
             await watched(work(), inbox, context)
         except BaseException as error:
-            await self._charge(session, record, compactor.spent, error)
+            await self._charge(session, parent, context, record, compactor.spent, error)
             raise
         if not made:
-            await self._charge(session, record, compactor.spent, asyncio.CancelledError())
+            await self._charge(session, parent, context, record, compactor.spent, asyncio.CancelledError())
         if not made or made[0] is None:
             await record.leave()
             context.answer = session
             return session
-        self._put_on_record(session, record, made[0])
+        story = self._story(session, parent, made[0])
+        for event in story:
+            record.put(event)
+        context.tells += story
         hand_over(context, record)
         return _overlaid(session, made[0])
 
@@ -98,31 +106,43 @@ class CompactTranscript:
         model = self._loops.model_of(session.definition, session.state)
         return self._loops.compactor_of(self.options, model, summary_model=self._summary_model)
 
-    def _put_on_record(self, session: AgentSession, record: JournalRecord, made: Compacted) -> None:
+    def _story(self, session: AgentSession, parent: str | None, made: Compacted) -> list[AnyLoopEvent]:
         """A loop of its own: it has a cost, and no step. Its events are written with the save, or not at all."""
-        start = self._start(session, has_model=made.block.model is not None, base_version=session.version)
+        start = self._start(session, parent, has_model=made.block.model is not None, base_version=session.version)
         common = _ids_of(start)
-        record.put(start)
-        record.put(Compaction(**common, seq=2, block=made.block, shown=made.shown, usage=made.usage))
-        record.put(AgentEnd(**common, seq=3, status=ExecutionStatus.COMPLETED, usage=made.usage))
+        return [
+            start,
+            Compaction(**common, seq=2, block=made.block, shown=made.shown, usage=made.usage),
+            AgentEnd(**common, seq=3, status=ExecutionStatus.COMPLETED, usage=made.usage, compactions=1),
+        ]
 
     async def _charge(
-        self, session: AgentSession, record: JournalRecord | None, spent: Usage, error: BaseException
+        self,
+        session: AgentSession,
+        parent: str | None,
+        context: ActionContext | None,
+        record: JournalRecord | None,
+        spent: Usage,
+        error: BaseException,
     ) -> None:
         """Put on record what was spent for nothing. The session stays as it is, so there is nothing to be resumed."""
-        if record is None or spent == Usage():
+        if record is None or context is None or spent == Usage():
             return
-        start = self._start(session, has_model=True, base_version=None)
+        start = self._start(session, parent, has_model=True, base_version=None)
         cancelled = isinstance(error, asyncio.CancelledError)
         status = ExecutionStatus.STOPPED if cancelled else ExecutionStatus.FAILED
         errors = () if cancelled else (ErrorRecord.of(error),)
-        record.put(start)
-        record.put(AgentEnd(**_ids_of(start), seq=2, status=status, usage=spent, errors=errors))
+        story = [start, AgentEnd(**_ids_of(start), seq=2, status=status, usage=spent, errors=errors)]
+        for event in story:
+            record.put(event)
         with contextlib.suppress(PerdureError):  # what the caller is to hear of is why the compaction failed
             await record.barrier()
+            await _tell(context, story)
 
-    def _start(self, session: AgentSession, *, has_model: bool, base_version: int | None) -> AgentStart:
-        execution, config = session.state.execution, None
+    def _start(
+        self, session: AgentSession, parent: str | None, *, has_model: bool, base_version: int | None
+    ) -> AgentStart:
+        config = None
         if has_model and self._loops is not None:
             config = snapshot(self._summary_model or self._loops.model_of(session.definition, session.state))
         return AgentStart(
@@ -130,11 +150,17 @@ class CompactTranscript:
             session_id=session.id,
             agent_id=session.state.agent_id,
             seq=1,
-            parent_loop_id=execution.execution_id if execution else None,
+            parent_loop_id=parent,
             continuation=ContinuationKind("compaction"),
             config=config,
             base_version=base_version,
         )
+
+
+async def _tell(context: ActionContext, story: Iterable[LoopEvent]) -> None:
+    """Tell those who listen, once it is on record."""
+    for event in story:
+        await context.emit(event)
 
 
 def _ids_of(start: AgentStart) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.errors import ClaimLost, SessionLocked, StoreError
@@ -27,7 +27,14 @@ PAGE = 200
 """How many entries of a record are looked at at a time for a delivery."""
 
 
-async def post(journal: Journal, session_id: str, kind: str, messages: Sequence[Message], key: str | None) -> None:
+async def post(
+    journal: Journal,
+    session_id: str,
+    kind: str,
+    messages: Sequence[Message],
+    key: str | None,
+    metadata: Mapping[str, Any],
+) -> None:
     """Leave messages with a session: for its run to take in, or to be sent once it is free."""
     newest = await journal.read(session_id, last=1)
     body = {
@@ -35,6 +42,7 @@ async def post(journal: Journal, session_id: str, kind: str, messages: Sequence[
         "after": newest[-1].seq if newest else 0,
         "messages": [message.to_dict() for message in messages],
         "key": key,
+        **({"metadata": metadata} if metadata else {}),
     }
     await journal.post(session_id, Entry(kind, body))
 

@@ -12,8 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.continuing import parent_of
 from perdure.actions.inbox import RunInbox
-from perdure.actions.running import claim_for, hand_over, pending_in, watched
+from perdure.actions.running import checked_metadata, claim_for, hand_over, pending_in, watched
 from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
 from perdure.errors import (
@@ -31,7 +32,7 @@ from perdure.loop.agent_loop import AgentLoop, Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
-from perdure.loop.strategies import Branch, Chosen, First, Selection, Strategy, spec_of, strategy_of
+from perdure.loop.strategies import Branch, Chosen, First, Metered, Selection, Strategy, spec_of, strategy_of
 from perdure.loop.unattended import LAST, NobodyToAsk
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
@@ -39,6 +40,7 @@ from perdure.model.ids import new_id
 from perdure.model.loop_events import (
     AgentEnd,
     AnyLoopEvent,
+    Compaction,
     ContinuationKind,
     LoopEvent,
     MessageEnd,
@@ -50,7 +52,9 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason
-from perdure.protocols import ActionContext, Saving, StoredAt
+from perdure.model.usage import Usage
+from perdure.model.value import EMPTY
+from perdure.protocols import ActionContext, Driver, Saving, StoredAt
 from perdure.recording import BranchRecord, JournalRecord, see_through
 
 Config = ModelConfig | AgentDefinition
@@ -73,6 +77,7 @@ class SendParallel:
         *,
         configs: Sequence[ModelConfig | str | AgentDefinition],
         strategy: Strategy | Callable[[Sequence[Branch]], Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         given = message if isinstance(message, Sequence) and not isinstance(message, str) else (message,)
         self._messages = tuple(map(Message.of, given))
@@ -81,12 +86,14 @@ class SendParallel:
         self._configs = tuple(each if isinstance(each, AgentDefinition) else ModelConfig.of(each) for each in configs)
         self._loops = loops
         self._strategy = _as_strategy(strategy or First())
+        self._metadata = checked_metadata(metadata)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)
+        group.parent, group.metadata = await parent_of(session, context), self._metadata
         return await group.evaluate()
 
 
@@ -107,6 +114,8 @@ async def resume_group(
     inputs = [written[each][0] for each in start.message_ids]
     configs = tuple(_config_of(each) for each in start.configs)
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), record)
+    group.parent = start.parent_loop_id
+    group.metadata = start.metadata
     return await group.evaluate(stories)
 
 
@@ -148,6 +157,10 @@ class Group:
         self._over: dict[int, datetime] = {}
         self._finished: list[Branch] = []
         self._selection: Selection | None = None
+        self._judged = Usage()
+        self.parent: str | None = None
+        """The loop that the branches continue from."""
+        self.metadata: Mapping[str, Any] = EMPTY
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
         """A branch that has not begun; or, with the events of its story so far, one that goes on."""
@@ -177,7 +190,9 @@ class Group:
     def _configured(self, config: Config) -> tuple[AgentDefinition, AgentState]:
         state = self._session.state
         if isinstance(config, AgentDefinition):
-            return config, state.with_system_prompt(config.system_prompt)
+            # What the definition names goes before the session's own choice, which is for the session's definition.
+            named = config.model_config or state.model
+            return config, state.with_system_prompt(config.system_prompt).with_model(named)
         return self._session.definition, state.with_model(config)
 
     def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
@@ -190,16 +205,13 @@ class Group:
         written = self._record.written if self._record is not None else {}
         places = [written[message.id].position for message in self._messages if message.id in written]
         return {
-            "continuation": ContinuationKind("branch", str(index)) if self._parent else ContinuationKind(),
+            "parent_loop_id": self.parent,
+            "continuation": ContinuationKind("branch", str(index)) if self.parent else ContinuationKind(),
+            "metadata": self.metadata,
             "base_version": self._session.version,
             "group": self._loop_ids,
             "input_at": (min(places), max(places) + 1) if places else None,
         }
-
-    @property
-    def _parent(self) -> str | None:
-        execution = self._session.state.execution
-        return execution.execution_id if execution is not None else None
 
     async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession:
         """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
@@ -248,7 +260,7 @@ class Group:
         candidates = stopped or answered or begun
         if not candidates:
             raise DriverError("The evaluation was cancelled before any of its branches had begun.")
-        return Selection(candidates[0].index)
+        return Selection(candidates[0].index, self._judged)
 
     def _continued(self, state: AgentState) -> AgentState:
         """The state of the selected branch, as the session's own model and prompt go on with it."""
@@ -275,7 +287,8 @@ class Group:
         if announce:
             start = ParallelLoopStart(
                 **self._facts(),
-                parent_loop_id=self._parent,
+                parent_loop_id=self.parent,
+                metadata=self.metadata,
                 configs=tuple(map(_plain_config, self._configs)),
                 strategy=spec_of(self._strategy),
                 message_ids=tuple(message.id for message in self._messages),
@@ -325,7 +338,15 @@ class Group:
         if not answered:
             errors = "; ".join(error.message for branch in self._finished for error in branch.state.errors)
             raise DriverError(f"None of the {len(self._configs)} branches came to an answer: {errors[:500]}")
-        return await self._strategy.select(answered, self._loops.driver_of)
+        selection = await self._strategy.select(answered, self._metered_driver_of)
+        return selection if selection.usage != Usage() else replace(selection, usage=self._judged)
+
+    def _metered_driver_of(self, model: ModelConfig) -> Driver:
+        """Return the driver of a model that judges. What it uses is charged when its answer comes, whatever follows."""
+        return Metered(self._loops.driver_of(model), self._charge)
+
+    def _charge(self, usage: Usage) -> None:
+        self._judged = self._judged + usage
 
     async def _end(self, selection: Selection) -> None:
         """Tell which branch was selected; the save carries it."""
@@ -355,7 +376,7 @@ class Group:
             return
         with suppress(PerdureError):
             await self._flush()
-        end = ParallelLoopEnd(**self._facts())
+        end = ParallelLoopEnd(**self._facts(), evaluation_usage=self._judged)
         record.put(end)
         record.ends_anyway = True
         await record.leave()
@@ -372,7 +393,9 @@ class Group:
 def _told(story: Sequence[AnyLoopEvent]) -> Told:
     said = tuple(event.message for event in story if isinstance(event, MessageEnd))
     spawned = tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None)
-    return Told(max((event.seq for event in story), default=0), said, spawned)
+    compactions = sum(isinstance(event, Compaction) for event in story)
+    at = max((event.at for event in story), default=None)
+    return Told(max((event.seq for event in story), default=0), said, spawned, compactions, at)
 
 
 def _has_answer(branch: Branch) -> bool:

@@ -34,8 +34,7 @@ from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
 from perdure.protocols import ActionContext, Journal, JournalEntry, Key, SessionManager, StoredAt
 from perdure.recording import JournalRecord, event_of
-
-REDACTED = "redacted"
+from perdure.runtime.history import last_of_run, tells_of_run
 
 
 class ResumeExecution:
@@ -183,33 +182,19 @@ def _unspent(decisions: Decisions) -> Decisions:
 
 async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:
     """The entries of the last run, or of the last group of runs, if it set out from this version and was not saved."""
-    newest = await _newest(journal, session)
+    newest = await last_of_run(journal, session.id)
     if newest is None or newest.kind == "parallel_loop_end":
         return ()
     if newest.kind == "parallel_loop_start":
         return (newest,) if newest.body.get("base_version") == session.version else ()
-    (run,) = await journal.runs(session.id, run=newest.run)
-    if run.first.body.get("group"):
-        return await _group_story(journal, session, run.first.body["group"])
+    entries = [entry for entry in await journal.read(session.id, run=newest.run) if tells_of_run(entry)]
+    starts = [entry for entry in entries if entry.kind == "agent_start"]
+    if starts and starts[0].body.get("group"):
+        return await _group_story(journal, session, starts[0].body["group"])
     if newest.kind == "agent_end":
         return ()
-    entries = await journal.read(session.id, run=newest.run)
-    starts = (e for e in entries if e.kind == "agent_start" and e.body.get("base_version") == session.version)
-    first = next(starts, None)
+    first = next((entry for entry in starts if entry.body.get("base_version") == session.version), None)
     return () if first is None else [entry for entry in entries if entry.seq >= first.seq]
-
-
-async def _newest(journal: Journal, session: AgentSession) -> JournalEntry | None:
-    """The last entry that tells of a run. One that tells of a redaction may stand behind it."""
-    looked_at, asked = -1, 1
-    entries: Sequence[JournalEntry] = ()
-    while looked_at < len(entries):
-        looked_at, entries = len(entries), await journal.read(session.id, last=asked)
-        found = next((entry for entry in reversed(entries) if entry.kind != REDACTED), None)
-        if found is not None:
-            return found
-        asked *= 8
-    return None
 
 
 async def _group_story(journal: Journal, session: AgentSession, group: Sequence[str]) -> Sequence[JournalEntry]:
@@ -217,11 +202,11 @@ async def _group_story(journal: Journal, session: AgentSession, group: Sequence[
     firsts = [run.first.seq for loop in group for run in await journal.runs(session.id, run=loop)]
     place = min(firsts) - 1
     entries = await journal.read(session.id, after=place - 1)
-    while entries[0].kind == REDACTED:
+    while not tells_of_run(entries[0]):
         place -= 1
         entries = await journal.read(session.id, after=place - 1)
     is_unsaved = entries[0].kind == "parallel_loop_start" and entries[0].body.get("base_version") == session.version
-    return [entry for entry in entries if entry.kind != REDACTED] if is_unsaved else ()
+    return [entry for entry in entries if tells_of_run(entry)] if is_unsaved else ()
 
 
 async def _unsaved_messages(

@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from datetime import datetime
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.continuing import continuation_of
 from perdure.actions.inbox import RunInbox
-from perdure.errors import ConfigurationError, RunInterrupted
+from perdure.errors import ConfigurationError, InvalidData, RunInterrupted
 from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
 from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
-from perdure.model.definition import AgentDefinition
+from perdure.model.definition import AgentDefinition, refuse_secrets
 from perdure.model.execution import ExecutionStatus
 from perdure.model.lineage import ChildLoopRef
+from perdure.model.loop_events import KINDS
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
+from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Journal, Key
 from perdure.recording import JournalRecord
 
@@ -49,6 +53,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """The record of a run that was killed, under a claim that is already held."""
     give_up: bool = False
     """Whether the run is to be ended where it stands."""
+    metadata: Mapping[str, Any] = EMPTY
+    """What the caller says of the run, for its record."""
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -82,6 +88,8 @@ async def run_agent(
             "spawn_ref": session.info.spawn_ref,
             "key": (key.name, key.digest) if key else None,
             "posted": options.posted,
+            "metadata": options.metadata,
+            **await continuation_of(session, () if options.record else options.inputs, context),
         },
         spawn=spawn,
         told=past.told,
@@ -144,7 +152,7 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
     if state.status is not ExecutionStatus.IN_PROGRESS:
         return Past()
     loop_id = state.execution.execution_id
-    entries = await context.journal.read(session.id, run=loop_id)
+    entries = [entry for entry in await context.journal.read(session.id, run=loop_id) if entry.kind in KINDS]
     if not entries:
         return Past()
     (run,) = await context.journal.runs(session.id, run=loop_id)
@@ -155,6 +163,8 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
         int(entries[-1].body["seq"]),
         tuple(stored[each] for each in said if each in stored),
         tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
+        sum(entry.kind == "compaction" for entry in entries),
+        codec.convert(datetime, entries[-1].body["at"]),
     )
     key = run.first.body.get("key")
     return Past(told, Key(*key) if key else None)
@@ -237,6 +247,17 @@ async def _finished(work: asyncio.Future[None]) -> None:
         raise cancelled
     if failure is not None:
         raise failure
+
+
+def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return what a caller says of a run, as it will be stored. Raise if it is not JSON, or names a secret."""
+    if given is None:
+        return EMPTY
+    if not isinstance(given, Mapping):
+        raise InvalidData("$.metadata", f"expected a mapping, got {type(given).__name__}")
+    refuse_secrets(given, "$.metadata")
+    plain: dict[str, Any] = codec.decode_plain(codec.encode_json(dict(given), "$.metadata"))
+    return plain
 
 
 def pending_in(session: AgentSession) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -13,7 +13,14 @@ from perdure import codec
 from perdure.actions.children import depth_of
 from perdure.actions.inbox import QUEUE, STEER, first_waiting, messages_in, post, take
 from perdure.actions.refused import refuse
-from perdure.actions.running import RunOptions, owner_here, pending_in, require_journal, run_agent
+from perdure.actions.running import (
+    RunOptions,
+    checked_metadata,
+    owner_here,
+    pending_in,
+    require_journal,
+    run_agent,
+)
 from perdure.actions.spawning import Spawner
 from perdure.errors import (
     ClaimLost,
@@ -42,6 +49,7 @@ class SendMessage:
 
     `key` makes a repeated request return what the first one came to. `when_busy` says what becomes of a message to a
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
+    `metadata` goes on the record of the run.
     """
 
     runs_model = True
@@ -53,6 +61,7 @@ class SendMessage:
         *,
         key: str | None = None,
         when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
         depth: int = 0,
         answers: JournalEntry | None = None,
     ) -> None:
@@ -68,6 +77,10 @@ class SendMessage:
         if key is not None and when_busy == STEER:
             problem = "a message that steers another run has no result of its own; use when_busy='queue'"
             raise InvalidData("$.key", problem)
+        if metadata and when_busy == STEER:
+            problem = "a message that steers another run has no record of its own; use when_busy='queue'"
+            raise InvalidData("$.metadata", problem)
+        self._metadata = checked_metadata(metadata)
         self._loops = loops
         self._when_busy = when_busy
         self._depth = depth
@@ -100,17 +113,16 @@ class SendMessage:
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
             if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
-            await post(
-                require_journal(context, "when_busy"), session.id, self._when_busy, self.messages, self._key_name
-            )
-            if await require_journal(context, "when_busy").is_claimed(session.id):
+            journal = require_journal(context, "when_busy")
+            await post(journal, session.id, self._when_busy, self.messages, self._key_name, self._metadata)
+            if await journal.is_claimed(session.id):
                 context.sequel = None  # the run that is under way looks into the inbox when it ends
             self.was_left = True
             context.answer = session
             return session
 
     def _options(self, depth: int) -> RunOptions:
-        options = RunOptions(inputs=self.messages, key=self._key, depth=depth)
+        options = RunOptions(inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata)
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
 
@@ -193,8 +205,9 @@ class SendPosted:
         if entry is None:
             context.answer = session
             return session
+        key, metadata = entry.body.get("key"), entry.body.get("metadata")
         action = SendMessage(
-            messages_in(entry), self._loops, key=entry.body.get("key"), depth=self._depth, answers=entry
+            messages_in(entry), self._loops, key=key, metadata=metadata, depth=self._depth, answers=entry
         )
         try:
             after = await action.execute_on(session, context)

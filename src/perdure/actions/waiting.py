@@ -92,7 +92,7 @@ async def _end_on_record(before: AgentSession, ended: AgentState, context: Actio
 
 
 def _end(session: AgentSession, ended: AgentState, told: Told) -> AgentEnd:
-    facts = end_of(ended, told.messages, told.children)
+    facts = end_of(ended, told)
     loop_id = ended.execution.execution_id if ended.execution else ""
     return AgentEnd(seq=told.seq + 1, loop_id=loop_id, session_id=session.id, agent_id=session.state.agent_id, **facts)
 

@@ -76,4 +76,5 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "ParallelLoopStart": lambda event: counted(len(event.loop_ids), "branch"),
     "ParallelLoopEnd": lambda event: f"selected {event.selected_loop_id}",
     "Redacted": lambda event: counted(len(event.message_ids), "message"),
+    "UnknownEvent": lambda event: event.kind,
 }

@@ -127,6 +127,7 @@ class Run:
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
         self._prompts = Prompts()
         self._began = now()
+        self._told_at = told.at
         self._meter = _Meter(state)
         self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
         self._repaired = False
@@ -196,6 +197,7 @@ class Run:
         parent = self.state.execution.execution_id if self.state.execution and not resumed else None
         if resumed:
             self._restart_step()
+            self._count_idle()
         else:
             self.state = self.state.with_execution_started(self._execution_id)
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
@@ -229,6 +231,13 @@ class Run:
         execution = self.state.execution
         if execution is not None and execution.current_step is not None:
             self.state = self.state.with_execution(execution.with_step_started())
+
+    def _count_idle(self) -> None:
+        """Count the time since the last event as idle, in the state and on record alike."""
+        idle = max(0.0, (self._began - (self._told_at or self._began)).total_seconds())
+        if idle and self.state.execution is not None:
+            self._facts["idle"] = idle
+            self.state = self.state.with_execution(self.state.execution.with_idle(idle))
 
     async def _is_over(self) -> bool:
         execution = self.state.execution
@@ -311,7 +320,7 @@ class Run:
             reply = await self._ask(await self._prepared(self._request()), message_id)
         self._so_far = None
         given = self.state.transcript.without_blocks()
-        reply = await self._interceptors.pass_through("after_inference", reply, self.state)
+        reply = await self._inspected(reply)
         message = replace(reply.message, id=message_id, parts=self._with_own_ids(reply.message.parts))
         step = AgentStep.of([message], input=given, response=reply.response)
         self.state = self.state.with_current_step(replace(step, id=step_id))
@@ -333,6 +342,17 @@ class Run:
         if self._setup.compaction is not None:
             self._setup.compaction.learn(request, reply.response.usage)
         return reply
+
+    async def _inspected(self, reply: ModelReply) -> ModelReply:
+        """Return the answer as interceptors will have it. One that they throw away has cost its tokens all the same."""
+        try:
+            inspected: ModelReply = await self._interceptors.pass_through("after_inference", reply, self.state)
+        except BaseException:
+            assert self.state.execution is not None
+            execution = self.state.execution.with_discarded_usage(reply.response.usage)
+            self.state = self.state.with_execution(execution)
+            raise
+        return inspected
 
     async def _compact(self, trigger: Trigger, request: ModelRequest) -> bool:
         """Compact what the model is shown, on record; False if there is nothing to be gained."""
@@ -516,7 +536,9 @@ class _Meter:
         done = state.execution.step_executions if state.execution else ()
         self._usage = sum((each.step.usage for each in done[self._counted :]), start=self._usage)
         self._counted = len(done)
-        return self._usage + state.execution.compaction_usage if state.execution else self._usage
+        if state.execution is None:
+            return self._usage
+        return self._usage + state.execution.compaction_usage + state.execution.discarded_usage
 
 
 def _with_cause(state: AgentState, ended_by: BaseException) -> ExecutionState:

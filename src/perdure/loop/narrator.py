@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from datetime import datetime
+from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
+from perdure import codec
 from perdure.loop.filters import rejection_in
 from perdure.model.definition import ModelConfig
 from perdure.model.lineage import ChildLoopRef
@@ -74,6 +78,9 @@ class Told(msgspec.Struct, frozen=True):
     seq: int = 0
     messages: tuple[Message, ...] = ()
     children: tuple[ChildLoopRef, ...] = ()
+    compactions: int = 0
+    at: datetime | None = None
+    """When the last event was told: nobody has worked on the run since."""
 
 
 class Narrator:
@@ -89,6 +96,7 @@ class Narrator:
         self._telling = asyncio.Lock()
         self._messages: list[Message] = list(told.messages)
         self._children: list[ChildLoopRef] = list(told.children)
+        self._compactions = told.compactions
         self._start: dict[str, Any] = {}
 
     def begin(
@@ -150,6 +158,7 @@ class Narrator:
     async def compacted(
         self, block: CompactionBlock, shown: tuple[CompactionPart, ...], usage: Usage, trigger: str
     ) -> None:
+        self._compactions += 1
         await self._tell(Compaction, block=block, shown=shown, usage=usage, trigger=trigger)
 
     async def turn_started(self, step_id: str, index: int) -> None:
@@ -206,31 +215,59 @@ class Narrator:
         """The end goes on record with what is saved; a run that ends before its first call begins there too."""
         if not self._is_on_record:
             await self.barrier()
-        await self._tell(AgentEnd, **end_of(state, self._messages, self._children))
+        told = Told(self._seq, tuple(self._messages), tuple(self._children), self._compactions)
+        await self._tell(AgentEnd, **end_of(state, told))
 
 
-def end_of(state: AgentState, messages: Iterable[Message], children: Iterable[ChildLoopRef]) -> dict[str, Any]:
+def end_of(state: AgentState, told: Told) -> dict[str, Any]:
     """Return what the last event of a run tells, beside what every event does."""
     execution = state.execution
     assert execution is not None
     return {
         "status": execution.status,
-        "messages": tuple(messages),
-        "children": tuple(children),
+        "messages": told.messages,
+        "children": told.children,
         "stop_signals": execution.continuation.stop_signals,
         "usage": execution.usage,
         "compaction_usage": execution.compaction_usage,
+        "discarded_usage": execution.discarded_usage,
+        "compactions": told.compactions,
+        "idle": execution.idle,
         "errors": execution.errors,
         "rejection": rejection_in(execution.continuation.stop_signals),
     }
 
 
+_APIS = {
+    "anthropic": "anthropic_messages",
+    "bedrock": "bedrock_converse",
+    "google": "google_generative_ai",
+    "google-gla": "google_generative_ai",
+    "google-cloud": "google_vertex",
+    "google-vertex": "google_vertex",
+    "openai": "openai_responses",
+    "openai-chat": "openai_completions",
+    "openai-responses": "openai_responses",
+}
+"""The protocol that a provider's models are asked by. A server of one's own that calls itself `openai` has the older
+one. Of providers that are not here, the client decides."""
+
+
+def config_id(model: ModelConfig) -> str:
+    """Return an id that equal configurations have in every process, whatever variable their key comes from."""
+    return sha256(codec.encode(replace(model, api_key_env=None))).hexdigest()[:16]
+
+
 def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
-    """What may be remembered of a model's configuration: everything but where its key comes from."""
+    """Return what may be remembered of a model's configuration: everything but where its key comes from."""
     provider, _, name = model.name.partition(":")
     return LoopConfigSnapshot(
         model=name or model.name,
         provider=provider,
+        config_id=config_id(model),
+        name=model.name,
+        api="openai_completions" if provider == "openai" and model.base_url else _APIS.get(provider),
+        reasoning=None if model.thinking is None else model.thinking != "off",
         base_url=model.base_url,
         context_window=model.context_window,
         max_tokens=model.max_tokens,

@@ -94,7 +94,7 @@ class Replay:
         self._approved |= event.approved
         self._denied |= event.denied
         if event.resumed and self.state.status is ExecutionStatus.IN_PROGRESS:
-            self._resume()
+            self._resume(event)
             return
         fresh = replace(ExecutionState.fresh(), execution_id=event.loop_id)
         self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
@@ -105,9 +105,9 @@ class Replay:
         if not event.message_ids:
             self.state = self.state.with_stop_signal(refusal(event.reason))
 
-    def _resume(self) -> None:
+    def _resume(self, event: AgentStart) -> None:
         self._waited |= {call.id for call in self._execution.pending_calls if call.session_id is None}
-        execution = self._execution.with_pending_calls(())
+        execution = self._execution.with_pending_calls(()).with_idle(event.idle)
         # As in the live run, a step that goes on counts from here: nobody worked on it meanwhile.
         self._change(execution if execution.current_step is None else execution.with_step_started())
 
@@ -117,6 +117,7 @@ class Replay:
         continuation = replace(ended.continuation, stop_signals=event.stop_signals)
         compacted = event.compaction_usage  # which older records do not tell of
         ended = replace(ended, compaction_usage=ended.compaction_usage if compacted == Usage() else compacted)
+        ended = replace(ended, discarded_usage=event.discarded_usage)
         self._change(replace(ended, errors=event.errors, continuation=continuation).ended(event.status))
 
     def _say(self, event: MessageEnd) -> None:

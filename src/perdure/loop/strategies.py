@@ -16,7 +16,7 @@ from perdure.model.message import Message
 from perdure.model.state import AgentState
 from perdure.model.usage import Usage
 from perdure.model.value import JSON
-from perdure.protocols import Delta, Driver, ModelRequest
+from perdure.protocols import Delta, Driver, ModelReply, ModelRequest, OnDelta
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -106,6 +106,19 @@ class Judge:
         if found is None or int(found[0]) not in {each.index for each in branches}:
             raise DriverError(f"The judge named no answer: {reply.message.text[:200]!r}")
         return Selection(int(found[0]), reply.response.usage)
+
+
+class Metered:
+    """A driver that tells what each answer has used, as soon as it is there."""
+
+    def __init__(self, driver: Driver, charge: Callable[[Usage], None]) -> None:
+        self._driver = driver
+        self._charge = charge
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        reply = await self._driver.respond(request, on_delta)
+        self._charge(reply.response.usage)
+        return reply
 
 
 async def _unheard(delta: Delta) -> None:

@@ -132,6 +132,10 @@ class ExecutionState(Value, frozen=True):
     errors: tuple[ErrorRecord, ...] = ()
     compaction_usage: Usage = Usage()
     """What models have used to compact the transcript during the run."""
+    discarded_usage: Usage = Usage()
+    """What models have used for answers that an interceptor threw away."""
+    idle: float = 0.0
+    """Seconds that the run waited for a person, or lay dead after a crash, until it was last resumed."""
 
     @classmethod
     def fresh(cls) -> ExecutionState:
@@ -170,7 +174,7 @@ class ExecutionState(Value, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        return sum((step.usage for step in self._all_steps()), start=self.compaction_usage)
+        return sum((step.usage for step in self._all_steps()), start=self.compaction_usage + self.discarded_usage)
 
     @property
     def all_errors(self) -> tuple[ErrorRecord, ...]:
@@ -178,8 +182,8 @@ class ExecutionState(Value, frozen=True):
 
     @property
     def duration(self) -> float:
-        """Seconds from start to end, or to now while it runs."""
-        return ((self.completed_at or now()) - self.started_at).total_seconds()
+        """Seconds from start to end, or to now while it runs, without those that it was idle."""
+        return max(0.0, ((self.completed_at or now()) - self.started_at).total_seconds() - self.idle)
 
     def _all_steps(self) -> tuple[AgentStep, ...]:
         return self.steps if self.current_step is None else (*self.steps, self.current_step)
@@ -216,6 +220,12 @@ class ExecutionState(Value, frozen=True):
 
     def with_compaction_usage(self, usage: Usage) -> ExecutionState:
         return msgspec.structs.replace(self, compaction_usage=self.compaction_usage + usage)
+
+    def with_discarded_usage(self, usage: Usage) -> ExecutionState:
+        return msgspec.structs.replace(self, discarded_usage=self.discarded_usage + usage)
+
+    def with_idle(self, seconds: float) -> ExecutionState:
+        return msgspec.structs.replace(self, idle=self.idle + seconds)
 
     def ended(self, status: ExecutionStatus) -> ExecutionState:
         return msgspec.structs.replace(self, status=status, completed_at=now())

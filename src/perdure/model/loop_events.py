@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, get_args
 
 import msgspec
 
@@ -64,6 +64,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     base_version: int | None = None
     """The version of the session that the run set out from; until a save, the record is all there is beyond it."""
     resumed: bool = False
+    idle: float = 0.0
+    """Seconds that a resumed run had waited for a person, or lain dead after a crash, before it started again."""
     key: tuple[str, str] | None = None
     """The idempotency key of the request that the run answers, and the request's digest."""
     posted: str | None = None
@@ -153,6 +155,12 @@ class AgentEnd(LoopEvent, frozen=True, kw_only=True, tag="agent_end"):
     usage: Usage = Usage()
     compaction_usage: Usage = Usage()
     """The part of it that compactions took, those that came to nothing included."""
+    discarded_usage: Usage = Usage()
+    """The part of it that went to answers that an interceptor threw away: no message holds them."""
+    compactions: int = 0
+    """How many compactions it made: a header of the record reads the last of them."""
+    idle: float = 0.0
+    """Seconds that the run waited for a person, or lay dead after a crash. They are no part of its duration."""
     errors: tuple[ErrorRecord, ...] = ()
     rejection: str | None = None
     children: tuple[ChildLoopRef, ...] = ()
@@ -176,6 +184,10 @@ class ParallelLoopStart(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop
     strategy: JSON = None
     message_ids: tuple[str, ...] = ()
     base_version: int | None = None
+    metadata: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze(self, "metadata")
 
 
 class ParallelLoopEnd(LoopEvent, frozen=True, kw_only=True, tag="parallel_loop_end"):
@@ -230,6 +242,16 @@ class Redacted(LoopEvent, frozen=True, kw_only=True, tag="redacted"):
     message_ids: tuple[str, ...] = ()
 
 
+class UnknownEvent(LoopEvent, frozen=True, kw_only=True, tag="unknown_event"):
+    """An entry of a kind that this release does not know: a newer release has written it, or an adapter.
+
+    `body` is what the entry says beyond the fields that every event has.
+    """
+
+    kind: str
+    body: JSON = None
+
+
 AnyLoopEvent = (
     InputRejected
     | Redacted
@@ -246,4 +268,28 @@ AnyLoopEvent = (
     | ToolExecutionEnd
     | TurnEnd
     | AgentEnd
+    | UnknownEvent
 )
+
+KINDS = frozenset(str(event.__struct_config__.tag) for event in get_args(AnyLoopEvent))
+"""The kinds of entries that this release knows."""
+
+UNTOLD = datetime(1970, 1, 1, tzinfo=UTC)
+"""The time of an event of an unknown kind that does not tell its time."""
+
+_SHARED = tuple(name for name in LoopEvent.__struct_fields__ if name != "unknown")
+
+
+def shared_fields(body: JSON) -> dict[str, JSON]:
+    """Return those parts of a body that read as the fields that every event has."""
+    if not isinstance(body, Mapping):
+        return {}
+    return {name: body[name] for name in _SHARED if name in body and _is_readable(name, body[name])}
+
+
+def _is_readable(name: str, value: JSON) -> bool:
+    try:
+        read = msgspec.convert({name: value}, LoopEvent)
+    except (msgspec.ValidationError, ValueError, OverflowError):
+        return False
+    return name != "at" or read.at.tzinfo is not None

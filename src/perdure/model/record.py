@@ -27,9 +27,11 @@ from perdure.model.loop_events import (
     LoopEvent,
     MessageEnd,
     ParallelLoopEnd,
+    ParallelLoopStart,
     ToolExecutionEnd,
     TurnEnd,
     TurnStart,
+    UnknownEvent,
 )
 from perdure.model.message import Message
 from perdure.model.step import ToolExecution
@@ -110,9 +112,32 @@ class LoopRecord(Value, frozen=True, kw_only=True):
     compaction_block: CompactionBlock | None = None
     compaction_usage: Usage = Usage()
     parallel_group: ParallelGroupRecord | None = None
+    idle: float = 0.0
+    """Seconds that the run waited for a person, or lay dead after a crash."""
 
     def __post_init__(self) -> None:
         freeze(self, "metadata")
+
+    @classmethod
+    def pending(cls, group: ParallelLoopStart, loop_id: str) -> LoopRecord:
+        """Return the record of a branch that has been announced and has not begun."""
+        kind = ContinuationKind("branch", str(group.loop_ids.index(loop_id)))
+        return cls(
+            loop_id=loop_id,
+            session_id=group.session_id or group.loop_id,
+            agent_id=group.agent_id,
+            parent_loop_id=group.parent_loop_id,
+            continuation_kind=kind if group.parent_loop_id else ContinuationKind(),
+            status=LoopStatus.PENDING,
+            parallel_group=ParallelGroupRecord(group.loop_ids),
+        )
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds that the run has worked, from start to end without `idle`; None until it has ended."""
+        if self.started_at is None or self.ended_at is None:
+            return None
+        return max(0.0, (self.ended_at - self.started_at).total_seconds() - self.idle)
 
     def after(self, event: AnyLoopEvent, *, keep_event: bool = True) -> LoopRecord:
         """The record once an event has happened. For many events there is `LoopFold`."""
@@ -133,7 +158,7 @@ class LoopRecord(Value, frozen=True, kw_only=True):
         return replace(self, status=LoopStatus.ABORTED, ended_at=ended_at, turns=_closed(self.turns, ended_at))
 
     def selected(self, event: ParallelLoopEnd) -> LoopRecord:
-        """The record of a branch, once one of its group has been selected."""
+        """Return the record of a branch once one of its group has been selected. One that never began is aborted."""
         group = ParallelGroupRecord(
             event.loop_ids,
             event.selected_loop_id,
@@ -141,6 +166,8 @@ class LoopRecord(Value, frozen=True, kw_only=True):
             event.evaluation_usage,
             self.loop_id == event.selected_loop_id,
         )
+        if self.status is LoopStatus.PENDING:
+            return replace(self, parallel_group=group, status=LoopStatus.ABORTED, ended_at=event.at)
         return replace(self, parallel_group=group)
 
 
@@ -169,6 +196,15 @@ class _TurnFold:
         if done.error is not None:
             self._errors.append(done.error)
 
+    @property
+    def is_open(self) -> bool:
+        return self._turn.ended_at is None
+
+    def restart(self, at: datetime) -> None:
+        """Count from now, as the live step does: nobody worked on it meanwhile."""
+        if self.is_open:
+            self._turn = replace(self._turn, started_at=at)
+
     def end(self, event: TurnEnd) -> None:
         self._turn = replace(self._turn, ended_at=event.at)
         self.usage, self._errors = event.usage, list(event.errors)
@@ -195,6 +231,17 @@ class LoopFold:
         self._refs = {_link(ref): ref for ref in record.child_loop_refs}
         self._is_counted = True
         self._was_resumed = any(isinstance(event, AgentStart) and event.resumed for event in record.events)
+        self._last_at = record.events[-1].at if record.events else None
+
+    def is_late(self, event: LoopEvent) -> bool:
+        """Return whether an event comes after the loop's end, and so changes nothing.
+
+        A run whose end could not be saved is resumed after it: its new start is no late event.
+        """
+        ended_at = self._record.ended_at
+        if ended_at is None or not self._record.status.is_over or isinstance(event, UnknownEvent):
+            return False
+        return not (isinstance(event, AgentStart) and event.resumed and event.at > ended_at)
 
     @property
     def session_id(self) -> str:
@@ -227,7 +274,10 @@ class LoopFold:
         )
 
     def take(self, event: AnyLoopEvent, *, keep_event: bool = True) -> LoopFold:
+        if self.is_late(event):
+            return self
         self._take(event)
+        self._last_at = self._last_at if isinstance(event, UnknownEvent) else event.at
         if keep_event:
             self._events.append(event)
         return self
@@ -240,7 +290,7 @@ class LoopFold:
                 self._turns[event.step_id] = _TurnFold(Turn(event.step_id, event.index, event.at))
             case MessageEnd():
                 self._messages.append(event.message)
-                self._in_turn(event.message.metadata.get("step_id"), lambda turn: turn.say(event))
+                self._in_turn(self._step_of(event.message), lambda turn: turn.say(event))
             case ToolExecutionEnd():
                 self._in_turn(event.step_id, lambda turn: turn.take(event.execution))
                 if event.child is not None:
@@ -256,6 +306,18 @@ class LoopFold:
             case AgentEnd():
                 self._end(event)
 
+    def _step_of(self, message: Message) -> str | None:
+        """Return the step that a message belongs to: the one it names, or else, of an answer, the one under way.
+
+        Streams that perdure did not make do not name steps in their messages.
+        """
+        named = message.metadata.get("step_id")
+        if isinstance(named, str) and named in self._turns:
+            return named
+        last = next(reversed(self._turns), None)
+        is_said_in_it = last is not None and self._turns[last].is_open and message.role in ("assistant", "tool")
+        return last if is_said_in_it else None
+
     def _in_turn(self, step_id: str | None, change: Callable[[_TurnFold], None]) -> None:
         if step_id is not None and step_id in self._turns:
             change(self._turns[step_id])
@@ -264,8 +326,7 @@ class LoopFold:
     def _start(self, event: AgentStart) -> None:
         self._was_resumed = self._was_resumed or event.resumed
         if event.resumed and self._record.started_at is not None:
-            self._turns = self._answered()
-            self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None)
+            self._resume(event)
             return
         group = self._record.parallel_group or (ParallelGroupRecord(event.group) if event.group else None)
         self._record = replace(
@@ -279,6 +340,15 @@ class LoopFold:
             config=event.config,
             metadata=event.metadata,
         )
+
+    def _resume(self, event: AgentStart) -> None:
+        self._turns = self._answered()
+        for turn in self._turns.values():
+            turn.restart(event.at)
+        idle = event.idle
+        if not idle and self._last_at is not None:  # an older release does not tell
+            idle = max(0.0, (event.at - self._last_at).total_seconds())
+        self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None, idle=self._record.idle + idle)
 
     def _answered(self) -> dict[str, _TurnFold]:
         """The turns that the model has answered in, as the live state counts its steps."""
@@ -305,6 +375,7 @@ class LoopFold:
             ended_at=event.at,
             usage=event.usage,
             errors=event.errors,
+            idle=max(self._record.idle, event.idle),  # a header has not seen the starts in between
         )
 
     def _all_messages(self, event: AgentEnd) -> list[Message]:

@@ -1,6 +1,7 @@
 """The normal form of a session's record as a document: each message stands in it once, and is named elsewhere.
 
-A document in which messages stand again and again, as older releases wrote them, reads just as well.
+A document in which messages stand again and again, as older releases wrote them, reads just as well. An event of a kind
+that this release does not know stands in a document as the release that knows it would write it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from perdure.errors import InvalidData
+from perdure.model.loop_events import KINDS, UNTOLD, LoopEvent, shared_fields
 
+UNKNOWN = "unknown_event"
 NAMED = "$message"
 """The one key of what stands for a message that stands elsewhere in the document: its value is the message's id."""
 
@@ -22,7 +25,7 @@ def with_messages_once(document: Mapping[str, Any]) -> dict[str, Any]:
         first = known.setdefault(message["id"], message)
         return {NAMED: message["id"]} if first is not message and first == message else message
 
-    return _changed(document, named)
+    return _with_events(_changed(document, named), _as_its_release_writes)
 
 
 def with_messages_whole(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def with_messages_whole(document: Mapping[str, Any]) -> dict[str, Any]:
         return known[message_id]
 
     _changed(document, note)
-    return _changed(document, whole)
+    return _with_events(_changed(document, whole), _as_unknown)
 
 
 def _changed(document: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -52,6 +55,34 @@ def _changed(document: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
     if not isinstance(loops, list):
         return dict(document)
     return {**document, "loops": [_changed_loop(loop, change) for loop in loops]}
+
+
+def _with_events(document: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    loops = document.get("loops")
+    if not isinstance(loops, list):
+        return dict(document)
+    changed = [_with_list(loop, "events", change) if isinstance(loop, Mapping) else loop for loop in loops]
+    return {**document, "loops": changed}
+
+
+def _as_unknown(event: Any) -> Any:
+    """Return an event of an unknown kind as an `UnknownEvent`; any other as it is."""
+    if not isinstance(event, Mapping) or not isinstance(event.get("type"), str) or event["type"] in KINDS:
+        return event
+    shared = shared_fields(event)
+    body = {name: part for name, part in event.items() if name != "type" and name not in shared}
+    return {"at": UNTOLD, **shared, "type": UNKNOWN, "kind": event["type"], "body": body}
+
+
+def _as_its_release_writes(event: Any) -> Any:
+    """Return an `UnknownEvent` with its own kind and fields, unless it would not be read back as the same."""
+    if not isinstance(event, Mapping) or event.get("type") != UNKNOWN or event["kind"] in KINDS:
+        return event
+    body = event.get("body")
+    if not isinstance(body, Mapping) or {"type", *LoopEvent.__struct_fields__} & set(body):
+        return event
+    shared = {name: event[name] for name in LoopEvent.__struct_fields__ if name in event}
+    return {"type": event["kind"], **shared, **body}
 
 
 def _changed_loop(loop: Any, change: Callable[[Any], Any]) -> Any:

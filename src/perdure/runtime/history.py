@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from perdure.errors import CorruptRecord, SessionNotFound
-from perdure.model.loop_events import AgentEnd, AnyLoopEvent, ParallelLoopEnd, Redacted
+from perdure.model.loop_events import (
+    KINDS,
+    AgentEnd,
+    AnyLoopEvent,
+    ParallelLoopEnd,
+    ParallelLoopStart,
+    Redacted,
+    UnknownEvent,
+)
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.said import Said
@@ -21,21 +30,29 @@ LOOK_EVERY = 0.05
 LOOK_ANYWAY = 1.0
 PAGE = 1000
 """How many entries of a record are held at a time."""
-MOST_CHILDREN = 100
-"""How many starts are looked at for the children of one loop; `record()` knows them all."""
+RUNS_AT_ONCE = 200
+"""How many headers of runs are held at a time while the children of a loop are looked for."""
 
 
 async def read_record(
     journal: Journal, info: AgentSessionInfo, *, limit: int | None, before: int | None
 ) -> SessionRecord:
-    """A session's record with the headers of its loops: what each was, from what, how it ended, what it cost."""
+    """Return a session's record with the headers of its loops: what each was, from what, how it ended, what it cost.
+
+    Branches that were announced and have not begun come with the page that has the last of their group to begin.
+    """
     runs = await journal.runs(info.id, limit=limit, before=before)
-    loops = with_children(await _with_selections(journal, info, runs))
-    agent_id = loops[0].agent_id if loops else ""
-    last = loops[-1] if loops else None
+    headers = {run.loop_id: await _header(journal, info.id, run) for run in runs}
+    groups = {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}
+    for group in sorted(groups):
+        headers |= await _group_headers(journal, info.id, group, headers)
+    if before is None:
+        headers |= await _announced(journal, info.id)
+    loops = with_children(headers.values())
+    last = next((loop for loop in reversed(loops) if loop.started_at is not None), None)
     return SessionRecord(
         session_id=info.id,
-        agent_id=agent_id,
+        agent_id=loops[0].agent_id if loops else "",
         created_at=info.created_at,
         last_active_at=(last.ended_at or last.started_at) if last else None,
         parent_spawn_ref=info.spawn_ref,
@@ -43,40 +60,110 @@ async def read_record(
     )
 
 
-async def _with_selections(journal: Journal, info: AgentSessionInfo, runs: Sequence[RunOnRecord]) -> list[LoopRecord]:
-    """The headers of runs, whose branches know which of them was selected."""
-    headers = {run.loop_id: _header(info.id, run) for run in runs}
-    known = {run.loop_id: run for run in runs}
-    for group in {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}:
-        selection = await _selection(journal, info.id, group, known)
-        if selection is not None:
-            headers |= {loop_id: headers[loop_id].selected(selection) for loop_id in group if loop_id in headers}
-    return list(headers.values())
+async def _group_headers(
+    journal: Journal, session_id: str, ids: Sequence[str], headers: dict[str, LoopRecord]
+) -> dict[str, LoopRecord]:
+    """Return the headers of a group's branches, which know the one selected, with those that have not begun."""
+    group = await _Group.read(journal, session_id, ids)
+    found = {loop_id: headers[loop_id] for loop_id in ids if loop_id in headers}
+    if group.last_begun in headers:
+        known = headers[group.last_begun]
+        announced = ParallelLoopStart(
+            session_id=session_id,
+            agent_id=known.agent_id,
+            loop_ids=tuple(ids),
+            parent_loop_id=known.parent_loop_id,
+        )
+        found |= {loop_id: LoopRecord.pending(announced, loop_id) for loop_id in ids if loop_id not in group.runs}
+    if group.selection is None:
+        return found
+    return {loop_id: header.selected(group.selection) for loop_id, header in found.items()}
 
 
-async def _selection(
-    journal: Journal, session_id: str, group: Sequence[str], known: Mapping[str, RunOnRecord]
-) -> ParallelLoopEnd | None:
-    """Which branch of a group was selected: that is told right behind the last entry of any of them."""
-    elsewhere = [run for loop in group if loop not in known for run in await journal.runs(session_id, run=loop)]
-    here = [known[loop] for loop in group if loop in known]
-    last = max(run.last.seq for run in (*here, *elsewhere))
+async def _announced(journal: Journal, session_id: str) -> dict[str, LoopRecord]:
+    """Return the branches of a group of which none has begun yet: its announcement is the last event there is."""
+    entry = await last_of_run(journal, session_id)
+    if entry is None or entry.kind != "parallel_loop_start":
+        return {}
+    event = event_of(entry, session_id, "", _unread)
+    assert isinstance(event, ParallelLoopStart)
+    return {loop_id: LoopRecord.pending(event, loop_id) for loop_id in event.loop_ids}
+
+
+async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
+    """Return the last entry of a session's record that tells of a run. Others may come behind it."""
+    entries: Sequence[JournalEntry] = ()
+    looked_at, asked = -1, 1
+    while looked_at < len(entries):
+        looked_at, entries = len(entries), await journal.read(session_id, last=asked)
+        found = next((entry for entry in reversed(entries) if tells_of_run(entry)), None)
+        if found is not None:
+            return found
+        asked *= 8
+    return None
+
+
+def tells_of_run(entry: JournalEntry) -> bool:
+    """Return whether an entry tells of a run: a redaction does not, and what we do not know is passed over."""
+    return entry.kind in KINDS and entry.kind not in ("redacted", "unknown_event")
+
+
+class _Group:
+    """What is on record of a group of branches: those that have begun, and the one that was selected."""
+
+    def __init__(self, runs: dict[str, RunOnRecord], selection: ParallelLoopEnd | None) -> None:
+        self.runs = runs
+        self.selection = selection
+        self.last = max(run.last.seq for run in runs.values())
+        self.last_begun = max(runs.values(), key=lambda run: run.first.seq).loop_id
+
+    @classmethod
+    async def read(cls, journal: Journal, session_id: str, ids: Sequence[str]) -> _Group:
+        runs = {loop: run for loop in ids for run in await journal.runs(session_id, run=loop)}
+        last = max(run.last.seq for run in runs.values())
+        return cls(runs, await _selection(journal, session_id, ids, last))
+
+
+async def _selection(journal: Journal, session_id: str, group: Sequence[str], last: int) -> ParallelLoopEnd | None:
+    """Return which branch of a group was selected: that is told right behind the last entry of any of them."""
     while entries := await journal.read(session_id, after=last, limit=1):
         event, last = event_of(entries[0], session_id, "", _unread), entries[0].seq
         if isinstance(event, ParallelLoopEnd) and event.loop_ids == tuple(group):
             return event
-        if not isinstance(event, Redacted):  # which may be told at any time
+        if not isinstance(event, Redacted | UnknownEvent):  # which may be told at any time
             return None
     return None
 
 
-def _header(session_id: str, run: RunOnRecord) -> LoopRecord:
+async def _header(journal: Journal, session_id: str, run: RunOnRecord) -> LoopRecord:
+    """Return the header of a run, which is made of its start and its end, and of its last compaction."""
+    ends = [run.first, run.last] if run.last.seq > run.first.seq else [run.first]
+    if not all(map(tells_of_run, ends)):
+        known = [entry for entry in await journal.read(session_id, run=run.loop_id) if tells_of_run(entry)]
+        ends = [known[0], known[-1]] if len(known) > 1 else known
     record = LoopRecord(loop_id=run.loop_id, session_id=session_id)
-    entries = (run.first, run.last) if run.last.seq > run.first.seq else (run.first,)
-    for entry in entries:
-        if entry.kind in ("agent_start", "agent_end"):
+    for entry in await _with_compaction(journal, session_id, run.loop_id, ends):
+        if entry.kind in ("agent_start", "compaction", "agent_end"):
             record = record.after(event_of(entry, session_id, "", _unread), keep_event=False)
     return record
+
+
+async def _with_compaction(
+    journal: Journal, session_id: str, loop_id: str, ends: Sequence[JournalEntry]
+) -> Sequence[JournalEntry]:
+    """Return the entries that a header is made of. Only a run that says that it has compacted is read whole."""
+    if len(ends) < 2 or not _has_compacted(*ends):
+        return ends
+    made = [entry for entry in await journal.read(session_id, run=loop_id) if entry.kind == "compaction"]
+    return [ends[0], *made, ends[1]]
+
+
+def _has_compacted(first: JournalEntry, last: JournalEntry) -> bool:
+    if last.kind != "agent_end":
+        return False
+    is_compaction = first.kind == "agent_start" and first.body.get("continuation", {}).get("kind") == "compaction"
+    # Older releases do not count compactions; what one has used tells of it.
+    return is_compaction or bool(last.body.get("compactions") or last.body.get("compaction_usage"))
 
 
 def _unread(message_id: str) -> Message:
@@ -85,40 +172,46 @@ def _unread(message_id: str) -> Message:
 
 
 async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopRecord:
-    """The whole record of one loop: its messages, turns and events."""
+    """Return the whole record of one loop: its messages, turns and events."""
     runs = await journal.runs(session_id, run=loop_id)
     if not runs:
         raise SessionNotFound(f"loop {loop_id} of {session_id}")
     story = _Story(journal, session_id)
     events = await story.events(await journal.read(session_id, run=loop_id))
     record = LoopRecord(loop_id=loop_id, session_id=session_id).after_all(events)
-    last = runs[0].last.seq
     if record.parallel_group is not None:
-        group = record.parallel_group.all_loop_ids
-        last = max([run.last.seq for loop in group for run in await journal.runs(session_id, run=loop)])
-        selection = await _selection(journal, session_id, group, {run.loop_id: run for run in runs})
-        record = record if selection is None else record.selected(selection)
-    return replace(record, children_loop_ids=await _children(journal, session_id, loop_id, last))
+        group = await _Group.read(journal, session_id, record.parallel_group.all_loop_ids)
+        record = record if group.selection is None else record.selected(group.selection)
+    children = await _children(journal, session_id, loop_id, runs[0].first.seq)
+    return replace(record, children_loop_ids=children)
 
 
 async def _children(journal: Journal, session_id: str, loop_id: str, after: int) -> tuple[str, ...]:
-    """The loops that go on from one. They begin behind its end, before any that goes on from another.
+    """Return the loops that continue from one, in the order in which they began.
 
-    From start to start it is one read each, so that neither the session's length nor that of its loops counts.
+    Any run that began behind it may be one: while it waited for a person, after an undo, or right behind its end.
     """
     children: list[str] = []
-    for _ in range(MOST_CHILDREN):
-        entry = next(iter(await journal.read(session_id, after=after, limit=1)), None)
-        if entry is None:
-            break
-        begun = entry.body["loop_ids"] if entry.kind == "parallel_loop_start" else [entry.run] if entry.run else []
-        runs = [run for loop in begun for run in await journal.runs(session_id, run=loop)]
-        found = [run.loop_id for run in runs if run.first.body.get("parent_loop_id") == loop_id]
-        if runs and not found and entry.kind in ("agent_start", "parallel_loop_start"):
-            break
-        children += found
-        after = max([entry.seq, *(run.last.seq for run in runs)])
-    return tuple(dict.fromkeys(children))
+    before: int | None = None
+    while True:
+        runs = [
+            run for run in await journal.runs(session_id, limit=RUNS_AT_ONCE, before=before) if run.first.seq > after
+        ]
+        children = [run.loop_id for run in runs if parent_in(run) == loop_id] + children
+        if len(runs) < RUNS_AT_ONCE:
+            return tuple(children)
+        before = runs[0].first.seq
+
+
+def parent_in(run: RunOnRecord) -> str | None:
+    """Return the loop that a run continues from, as its start tells."""
+    parent: str | None = _said_by(run).get("parent_loop_id")
+    return parent
+
+
+def _said_by(run: RunOnRecord) -> Mapping[str, Any]:
+    """Return what a run's start says; a first entry of a kind that we do not know may say anything."""
+    return run.first.body if run.first.kind == "agent_start" else {}
 
 
 async def read_events(
@@ -167,7 +260,7 @@ class _Story:
         return [self._event(entry) for entry in entries]
 
     async def _catch_up(self, run: RunOnRecord) -> None:
-        self._agents[run.loop_id] = run.first.body.get("agent_id", "")
+        self._agents[run.loop_id] = _said_by(run).get("agent_id", "")
         start = max(run.start, self._read_to.get(run.loop_id, 0))
         known = self._messages.setdefault(run.loop_id, {})
         if run.loop_id not in self._read_to:
@@ -180,7 +273,7 @@ class _Story:
 
     async def _input_of(self, run: RunOnRecord) -> Sequence[Message]:
         """What the branches of a group answer: it stands in the session's own log, once for all."""
-        place = run.first.body.get("input_at")
+        place = _said_by(run).get("input_at")
         if not place:
             return ()
         log, _ = await self._journal.log_of(self._session_id)

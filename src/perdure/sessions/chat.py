@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -40,13 +40,22 @@ class Chat:
     def __repr__(self) -> str:
         return f"<Chat {self._id}>"
 
-    async def send(self, message: object, *, key: str | None = None, when_busy: WhenBusy = "raise") -> Reply:
+    async def send(
+        self,
+        message: object,
+        *,
+        key: str | None = None,
+        when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one."""
-        return await self._sessions.send(self._id, message, key=key, when_busy=when_busy)
+        return await self._sessions.send(self._id, message, key=key, when_busy=when_busy, metadata=metadata)
 
-    def stream(self, message: object, *, key: str | None = None) -> AsyncIterator[Chunk]:
+    def stream(
+        self, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`."""
-        return self._sessions.stream(self._id, message, key=key)
+        return self._sessions.stream(self._id, message, key=key, metadata=metadata)
 
     async def approve(self, call_ids: Shown | None = None) -> Reply:
         """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
@@ -61,8 +70,15 @@ class Chat:
     async def inject(self, message: object) -> None:
         await self._sessions.inject(self._id, message)
 
-    async def fork(self, dst: str | None = None, *, at: int | str | None = None, version: int | None = None) -> Chat:
-        return await self._sessions.fork(self._id, dst, at=at, version=version)
+    async def fork(
+        self,
+        dst: str | None = None,
+        *,
+        at: int | str | None = None,
+        version: int | None = None,
+        loop: str | None = None,
+    ) -> Chat:
+        return await self._sessions.fork(self._id, dst, at=at, version=version, loop=loop)
 
     async def adopt(self, branch: Chat | str) -> None:
         """Show from now on what a fork of this session shows."""
@@ -143,11 +159,21 @@ class Chat:
         return fresh.id
 
     async def check_and_rotate(self, idle: float | timedelta) -> SessionId | None:
-        """Begin a new session if nothing has happened in this one for so long; its id, or None."""
+        """Begin a new session if nothing has happened in this one for so long, and return its id; else None.
+
+        A session that is being run, here or elsewhere, is never left, nor one whose run was killed: its next send
+        recovers that first.
+        """
         seconds = idle.total_seconds() if isinstance(idle, timedelta) else idle
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
             raise InvalidData("$.idle", f"expected a time in seconds of at least 0, got {idle!r}")
         info = await self._sessions.info(self._id)
-        if (now() - info.updated_at).total_seconds() < seconds:
+        if (now() - info.updated_at).total_seconds() < seconds or await self._is_running():
             return None
         return await self.new_session()
+
+    async def _is_running(self) -> bool:
+        journal = self._sessions.runtime.journal
+        if self._sessions.live.is_running(self._id):
+            return True
+        return journal is not None and (await journal.is_claimed(self._id) or await journal.is_interrupted(self._id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -43,7 +43,17 @@ from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
-from perdure.protocols import Action, Entry, Erasure, Filters, Search, SearchHit, SessionController, SessionStore
+from perdure.protocols import (
+    Action,
+    ActionContext,
+    Entry,
+    Erasure,
+    Filters,
+    Search,
+    SearchHit,
+    SessionController,
+    SessionStore,
+)
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.chat import Chat
@@ -51,6 +61,7 @@ from perdure.sessions.family import Ancestry, Diff, ancestry_of, diff_of
 from perdure.sessions.history import all_said
 from perdure.sessions.listener import Listener
 from perdure.sessions.live import LiveSet, LiveSubscription
+from perdure.sessions.redacting import tell_of_redaction
 from perdure.sessions.reply import Chunk, Reply
 from perdure.stores.memory import MemoryStore
 
@@ -167,23 +178,32 @@ class Sessions:
     # Talking
 
     async def send(
-        self, session_id: str, message: object, *, key: str | None = None, when_busy: WhenBusy = "raise"
+        self,
+        session_id: str,
+        message: object,
+        *,
+        key: str | None = None,
+        when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
     ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
+        `metadata` goes on the record of the run.
         """
-        action = SendMessage(message, self.loops, key=key, when_busy=when_busy)
+        action = SendMessage(message, self.loops, key=key, when_busy=when_busy, metadata=metadata)
         after = await self._after_run(session_id, action)
         return Reply(after, queued=True) if action.was_left else _answered(after)
 
-    async def stream(self, session_id: str, message: object, *, key: str | None = None) -> AsyncIterator[Chunk]:
+    async def stream(
+        self, session_id: str, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
         Whoever stops listening stops the run; what was said until then is kept.
         """
-        action = SendMessage(message, self.loops, key=key)
+        action = SendMessage(message, self.loops, key=key, metadata=metadata)
         session_id = await self._reach(session_id)
         listener = Listener(session_id)
         listening = self._events.wiretap(listener.hear)
@@ -310,11 +330,22 @@ class Sessions:
         await self.execute(session_id, ResumeSession())
 
     async def fork(
-        self, src: str, dst: str | None = None, *, at: int | str | None = None, version: int | None = None
+        self,
+        src: str,
+        dst: str | None = None,
+        *,
+        at: int | str | None = None,
+        version: int | None = None,
+        loop: str | None = None,
     ) -> Chat:
-        """A new session that begins where another stands: at its end, at a message, or at an older version."""
+        """Return a new session that begins where another stands: at its end, at a message, at an older version, or
+        where one of its loops ended, be it a branch that was not selected."""
+        action = ForkSession(at=at, dst=dst, loop=loop)
+        if loop is not None and version is not None:
+            raise InvalidData("$.version", "a loop says itself which version it began from; give loop= or version=")
         session = await self.session(src, version)
-        made = await self.runtime.add(await ForkSession(at=at, dst=dst).execute_on(session))
+        context = ActionContext(self.store, self._events.emit, self.runtime.execute, self.runtime.journal)
+        made = await self.runtime.add(await action.execute_on(session, context))
         return self._handle(made.id)
 
     async def adopt(self, session_id: str, branch: str) -> None:
@@ -512,8 +543,15 @@ class Sessions:
             filters["after"] = page.next
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
-        """Replace what messages say, for good and everywhere; how many were replaced."""
-        return await self._erasure().redact(await self._reach(session_id), message_ids, replacement=replacement)
+        """Replace what messages say, for good and everywhere; return how many were replaced.
+
+        Subscribers of the session, and of its forks that are open here, hear it once it is done.
+        """
+        key, began = await self._reach(session_id), now()
+        replaced = await self._erasure().redact(key, message_ids, replacement=replacement)
+        if self.runtime.journal is not None:
+            await tell_of_redaction(self.runtime.journal, self._events, (key, *self.live), began)
+        return replaced
 
     async def gc(self) -> int:
         """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""

@@ -74,6 +74,11 @@ class LiveSet:
             live.running -= 1
             self._settle(session_id)
 
+    def is_running(self, session_id: str) -> bool:
+        """Return whether an action on the session is under way in this process."""
+        live = self._open.get(session_id)
+        return live is not None and live.running > 0
+
     def subscribe(self, session_id: SessionId, subscriber: Subscriber) -> LiveSubscription:
         if not callable(subscriber):
             raise InvalidData("$.subscriber", f"expected a function, got {type(subscriber).__name__}")
