@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perdure.actions.needed_model import require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
 from perdure.actions.send import send_leftovers_after
@@ -64,10 +65,19 @@ class DenyToolCalls:
 async def _go_on(
     session: AgentSession, loops: LoopFactory, context: ActionContext | None, decisions: Decisions, depth: int
 ) -> AgentSession:
-    assert session.state.execution is not None
-    state = session.state.with_execution(session.state.execution.with_pending_calls(()))
+    execution = session.state.execution
+    assert execution is not None
+    model = await require_model(
+        loops,
+        session,
+        context,
+        execution.execution_id,
+        why="The run that waits asks the model",
+        what_to_do="Decide where the model can be asked, or give the session another one with ChangeModel.",
+    )
+    state = session.state.with_execution(execution.with_pending_calls(()))
     spawn = Spawner(session, context, decisions) if context is not None else None
-    options = RunOptions(decisions=decisions, depth=depth)
+    options = RunOptions(decisions=decisions, depth=depth, model=model)
     after = await run_agent(session.activated(), state, loops, context, options, spawn)
     send_leftovers_after(context, loops, depth)
     return after

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, owner_here, require_journal, run_agent
@@ -23,6 +24,7 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
+from perdure.model.definition import ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopEnd, ParallelLoopStart
 from perdure.model.message import Message
@@ -75,6 +77,7 @@ class ResumeExecution:
         if not self._give_up:
             self._require_tools(session, replay)
         options = RunOptions(
+            model=await self._model(session, context, events[0].loop_id),
             resumes=True,
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
@@ -87,6 +90,18 @@ class ResumeExecution:
         after = await run_agent(active, replay.state, self._loops, context, options, spawn)
         send_leftovers_after(context, self._loops, self._depth)
         return after
+
+    async def _model(self, session: AgentSession, context: ActionContext, loop_id: str) -> ModelConfig:
+        if self._give_up:
+            return await known_model(self._loops, session, context, loop_id)
+        return await require_model(
+            self._loops,
+            session,
+            context,
+            loop_id,
+            why="The run that was killed was asking the model",
+            what_to_do="Recover it where the model can be asked, or end it with cancel.",
+        )
 
     def _require_tools(self, session: AgentSession, replay: Replay) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""

@@ -18,7 +18,7 @@ from perdure.loop.agent_loop import Run
 from perdure.loop.factory import LoopFactory
 from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
-from perdure.model.definition import AgentDefinition
+from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.message import Message
@@ -51,6 +51,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """Whether it goes on with a run that was killed."""
     give_up: bool = False
     """Whether the run is to be ended where it stands."""
+    model: ModelConfig | None = None
+    """The model of a run that goes on; a new one asks the session's."""
 
 
 async def run_agent(
@@ -62,7 +64,7 @@ async def run_agent(
     spawn: Spawn | None = None,
 ) -> AgentSession:
     """Run a state of a session to the end of its execution; the session comes back with what the run has made of it."""
-    loop = loops.build(_definition_for(session, options), state, depth=options.depth)
+    loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
     record = None
     if context is not None and context.journal is not None:
         record = JournalRecord(context.journal, session, owner=owner_here(), lease=options.lease)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from perdure.actions.needed_model import known_model
 from perdure.actions.running import RunOptions, run_agent
 from perdure.errors import CorruptRecord, PerdureError, SessionBusy, SessionConflict, SessionLocked, StoreError
 from perdure.loop.narrator import Unrecordable
 from perdure.loop.subagents import SubagentTool, outcome_of
 from perdure.loop.tool_use import AwaitsApproval, Outcome
+from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.ids import SessionId, now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
@@ -109,7 +111,12 @@ class Spawner:
             owner=self._parent.info.owner,
         )
         state = AgentState.of(tool.definition).with_parent_agent(call.agent_id)
-        return AgentSession(info, tool.definition, state)
+        return AgentSession(info, tool.definition, state.with_default_model(self._model_for(tool)))
+
+    def _model_for(self, tool: SubagentTool) -> ModelConfig | None:
+        """Return the model of a sub-agent that names none: what is chosen for the caller, here or at its creation."""
+        parent = self._parent.state
+        return parent.model or tool.loops.model or parent.default_model or self._parent.definition.model_config
 
     def _resumption(self, tool: SubagentTool) -> Action:
         """What goes on with a child that was killed in the middle of a run, and does nothing to any other."""
@@ -155,11 +162,12 @@ class StopWaiting:
         signal = StopSignal(StopReason.USER_REQUESTED, "what it waited for was denied", source="denied")
         waiting = session.state.with_execution(execution.with_pending_calls(()))
         state = waiting.with_current_step_completed().with_stop_signal(signal)
-        options = RunOptions(depth=self._depth)
+        model = await known_model(self._loops, session, context, execution.execution_id)
+        options = RunOptions(depth=self._depth, model=model)
         return (await run_agent(session.activated(), state, self._loops, context, options)).failed()
 
     async def _end_children(self, session: AgentSession, execution: ExecutionState, context: ActionContext) -> None:
-        tools = self._loops.build(session.definition, session.state, depth=self._depth).setup.tools
+        tools = self._loops.all_tools(session.definition, self._depth)
         for call in execution.pending_calls:
             called = ToolContext(call.id, execution.execution_id, session.state.agent_id, session.id)
             await Spawner(session, context).abandon(tools.get(call.name), called)

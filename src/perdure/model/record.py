@@ -265,7 +265,8 @@ class LoopFold:
         self._was_resumed = self._was_resumed or event.resumed
         if event.resumed and self._record.started_at is not None:
             self._turns = self._answered()
-            self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None)
+            config = event.config or self._record.config  # which may be another model's, if it was changed meanwhile
+            self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None, config=config)
             return
         group = self._record.parallel_group or (ParallelGroupRecord(event.group) if event.group else None)
         self._record = replace(

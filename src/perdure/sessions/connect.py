@@ -48,12 +48,15 @@ def connect(
 
     Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
     sessions are kept in memory; `events` hears everything; the rest goes to the `LoopFactory` that runs agents.
+    A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
+    when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
         known = ", ".join(("owner", "live", "events", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else events
-    return Sessions(store_of(url, cache=live), LoopFactory(events=bus, **options), events=bus, owner=owner, live=live)
+    loops = LoopFactory(events=bus, **options)
+    return Sessions(store_of(url, cache=live), loops, events=bus, owner=owner, live=live, model=loops.model)
 
 
 def connect_blocking(
