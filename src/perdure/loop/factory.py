@@ -187,9 +187,7 @@ class LoopFactory:
         """Raise ConfigurationError if a model cannot be asked from here: its key or its client is missing."""
         if self._driver is None and model.provider == OWN_DRIVER:
             name = model.name.partition(":")[2]
-            raise ConfigurationError(
-                f"The driver {name!r} is not here. Give it: connect(driver=…), LoopFactory(driver=…)."
-            )
+            raise ConfigurationError(f"The driver {name!r} is not here. Give it: connect(driver=…).")
         if self.driver_of(model) is self._provider:
             await self._clients.require(model)
 
