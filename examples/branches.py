@@ -17,7 +17,7 @@ def multiply(a: float, b: float) -> float:
 
 
 async def main() -> None:
-    async with perdure.connect("memory://", tools=[multiply]) as sessions:
+    async with perdure.connect("memory://", model="offline", tools=[multiply]) as sessions:
         chat = await sessions.open(agent=perdure.AgentDefinition("cashier"))
         await chat.send("My name is Ada.")
 

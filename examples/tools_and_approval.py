@@ -20,7 +20,7 @@ def charge(customer: str, amount: int) -> str:
 
 
 async def main() -> None:
-    async with perdure.connect("memory://", tools=[multiply, charge]) as sessions:
+    async with perdure.connect("memory://", model="offline", tools=[multiply, charge]) as sessions:
         chat = await sessions.open(agent=perdure.AgentDefinition("cashier"))
 
         async for chunk in chat.stream("What is 12.5 * 4?"):

@@ -227,7 +227,7 @@ async def test_the_offline_model_writes_a_digest_if_asked():
         runtime = SessionRuntime(store)
         await runtime.create(AgentDefinition("plain"), session_id="s")
         await runtime.execute("s", InjectMessage(*turns(40, LONG), Message.assistant(tool_calls=[ToolCall("f")])))
-        action = CompactTranscript(loops=LoopFactory(), compact_strategy="llm", keep_last=0)
+        action = CompactTranscript(loops=LoopFactory(model="offline"), compact_strategy="llm", keep_last=0)
         after = await runtime.execute("s", action)
         (summary,) = after.state.transcript
         assert "user: question 0 xxx" in summary.text
@@ -244,13 +244,14 @@ def test_wrong_options_fail_before_anything_happens(options):
         CompactTranscript(**options)
 
 
-async def test_without_a_model_the_default_is_truncation():
+@pytest.mark.parametrize("model", [None, "offline"])
+async def test_without_a_model_the_default_is_truncation(model):
     """The offline model is not asked unless that is wanted: it writes summaries by fixed rules."""
     async with MemoryStore() as store:
         runtime = SessionRuntime(store)
         await runtime.create(AgentDefinition("plain"), session_id="s")
         await runtime.execute("s", InjectMessage(*turns(9)))
-        after = await runtime.execute("s", CompactTranscript(loops=LoopFactory(), keep_last=2))
+        after = await runtime.execute("s", CompactTranscript(loops=LoopFactory(model=model), keep_last=2))
         assert [block.by for block in after.state.transcript.blocks()] == ["truncate"]
         assert [block.by for block in (await CompactTranscript().execute_on(after)).state.transcript.blocks()] == [
             "truncate"

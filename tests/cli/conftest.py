@@ -52,11 +52,12 @@ class Said:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to work in, and no settings but its own."""
+    """An empty directory to work in, and no settings but its own, and that new sessions ask the built-in model."""
     for name in list(os.environ):
         if name.startswith("PERDURE_") or name.endswith("_API_KEY"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # hints call it so
+    monkeypatch.setenv("PERDURE_MODEL", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -29,9 +29,16 @@ def command(*arguments: str) -> list[str]:
 
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
-    """An environment in which nothing of the machine's own settings is found."""
+    """An environment in which nothing of the machine's own settings is found, and the built-in model is asked."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "PYTHONPATH") if name in os.environ}
-    return {**kept, "HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "TERM": "xterm", **more}
+    return {
+        **kept,
+        "HOME": str(home),
+        "XDG_DATA_HOME": str(home / "data"),
+        "TERM": "xterm",
+        "PERDURE_MODEL": "offline",
+        **more,
+    }
 
 
 class TerminalSession:

@@ -141,11 +141,14 @@ def test_a_password_is_not_repeated() -> None:
 def test_only_what_a_command_takes_is_repeated() -> None:
     """Tools are for what runs an agent, and the agent is for what begins a session."""
     given = Settings()
-    given.model, given.agent, given.tools = "offline", "a.md", ("x.py", "y.py")
+    given.model, given.agent, given.tools = "offline", ("a.md",), ("x.py", "y.py")
     with under(given):
         assert hints.command("show", "s").endswith(" show s")
         assert hints.command("send", "s", "hi").endswith(" send s hi --model offline --tools x.py --tools y.py")
         assert hints.command("chat", begins=True).endswith("--tools y.py --agent a.md")
+        given.agent = ("a.md", "b.md")
+        assert hints.command("recover", "s").endswith("--tools y.py --agent a.md --agent b.md")
+        assert hints.command("show", "s").endswith(" show s")
 
 
 def test_a_command_that_the_shell_does_not_find(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

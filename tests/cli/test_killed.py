@@ -29,7 +29,7 @@ def die(request):
 
 
 async def main():
-    async with perdure.connect("sqlite:///kept.db", driver=ScriptedDriver(die)) as sessions:
+    async with perdure.connect("sqlite:///kept.db", model="offline", driver=ScriptedDriver(die)) as sessions:
         await (await sessions.open("q2")).send("hello")
 
 

@@ -41,24 +41,39 @@ def drop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "definition", "default", "expected"),
+    ("override", "definition", "created_with", "default", "expected"),
     [
-        ("a:state", "b:definition", "c:default", "a:state"),
-        (None, "b:definition", "c:default", "b:definition"),
-        (None, None, "c:default", "c:default"),
-        (None, None, None, "offline"),
+        ("a:state", "b:definition", "c:created", "d:default", "a:state"),
+        (None, "b:definition", "c:created", "d:default", "b:definition"),
+        (None, None, "c:created", "d:default", "c:created"),
+        (None, None, None, "d:default", "d:default"),
+        (None, None, None, "offline", "offline"),
     ],
 )
 def test_the_model_nearest_to_the_state_wins(
-    state: str | None, definition: str | None, default: str | None, expected: str
+    override: str | None, definition: str | None, created_with: str | None, default: str | None, expected: str
 ) -> None:
-    """The state's override, then the definition's, then the factory's, then offline."""
+    """The state's override, then the definition's, then the one given at the creation, then the factory's."""
     loops = LoopFactory(model=default)
     agent = AgentDefinition("agent", model=definition)
-    asking = AgentState().with_model(ModelConfig(state)) if state else AgentState()
-    setup = loops.build(agent, asking).setup
+    state = AgentState(
+        model=override and ModelConfig(override), default_model=created_with and ModelConfig(created_with)
+    )
+    setup = loops.build(agent, state).setup
     assert setup.model.name == expected
     assert isinstance(setup.driver, OfflineDriver if expected == "offline" else RetryingDriver)
+
+
+def test_without_a_model_no_loop_is_built() -> None:
+    """No model answers that was not named; the error says what to set."""
+    with pytest.raises(ConfigurationError, match=r"No model is named for the agent 'agent'. Name one: connect\("):
+        LoopFactory().build(AgentDefinition("agent"))
+
+
+def test_a_driver_of_ones_own_stands_on_record_by_its_name() -> None:
+    """A run that was asked of it is not taken for one of a model."""
+    setup = LoopFactory(driver=ScriptedDriver([])).build(AgentDefinition("agent")).setup
+    assert setup.model.name == "driver:ScriptedDriver"
 
 
 async def test_an_explicit_driver_overrides_all() -> None:
@@ -70,9 +85,9 @@ async def test_an_explicit_driver_overrides_all() -> None:
     assert driver.requests[0].model.name == "openai:gpt-5"
 
 
-async def test_without_a_model_the_offline_one_answers() -> None:
-    """An agent works out of the box: no key, no network, and it calls the tools it has."""
-    state = await LoopFactory(tools=[add]).build(AgentDefinition("agent")).run(asked("What is 2 + 3?"))
+async def test_the_offline_model_answers_where_it_is_named() -> None:
+    """It needs no key and no network, and calls the tools it has."""
+    state = await LoopFactory(tools=[add], model="offline").build(AgentDefinition("agent")).run(asked("What is 2 + 3?"))
     assert "5" in answer_of(state)
     assert [call.name for message in state.messages for call in message.tool_calls] == ["add"]
 
@@ -97,7 +112,7 @@ async def test_a_model_is_offered_the_tools_of_its_agent(fields: dict[str, Any],
 def test_an_unknown_tool_is_told_when_the_loop_is_built() -> None:
     """A definition that names a tool that nobody has registered is a ConfigurationError."""
     with pytest.raises(ConfigurationError, match=r"no tool named 'fly'\. Registered are: add\."):
-        LoopFactory(tools=[add]).build(AgentDefinition("agent", tools=("fly",)))
+        LoopFactory(tools=[add], model="offline").build(AgentDefinition("agent", tools=("fly",)))
 
 
 class Polite(Interceptor):
@@ -137,7 +152,9 @@ async def test_use_guards_keeps_to_a_budget_beside_the_agents_own() -> None:
 def test_an_unknown_capability_is_told() -> None:
     """A capability that nobody has registered is a ConfigurationError that lists those there are."""
     with pytest.raises(ConfigurationError, match=r"no capability named 'x'\. Registered are: y\."):
-        LoopFactory(capabilities={"y": Courtesy()}).build(AgentDefinition("agent", capabilities=("x",)))
+        LoopFactory(capabilities={"y": Courtesy()}, model="offline").build(
+            AgentDefinition("agent", capabilities=("x",))
+        )
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ CHANGES = {
     "with_metadata": lambda s: s.with_metadata("new", 1),
     "with_response_format": lambda s: s.with_response_format({"type": "object"}),
     "with_model": lambda s: s.with_model(ModelConfig("new")),
+    "with_default_model": lambda s: s.with_default_model(ModelConfig("new")),
     "with_task": lambda s: s.with_task("new"),
     "with_parent_agent": lambda s: s.with_parent_agent("new"),
     "with_execution": lambda s: s.with_execution(ExecutionState.fresh()),

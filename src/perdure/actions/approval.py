@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from perdure.actions.children import depth_of, pending_now
+from perdure.actions.needed_model import require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
 from perdure.actions.send import send_waiting_when_free
@@ -93,10 +94,19 @@ class ShowPendingCalls:
 async def _continued(
     session: AgentSession, loops: LoopFactory, context: ActionContext | None, decisions: Decisions, depth: int
 ) -> AgentSession:
-    assert session.state.execution is not None
-    state = session.state.with_execution(session.state.execution.with_pending_calls(()))
+    execution = session.state.execution
+    assert execution is not None
+    model = await require_model(
+        loops,
+        session,
+        context,
+        execution.execution_id,
+        why="The run that waits asks the model",
+        what_to_do="Decide where the model can be asked, or give the session another one with ChangeModel.",
+    )
+    state = session.state.with_execution(execution.with_pending_calls(()))
     spawn = Spawner(session, context, decisions) if context is not None else None
-    options = RunOptions(decisions=decisions, depth=depth)
+    options = RunOptions(decisions=decisions, depth=depth, model=model)
     send_waiting_when_free(context, session.id, loops, depth)
     return await run_agent(session.activated(), state, loops, context, options, spawn)
 

@@ -101,9 +101,13 @@ class CompactTranscript:
         return await compactor.compact(session.state.transcript, open_calls=open_calls(session.state))
 
     def _compactor(self, session: AgentSession) -> Compactor:
+        """Return what compacts. A session without a model has nobody to write a summary, which only 'llm' needs."""
         if self._loops is None:
             return Compactor(self.options)
-        model = self._loops.model_of(session.definition, session.state)
+        model = self._loops.named_model(session.definition, session.state) or self._summary_model
+        if model is None and not self.options.calls_model(has_model=False):
+            return Compactor(self.options)
+        model = model or self._loops.model_of(session.definition, session.state)  # which raises
         return self._loops.compactor_of(self.options, model, summary_model=self._summary_model)
 
     def _story(self, session: AgentSession, parent: str | None, made: Compacted) -> list[AnyLoopEvent]:

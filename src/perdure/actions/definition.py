@@ -22,9 +22,13 @@ class ChangeSystemPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChangeModel:
-    """Another model for this session; None goes back to the definition's."""
+    """Another model for this session. None goes back to the definition's, or to the one given at the creation.
+
+    With `as_default` the one given at the creation is replaced instead, which a definition's own model outranks.
+    """
 
     config: ModelConfig | str | None
+    as_default: bool = False
 
     def __post_init__(self) -> None:
         if self.config is not None:
@@ -32,7 +36,8 @@ class ChangeModel:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         model = None if self.config is None else ModelConfig.of(self.config)
-        return session.with_state(session.state.with_model(model))
+        state = session.state
+        return session.with_state(state.with_default_model(model) if self.as_default else state.with_model(model))
 
 
 @dataclass(frozen=True, slots=True)

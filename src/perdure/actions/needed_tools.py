@@ -14,8 +14,7 @@ def require_tools(
     loops: LoopFactory, session: AgentSession, depth: int, calls: Iterable[ToolCall], *, why: str, what_to_do: str
 ) -> None:
     """Raise ConfigurationError if a call is of a tool that is not here: the model would be told that there is none."""
-    setup = loops.build(session.definition, session.state, depth=depth).setup
-    known = {tool.name for tool in setup.tools}
+    known = {tool.name for tool in loops.all_tools(session.definition, depth)}
     for call in calls:
         if call.name not in known:
             raise ConfigurationError(f"{why.format(name=call.name)}, and no tool of that name is here. {what_to_do}")

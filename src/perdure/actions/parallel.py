@@ -91,6 +91,9 @@ class SendParallel:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
+        for config in self._configs:
+            if isinstance(config, AgentDefinition):
+                self._loops.model_of(config, session.state)  # which raises if there is none to ask
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)
         group.parent, group.metadata = await parent_of(session, context), self._metadata

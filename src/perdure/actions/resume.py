@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from perdure.actions.children import child_session_id, depth_of
+from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
@@ -26,6 +27,7 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
+from perdure.model.definition import ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd, ParallelLoopStart
 from perdure.model.message import Message
@@ -95,6 +97,7 @@ class ResumeExecution:
             self._require_tools(session, replay, depth)
         options = RunOptions(
             record=record,
+            model=await self._model(session, context, events[0].loop_id),
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
             depth=depth,
@@ -133,6 +136,18 @@ class ResumeExecution:
             if await context.store.exists(child_id):
                 await context.execute(child_id, ResumeExecution(self._loops, give_up=True))
                 await context.execute(child_id, StopWaiting("its caller was cancelled"))
+
+    async def _model(self, session: AgentSession, context: ActionContext, loop_id: str) -> ModelConfig:
+        if self._give_up:
+            return await known_model(self._loops, session, context, loop_id)
+        return await require_model(
+            self._loops,
+            session,
+            context,
+            loop_id,
+            why="The run that was killed was asking the model",
+            what_to_do="Recover it where the model can be asked, or end it with cancel.",
+        )
 
     def _require_tools(self, session: AgentSession, replay: Replay, depth: int) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""

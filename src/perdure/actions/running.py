@@ -22,7 +22,7 @@ from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
 from perdure.loop.narrator import Told
 from perdure.loop.tool_use import Decisions
-from perdure.model.definition import AgentDefinition, refuse_secrets
+from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
 from perdure.model.execution import ExecutionStatus
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import KINDS
@@ -55,6 +55,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """Whether the run is to be ended where it stands."""
     metadata: Mapping[str, Any] = EMPTY
     """What the caller says of the run, for its record."""
+    model: ModelConfig | None = None
+    """The model of a run that is continued; a new one asks the session's."""
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ async def run_agent(
     spawn: Spawn | None = None,
 ) -> AgentSession:
     """Run a state of a session to the end of its execution; the session comes back with what the run has made of it."""
-    loop = loops.build(_definition_for(session, options), state, depth=options.depth)
+    loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
     record = options.record or claim_for(session, context, lease=options.lease, taken=options.taken)
     past = await past_of(session, state, context)
     key = options.key or past.key

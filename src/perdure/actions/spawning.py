@@ -22,6 +22,7 @@ from perdure.errors import (
 from perdure.loop.narrator import Unrecordable
 from perdure.loop.subagents import SubagentTool, outcome_of
 from perdure.loop.tool_use import AwaitsApproval, Outcome
+from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionStatus, PendingCall
 from perdure.model.ids import SessionId, now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
@@ -122,7 +123,12 @@ class Spawner:
             owner=self._parent.info.owner,
         )
         state = AgentState.of(tool.definition).with_parent_agent(call.agent_id)
-        return AgentSession(info, tool.definition, state)
+        return AgentSession(info, tool.definition, state.with_default_model(self._model_for(tool)))
+
+    def _model_for(self, tool: SubagentTool) -> ModelConfig | None:
+        """Return the model of a sub-agent that names none: what is chosen for the caller, here or at its creation."""
+        parent = self._parent.state
+        return parent.model or tool.loops.model or parent.default_model or self._parent.definition.model_config
 
     def _resumption(self, tool: SubagentTool) -> Action:
         """What goes on with a child that was killed in the middle of a run, and does nothing to any other."""

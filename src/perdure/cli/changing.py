@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.naming import named
-from perdure.cli.options import agent_options, json_option, session_argument, store_options, version_option
+from perdure.cli.options import agent_options, json_option, session_argument, settings_of, store_options, version_option
 from perdure.cli.setup import opened, run
 from perdure.cli.terminal import note, print_json, say
 
@@ -96,6 +96,7 @@ def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) 
     """Show the model a summary, or less, of what is older in SESSION. Nothing is lost: see uncompact."""
     from perdure.cli.compactions import NOTHING_TO_DO, compacted
 
+    options["model"] = settings_of(ctx).model
     given = {name: value for name, value in options.items() if value is not None}
 
     session_id, done = _carry_out(ctx, session, lambda sessions, key: compacted(sessions, key, **given))

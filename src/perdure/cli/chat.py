@@ -14,12 +14,12 @@ import click
 from perdure.cli.chat_commands import COMMANDS, Desk, carry_out
 from perdure.cli.chat_prompt import Prompt
 from perdure.cli.chat_view import PlainView, TerminalView, View, described_in_full
-from perdure.cli.errors import NO_TOOL, WAITS, Failure, advised, to_decide, without_tools_advice
-from perdure.cli.hints import TOOLS_FILE, command
-from perdure.cli.killed import killed_in, needs_tools
+from perdure.cli.errors import NAME_A_MODEL, WAITS, Failure, advised, missing_tool, to_decide, without_python_advice
+from perdure.cli.hints import command
+from perdure.cli.killed import killed_in, needs_tools, subagents_of
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, settings_of, store_options
-from perdure.cli.setup import agent_of, data_directory, opened, use_model
+from perdure.cli.setup import agent_of, begun, continued, data_directory, model_name, opened
 from perdure.cli.talking import DENIED
 from perdure.cli.terminal import console, counted, line, note
 from perdure.errors import ConfigurationError, PendingCallsChanged, PerdureError, SessionNotFound
@@ -32,6 +32,7 @@ from perdure.sessions.chat import Chat
 from perdure.sessions.face import Sessions
 from perdure.sessions.reply import Reply
 
+OFFLINE = "offline"
 STOPPED = "Stopped. The session is kept, with what was said so far."
 
 
@@ -52,10 +53,13 @@ def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
     if wanted and goes_on:
         raise click.UsageError("Name a session with -s, or take the last one with -c, not both.")
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with asyncio.Runner() as runner, _entered(runner, opened(ctx)) as sessions:
+    begins = not (wanted or goes_on)
+    if begins and is_terminal:
+        _offer_offline(ctx)
+    with asyncio.Runner() as runner, _entered(runner, opened(ctx, begins=begins)) as sessions:
         handle = runner.run(_begun(ctx, sessions, wanted, goes_on))
         desk = Desk(sessions, handle, console())
-        talk = (_TerminalTalk if is_terminal else _PipedTalk)(runner, desk, is_new=not (wanted or goes_on))
+        talk = (_TerminalTalk if is_terminal else _PipedTalk)(runner, desk, is_new=begins)
         try:
             talk.talk()
         finally:
@@ -73,12 +77,20 @@ def _entered(runner: asyncio.Runner, sessions: Sessions) -> Iterator[Sessions]:
 
 async def _begun(ctx: click.Context, sessions: Sessions, wanted: str | None, goes_on: bool) -> Chat:
     if not wanted and not goes_on:
-        return await sessions.open(agent=agent_of(ctx))
+        return await begun(ctx, sessions)
     session_id = await _last_used(sessions) if wanted is None else await named(sessions, wanted)
-    agent = agent_of(ctx) if settings_of(ctx).agent else None
-    handle = await sessions.open(session_id, agent)
-    await use_model(ctx, sessions, handle.id)
-    return handle
+    return await continued(ctx, sessions, session_id)
+
+
+def _offer_offline(ctx: click.Context) -> None:
+    """Ask whether the built-in model is to answer where no model is named. It is stored with the session then."""
+    agent = agent_of(ctx)
+    if model_name(ctx) is not None or (agent is not None and agent.model is not None):
+        return
+    note("No model is named. The model “offline” is built in: it needs no key, follows fixed rules, and makes sums.")
+    if not click.confirm("Begin a session with it?", default=True, err=True):
+        raise ConfigurationError(f"No model is named. {NAME_A_MODEL}")
+    settings_of(ctx).model = OFFLINE
 
 
 async def _last_used(sessions: Sessions) -> SessionId:
@@ -139,10 +151,10 @@ class _Talk:
         self.tell("The last run of this session was killed. It is recovered from its record:")
         report = self._watched(sessions.recover(session_id))
         for _, problem in report.failed:
-            self.tell(f"It could not be recovered: {without_tools_advice(problem)}")
-            if NO_TOOL.search(problem):
-                back = f"{command('chat', '-s', session_id)} --tools {TOOLS_FILE}"
-                self.tell(f"Come back with the Python file that has it: {back}")
+            self.tell(f"It could not be recovered: {without_python_advice(problem)}")
+            missing = missing_tool(problem, self._runner.run(subagents_of(sessions, session_id)))
+            if missing is not None:
+                self.tell(f"{missing.what}: {command('chat', '-s', session_id)} {missing.option}")
             self.tell(f"Or end it where it stood: {command('cancel', session_id)}")
         if report.busy:
             self.tell("Somebody else is recovering it.")

@@ -98,8 +98,8 @@ async def _model(desk: Desk, name: str) -> None:
     if name:
         await desk.sessions.execute(desk.chat.id, ChangeModel(name))
     session = await desk.chat.session()
-    model = desk.sessions.loops.build(session.definition, session.state).setup.model
-    desk.say(f"The model is {model.name}.", "dim")
+    model = desk.sessions.loops.named_model(session.definition, session.state)
+    desk.say("No model is named: /model NAME" if model is None else f"The model is {model.name}.", "dim")
 
 
 async def _system(desk: Desk, text: str) -> None:

@@ -11,9 +11,9 @@ import click
 
 from perdure.cli.errors import DAMAGED, NOT_SET_UP
 from perdure.cli.naming import named
-from perdure.cli.options import json_option, session_argument, store_options
+from perdure.cli.options import agent_options, json_option, session_argument, settings_of, store_options
 from perdure.cli.progress import progress
-from perdure.cli.setup import config_file, model_name, opened, owner_of, run, shown_url, store_url
+from perdure.cli.setup import agent_of, config_file, model_name, opened, owner_of, run, shown_url, store_url
 from perdure.cli.terminal import counted, line, note, print_json, say
 
 if TYPE_CHECKING:
@@ -74,10 +74,12 @@ async def _checked(ctx: click.Context, session: str | None) -> FsckReport:
 
 @click.command()
 @json_option
+@agent_options
 @store_options
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Show versions, the store, SQLite's build, and which keys are set: their names, never their values."""
+    """Show versions, the store, the model of a new session and whether it can be asked, and which keys are set: their
+    names, never their values."""
     found = _examined(ctx)
     if as_json:
         print_json(found)
@@ -88,7 +90,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def _examined(ctx: click.Context) -> dict[str, Any]:
-    chosen, config, model = store_url(ctx), config_file(), model_name(ctx)
+    chosen, config = store_url(ctx), config_file()
     return {
         "python": platform.python_version(),
         "platform": platform.system(),
@@ -96,9 +98,36 @@ def _examined(ctx: click.Context) -> dict[str, Any]:
         "sqlite": _sqlite(),
         "config": config and str(config),
         "store": {"url": shown_url(chosen.value), "chosen_by": chosen.by, **run(_looked_at(ctx))},
-        "model": {"name": model.value if model else "offline", "chosen_by": model.by if model else "default"},
+        "model": run(_model_examined(ctx)),
         "keys": {name: bool(os.environ.get(name)) for name in KEYS},
     }
+
+
+async def _model_examined(ctx: click.Context) -> dict[str, Any]:
+    """Return the model that a new session would ask, who chose it, and why it cannot be asked, if it cannot."""
+    from perdure.cli.errors import NAME_A_MODEL, without_python_advice
+    from perdure.errors import PerdureError
+    from perdure.loop.factory import LoopFactory
+    from perdure.model.definition import ModelConfig
+
+    try:
+        chosen, agent = model_name(ctx), agent_of(ctx)
+        if agent is not None and agent.model_config is not None and not settings_of(ctx).model:
+            model, by = agent.model_config, f"the agent {agent.name}"
+        elif chosen is not None:
+            model, by = ModelConfig(chosen.value), chosen.by
+        else:
+            return {"name": None, "chosen_by": None, "problem": NAME_A_MODEL}
+    except (PerdureError, OSError) as error:
+        return {"name": None, "chosen_by": None, "problem": str(error)}
+    loops = LoopFactory()
+    try:
+        await loops.require(model)
+        return {"name": model.name, "chosen_by": by, "problem": None}
+    except PerdureError as error:
+        return {"name": model.name, "chosen_by": by, "problem": without_python_advice(str(error))}
+    finally:
+        await loops.aclose()
 
 
 def _version(package: str) -> str | None:
@@ -142,8 +171,11 @@ def _print_findings(found: dict[str, Any]) -> None:
     say(f"config    {found['config'] or 'none'}")
     say(f"store     {store['url']} (by {store['chosen_by']})")
     say(f"sessions  {store['sessions'] if store['error'] is None else 'not readable'}")
-    say(f"model     {found['model']['name']} (by {found['model']['chosen_by']})")
+    model = found["model"]
+    say(f"model     {model['name']} (by {model['chosen_by']})" if model["name"] else "model     none")
     keys = [name for name, is_set in found["keys"].items() if is_set]
     say(f"keys      {', '.join(keys) or 'none set; the model offline needs none'}")
+    if model["problem"]:
+        note(f"perdure: {model['problem'] if model['name'] else 'A new session has no model. ' + model['problem']}")
     if store["error"]:
         note(f"perdure: {store['error']}")

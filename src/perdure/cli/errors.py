@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
@@ -118,8 +118,8 @@ def _failure(error: Exception) -> Failure:
 
 def advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
-    from perdure.cli.hints import TOOLS_FILE, command
-    from perdure.cli.killed import needs_tools_there, to_go_on
+    from perdure.cli.hints import command
+    from perdure.cli.killed import needs_tools_there, subagents_there, to_go_on
     from perdure.errors import (
         ConfigurationError,
         IllegalStatusChange,
@@ -169,9 +169,19 @@ def advised(error: Exception) -> str:
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
             cancel = command("cancel", error.session_id)
             return f"{str(error).partition('. ')[0]}. Wait for it, or type: {cancel}"
-    if isinstance(error, ConfigurationError) and NO_TOOL.search(str(error)):
-        return f"{without_tools_advice(str(error))}\nName the Python file that has it: --tools {TOOLS_FILE}"
+    if isinstance(error, ConfigurationError):
+        return _of_setup(str(error), lambda: subagents_there(click.get_current_context(silent=True)))
     return str(error)
+
+
+def _of_setup(said: str, subagents: Callable[[], set[str]]) -> str:
+    if NO_TOOL.search(said):
+        missing = missing_tool(said, subagents())
+        assert missing is not None, "it was just found"
+        return f"{without_python_advice(said)}\n{missing.what}: {missing.option}"
+    if said.startswith(_NO_MODEL):
+        return f"{said.partition('. ')[0]}.\n{NAME_A_MODEL}"
+    return without_python_advice(said)
 
 
 def _of_store(said: str) -> str:
@@ -185,15 +195,47 @@ def _of_store(said: str) -> str:
 
 
 NO_TOOL = re.compile("no tool (named|of that name)")
+_TOOL_NAME = re.compile("(?:calling|call of|no tool named) '([^']*)'")
+_NO_MODEL = "No model is named"
+NAME_A_MODEL = (
+    "Name one: --model openai:gpt-5, or PERDURE_MODEL, or a line in perdure.toml. To try it without a key: "
+    "--model offline"
+)
+_IN_PYTHON = re.compile(
+    r", or name another that holds the key: ModelConfig\(api_key_env='…'\)"
+    r"| Decide where the model can be asked, or give the session another one with ChangeModel\."
+    r"| Recover it where the model can be asked, or end it with cancel\."
+)
+"""Advice that speaks of Python, or that the command line gives in its own words."""
 _NOT_SET_UP = "ConfigurationError: "
 _PARAMETERS = ("call_ids", "reason")
 """Where the library means a parameter of Python's, which is none of a command's."""
 
 
-def without_tools_advice(said: str) -> str:
-    """What an error says of a tool that is missing, less what is to be done about it in Python."""
+class Missing(NamedTuple):
+    """What is to be named where a tool is missing, and the option that does it."""
+
+    what: str
+    option: str
+
+
+def missing_tool(said: str, subagents: set[str]) -> Missing | None:
+    """Return what to name for the tool that an error misses: an agent's file, if it has spawned one. None without."""
+    from perdure.cli.hints import AGENT_FILE, TOOLS_FILE
+
+    if not NO_TOOL.search(said):
+        return None
+    name = _TOOL_NAME.search(said)
+    if name is not None and name[1] in subagents:
+        return Missing("It is an agent. Name the file that defines it", f"--agent {AGENT_FILE}")
+    return Missing("Name the Python file that has it", f"--tools {TOOLS_FILE}")
+
+
+def without_python_advice(said: str) -> str:
+    """Return what an error says, less what is to be done about it in Python."""
     found, parted, advice = said.rpartition("is here. ")
-    return f"{found}is here." if parted and "tools" in advice else said
+    said = f"{found}is here." if parted and "tools" in advice else said
+    return _IN_PYTHON.sub("", said)
 
 
 def to_decide(session_id: str) -> str:
@@ -210,7 +252,7 @@ def _of_run(error: RunFailed) -> str:
 
     undo = command("undo", error.session_id)
     if _is_not_set_up(error):
-        reason = error.reason.removeprefix(_NOT_SET_UP).partition(". ")[0].rstrip(". ")
+        reason = without_python_advice(error.reason.removeprefix(_NOT_SET_UP)).rstrip(". ")
         advice = f"Set that up and send again, or choose another model: --model offline. To take it back: {undo}"
         return f"Session {error.session_id!r} has the message, and no answer: {reason}.\n{advice}"
     failed = f"The run in session {error.session_id!r} failed: {error.reason.rstrip('. ')}."

@@ -18,21 +18,22 @@ _ASKING = ("chat", "send", "approve", "deny", "recover", "compact")
 """The commands that run a model, and so need its name and its tools again."""
 TOOLS_FILE = "FILE.py"
 """Stands for the file that only the user knows."""
+AGENT_FILE = "FILE"
 _SECRETS = ("password", "sslpassword")
 
 
 def command(*words: object, begins: bool = False, tools: bool = False) -> str:
-    """A command line on the same store, for the same owner, with the same tools and model as this one. One that
-    begins a session names its agent too; a session that is there has its own. One that cannot do without `tools` says
-    where to name them if this call named none."""
+    """Return a command line on the same store, for the same owner, with the same tools, model and sub-agents as this
+    one. One that begins a session names its agent too; a session that is there has its own. One that cannot do without
+    `tools` says where to name them if this call named none."""
     ctx = click.get_current_context(silent=True)
     given = settings_of(ctx) if ctx is not None else Settings()
     options = [("--store", repeatable(given.store)), ("--owner", given.owner)]
     if words[0] in _ASKING:
         named = given.tools or ((TOOLS_FILE,) if tools else ())
         options += [("--model", given.model), *(("--tools", file) for file in named)]
-    if begins:
-        options.append(("--agent", given.agent))
+    if begins or (words[0] in _ASKING and len(given.agent) > 1):
+        options += [("--agent", file) for file in given.agent]
     repeated = [word for option, value in options if value for word in (option, value)]
     return " ".join([program(), *(quote(str(word)) for word in (*words, *repeated))])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from perdure.cli.hints import command
 from perdure.errors import PerdureError
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import click
 
     from perdure.sessions.face import Sessions
+
+T = TypeVar("T")
 
 KILLED = "killed"
 
@@ -41,18 +44,37 @@ async def _calls_tools(sessions: Sessions, session_id: str) -> bool:
     return any(message.tool_calls for loop in loops for message in loop.messages)
 
 
+async def subagents_of(sessions: Sessions, session_id: str) -> set[str]:
+    """Return the names of the tools that have spawned sub-agents in a session."""
+    children = await sessions.list(parent=session_id, limit=1000)
+    return {child.spawn_ref.tool_name for child in children if child.spawn_ref is not None}
+
+
 def needs_tools_there(ctx: click.Context | None, session_id: str) -> bool:
     """The same of a session in a store that is closed by now; False if that can no longer be told."""
+    return _looked_up(ctx, session_id, needs_tools, False)
+
+
+def subagents_there(ctx: click.Context | None) -> set[str]:
+    """Return the sub-agents of the session that a command was given, from a store that is closed by now."""
+    given = ctx.params.get("session") or ctx.params.get("wanted") if ctx is not None else None
+    return set() if given is None else _looked_up(ctx, given, subagents_of, set())
+
+
+def _looked_up(
+    ctx: click.Context | None, session_id: str, look: Callable[[Sessions, str], Awaitable[T]], otherwise: T
+) -> T:
+    from perdure.cli.naming import named
     from perdure.cli.setup import opened
 
-    async def look(ctx: click.Context) -> bool:
+    async def looked(ctx: click.Context) -> T:
         async with opened(ctx, must_exist=True) as sessions:
-            return await needs_tools(sessions, session_id)
+            return await look(sessions, await named(sessions, session_id))
 
     try:
-        return ctx is not None and asyncio.run(look(ctx))
+        return otherwise if ctx is None else asyncio.run(looked(ctx))
     except (PerdureError, OSError):
-        return False
+        return otherwise
 
 
 def to_go_on(session_id: str, *, tools: bool) -> str:

@@ -17,7 +17,7 @@ class Settings:
         self.store: str | None = None
         self.owner: str | None = None
         self.model: str | None = None
-        self.agent: str | None = None
+        self.agent: tuple[str, ...] = ()
         self.tools: tuple[str, ...] = ()
         self.debug = False
 
@@ -57,7 +57,12 @@ def agent_options(command: F) -> F:
     for option in (
         _shared("--model", metavar="NAME", help="Ask this model, such as openai:gpt-5 or offline."),
         _shared("--tools", metavar="FILE.py", multiple=True, help="Python file with tools; it is imported."),
-        _shared("--agent", metavar="FILE", help="File that defines the agent (.md, .yaml, .toml, .json)."),
+        _shared(
+            "--agent",
+            metavar="FILE",
+            multiple=True,
+            help="File that defines the agent (.md, .yaml, .toml, .json). Further ones define its sub-agents.",
+        ),
     ):
         command = option(command)
     return command

@@ -19,6 +19,7 @@ from perdure.errors import ConfigurationError
 if TYPE_CHECKING:
     from perdure.model.definition import AgentDefinition
     from perdure.runtime.bus import EventBus
+    from perdure.sessions.chat import Chat
     from perdure.sessions.face import Sessions
 
 T = TypeVar("T")
@@ -42,23 +43,32 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def opened(ctx: click.Context, *, events: EventBus | None = None, must_exist: bool = False) -> Sessions:
-    """The sessions that the options name, to be used with `async with`; `must_exist` refuses to begin a new store."""
-    from perdure.sessions.connect import connect
+def opened(
+    ctx: click.Context, *, events: EventBus | None = None, must_exist: bool = False, begins: bool = False
+) -> Sessions:
+    """Return the sessions that the options name, to be used with `async with`.
 
-    settings = settings_of(ctx)
+    `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is.
+    """
+    from perdure.loop.factory import LoopFactory
+    from perdure.runtime.bus import EventBus
+    from perdure.sessions.face import Sessions
+    from perdure.stores.urls import store_of
+
     url = store_url(ctx).value
     require_kind(url)
     if must_exist:
         require_store(ctx)
-    chosen = model_name(ctx)
-    return connect(
-        url,
-        owner=owner_of(ctx),
-        events=events,
+    chosen, agents = model_name(ctx), typed_agents(ctx)
+    bus = EventBus() if events is None else events
+    loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=load_tools(settings.tools),
+        tools=load_tools(settings_of(ctx).tools),
+        subagents=agents[1:] if begins else agents,
+        events=bus,
     )
+    # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
+    return Sessions(store_of(url), loops, events=bus, owner=owner_of(ctx))
 
 
 def store_url(ctx: click.Context) -> Chosen:
@@ -76,31 +86,67 @@ def model_name(ctx: click.Context) -> Chosen | None:
     return _chosen(ctx, "model", "PERDURE_MODEL")
 
 
+def typed_agents(ctx: click.Context) -> list[AgentDefinition]:
+    """Return the agents that --agent names, in order."""
+    from perdure.definition_files import load_definition
+
+    files = settings_of(ctx).agent
+    if "" in files:
+        raise ConfigurationError("--agent is empty. Name a file, or leave it out.")
+    return [load_definition(file) for file in files]
+
+
 def agent_of(ctx: click.Context) -> AgentDefinition | None:
-    """The agent that --agent or a config file names, with the model that --model names; None for the plain one."""
+    """Return the agent of a new session: the first that --agent names, or a config file's; None for the plain one.
+
+    Its model is the one that --model names, if it names one.
+    """
     from msgspec.structs import replace
 
     from perdure.definition_files import load_definition
 
-    chosen = _chosen(ctx, "agent", None)
-    agent = load_definition(chosen.value) if chosen else None
+    typed, configured = typed_agents(ctx), _configured("agent")
+    agent = typed[0] if typed else load_definition(configured.value) if configured else None
     if agent is not None and settings_of(ctx).model:
         agent = replace(agent, model=settings_of(ctx).model)
     return agent
 
 
+async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
+    """Return a new session. Raise ConfigurationError, and create none, if no model is named for it."""
+    from perdure.sessions.face import ASSISTANT
+
+    agent = agent_of(ctx)
+    sessions.loops.model_of(agent or ASSISTANT)
+    return await sessions.open(session_id, agent)
+
+
+async def continued(ctx: click.Context, sessions: Sessions, session_id: str) -> Chat:
+    """Return a session that is there already. Of the files that --agent names, one has to be its agent's."""
+    agents = typed_agents(ctx)
+    own = (await sessions.info(session_id)).agent_name
+    chat = await sessions.open(session_id, next((each for each in agents if each.name == own), (*agents, None)[0]))
+    await use_model(ctx, sessions, session_id)
+    return chat
+
+
 async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> None:
-    """Have a session that is there already ask the model that --model names, from now on."""
+    """Have a session that is there already ask the model that --model names, from now on.
+
+    A model of the environment or of a config file is for sessions that keep none.
+    """
     from perdure.actions.definition import ChangeModel
     from perdure.model.definition import ModelConfig
 
-    wanted = settings_of(ctx).model
-    if wanted is None:
+    wanted, default = settings_of(ctx).model, sessions.loops.model
+    if wanted is None and default is None:
         return
     session = await sessions.session(session_id)
-    current = session.state.model or session.definition.model_config
-    if current is not None and current.name != wanted:
+    kept = session.state.model_for(session.definition)
+    if wanted is not None and (kept is None or kept.name != wanted):
         await sessions.execute(session_id, ChangeModel(ModelConfig(wanted)))
+    elif kept is None:
+        await sessions.execute(session_id, ChangeModel(default, as_default=True))
 
 
 def load_tools(files: tuple[str, ...]) -> list[Any]:
@@ -141,13 +187,13 @@ def _home(variable: str, fallback: str) -> Path:
     return Path(given) if given.startswith("/") else Path.home() / fallback
 
 
-def _chosen(ctx: click.Context, name: str, variable: str | None) -> Chosen | None:
+def _chosen(ctx: click.Context, name: str, variable: str) -> Chosen | None:
     given = getattr(settings_of(ctx), name)
     if given == "":
         raise ConfigurationError(f"--{name} is empty. Name one, or leave it out.")
     if given:
         return Chosen(as_url(given) if name == "store" else given, f"--{name}")
-    if variable and os.environ.get(variable):
+    if os.environ.get(variable):
         value = os.environ[variable]
         return Chosen(as_url(value) if name == "store" else value, variable)
     return _configured(name)

@@ -30,7 +30,7 @@ def of_info(info: AgentSessionInfo) -> dict[str, Any]:
 
 
 def of_session(session: AgentSession, messages: Iterable[Message]) -> dict[str, Any]:
-    model = session.state.model or session.definition.model_config
+    model = session.state.model_for(session.definition)
     execution = session.state.execution
     return {
         **of_info(session.info),

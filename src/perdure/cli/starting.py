@@ -14,7 +14,7 @@ AGENT = """\
 ---
 label: An assistant of your own
 description: Answers questions, and works out sums and dates with its tools.
-# model: openai:gpt-5        # without one, a small offline model answers, which needs no key
+model: offline               # built in, needs no key; a language model is named with its provider: openai:gpt-5
 tools: [add, days_until, send_note]
 budget:
   max_steps: 12

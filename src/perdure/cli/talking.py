@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.errors import FAILED, NO_TOOL, WAITS, Failure, to_decide, without_tools_advice
-from perdure.cli.hints import TOOLS_FILE, command
-from perdure.cli.killed import killed_in
+from perdure.cli.errors import FAILED, WAITS, Failure, missing_tool, to_decide, without_python_advice
+from perdure.cli.hints import command
+from perdure.cli.killed import killed_in, subagents_of
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, json_option, session_argument, store_options
 from perdure.cli.progress import progress
-from perdure.cli.setup import agent_of, opened, run, use_model
+from perdure.cli.setup import begun, continued, opened, run, use_model
 from perdure.cli.shapes import of_reply
 from perdure.cli.terminal import is_terminal, line, note, print_json, safe, say
 
@@ -51,7 +51,7 @@ def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None,
     streams = is_terminal() and not as_json and key is None and when_busy == "raise"
 
     async def work() -> Reply:
-        async with opened(ctx, must_exist=not new) as sessions:
+        async with opened(ctx, must_exist=not new, begins=new) as sessions:
             chat = await _opened_chat(ctx, sessions, target, new)
             return await (_streamed(chat, text) if streams else chat.send(text, key=key, when_busy=when_busy))
 
@@ -94,18 +94,10 @@ async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | Non
     if new and target is not None and await sessions.exists(target):
         raise click.UsageError(f"Session {target!r} exists already. Leave --new out, or choose another id.")
     if not new and target is not None:
-        session_id = await named(sessions, target)
-        await use_model(ctx, sessions, session_id)
-        return await sessions.open(session_id, agent_of(ctx) if _names_agent(ctx) else None)
-    chat = await sessions.open(target, agent_of(ctx))
+        return await continued(ctx, sessions, await named(sessions, target))
+    chat = await begun(ctx, sessions, target)
     note(f"session {chat.id}")
     return chat
-
-
-def _names_agent(ctx: click.Context) -> bool:
-    from perdure.cli.options import settings_of
-
-    return settings_of(ctx).agent is not None
 
 
 async def _streamed(chat: Chat, text: str) -> Reply:
@@ -186,6 +178,7 @@ def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: b
     async def work() -> Reply:
         async with opened(ctx, must_exist=True) as sessions:
             session_id = await named(sessions, session)
+            await use_model(ctx, sessions, session_id)
             shown = await _chosen_calls(sessions, session_id, calls, "Approving:")
             return await sessions.approve(session_id, shown)
 
@@ -212,6 +205,7 @@ def deny(
     async def work() -> Reply:
         async with opened(ctx, must_exist=True) as sessions:
             session_id = await named(sessions, session)
+            await use_model(ctx, sessions, session_id)
             shown = await _chosen_calls(sessions, session_id, calls, "Denying:")
             return await sessions.deny(session_id, given, shown)
 
@@ -297,16 +291,19 @@ async def _recovered(sessions: Sessions) -> RecoveryReport:
 def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     """Go on with runs that were killed: with that of SESSION, or with all of them.
 
-    Completed tools are not run again. Give the --tools that the agents use.
+    Completed tools are not run again. Give the --tools that the agents use, and an --agent for each sub-agent. A run
+    goes on with the model that it was begun with.
     """
 
-    async def work() -> RecoveryReport:
+    async def work() -> tuple[RecoveryReport, dict[str, set[str]]]:
         async with opened(ctx, must_exist=True) as sessions:
             if session is not None:
-                return await sessions.recover(await named(sessions, session))
-            return await _recovered(sessions)
+                report = await sessions.recover(await named(sessions, session))
+            else:
+                report = await _recovered(sessions)
+            return report, {each: await subagents_of(sessions, each) for each, _ in report.failed}
 
-    report = run(work())
+    report, subagents = run(work())
     columns = {"resumed": report.resumed, "suspended": report.suspended, "busy": report.busy}
     if as_json:
         failed = [{"session": each, "error": reason} for each, reason in report.failed]
@@ -316,10 +313,11 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
             for each in found:
                 say(f"{name}\t{each}")
         for each, reason in report.failed:
-            note(f"failed\t{each}: {without_tools_advice(reason)}")
-            if NO_TOOL.search(reason):
-                note(f"Name the Python file that has it: {command('recover', each)} --tools {TOOLS_FILE}")
-                note(f"Or end it: {command('cancel', each)}")
+            note(f"failed\t{each}: {without_python_advice(reason)}")
+            missing = missing_tool(reason, subagents[each])
+            if missing is not None:
+                note(f"{missing.what}: {command('recover', each)} {missing.option}")
+            note(f"Or end it: {command('cancel', each)}")
         if not any(columns.values()) and not report.failed:
             say("no run was killed")
     if report.failed:

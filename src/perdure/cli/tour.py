@@ -57,7 +57,7 @@ class Tour:
 
     async def run(self) -> None:
         self._stage.open(self._url)
-        async with perdure.connect(self._url, tools=tools_of(self._ledger, pause=0.2)) as sessions:
+        async with perdure.connect(self._url, model="offline", tools=tools_of(self._ledger, pause=0.2)) as sessions:
             chat = await sessions.open(agent=CASHIER)
             await self.talk(chat)
             await self.kill(chat)

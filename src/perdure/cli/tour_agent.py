@@ -52,7 +52,7 @@ def write(ledger: Path, line: str) -> None:
 
 
 async def work(store: str, ledger: str, session_id: str, message: str) -> None:
-    async with perdure.connect(store, tools=tools_of(Path(ledger), pause=1.0)) as sessions:
+    async with perdure.connect(store, model="offline", tools=tools_of(Path(ledger), pause=1.0)) as sessions:
         await sessions.send(session_id, message)
 
 

@@ -30,6 +30,15 @@ from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool
 
 OFFLINE = ModelConfig("offline")
+UNASKED = ModelConfig("none")
+"""Stands for the model of a loop that is built to be looked at, or to be ended, and asks none."""
+OWN_DRIVER = "driver"
+"""The provider under which a driver of the caller's own is on record where no model was named."""
+NO_MODEL = (
+    "No model is named for the agent {agent!r}. Name one: connect(url, model='openai:gpt-5'), "
+    "AgentDefinition({agent!r}, model='…'), or --model and PERDURE_MODEL on the command line. "
+    "The model 'offline' needs no key."
+)
 DEFAULT_COMPACTION = AutoCompaction()
 
 
@@ -50,9 +59,10 @@ class UseGuards:
 
 
 class LoopFactory:
-    """Makes loops. The model is the state's, else the definition's, else `model`, else offline.
+    """Makes loops. The model is the one that the session keeps, or else `model`; without any, nothing is asked.
 
-    An explicit `driver` overrides all. An interceptor may be given as a pair with its priority.
+    A session keeps the override of `ChangeModel`, its definition's model, and the one given at its creation, in this
+    order. An explicit `driver` overrides all. An interceptor may be given as a pair with its priority.
     """
 
     def __init__(
@@ -92,13 +102,30 @@ class LoopFactory:
         self._compaction = _checked_compaction(compaction)
         self._tokens = TokenEstimator()
         self._offline = OfflineDriver()
-        self._provider = RetryingDriver(ProviderDriver())
+        self._clients = ProviderDriver()
+        self._provider = RetryingDriver(self._clients)
         Interceptors(self._interceptors)
         ToolRegistry((*self._tools, *self._agents_for(None, depth=0)))
 
-    def build(self, definition: AgentDefinition, state: AgentState | None = None, *, depth: int = 0) -> AgentLoop:
-        """A loop for an agent of this definition; `depth` is how many agents have called each other to get here."""
-        model = self.model_of(definition, state)
+    def build(
+        self,
+        definition: AgentDefinition,
+        state: AgentState | None = None,
+        *,
+        depth: int = 0,
+        model: ModelConfig | None = None,
+    ) -> AgentLoop:
+        """Return a loop for an agent of this definition. Raise ConfigurationError if no model is named for it.
+
+        `depth` is how many agents have called each other to get here; `model` is that of a run that is continued.
+        """
+        return AgentLoop(self._setup(definition, model or self.model_of(definition, state), depth))
+
+    def all_tools(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
+        """Return the tools of a definition, those that its capabilities add among them."""
+        return self._setup(definition, UNASKED, depth).tools
+
+    def _setup(self, definition: AgentDefinition, model: ModelConfig, depth: int) -> LoopSetup:
         setup = LoopSetup(
             driver=self.driver_of(model),
             model=model,
@@ -114,7 +141,7 @@ class LoopFactory:
         )
         for name in definition.capabilities:
             setup = self._capability(name).install(setup)
-        return AgentLoop(setup)
+        return setup
 
     def compactor_of(
         self, options: CompactionOptions, model: ModelConfig, *, summary_model: ModelConfig | None = None
@@ -138,9 +165,31 @@ class LoopFactory:
         """Close the connections to model providers."""
         await self._provider.aclose()
 
+    @property
+    def model(self) -> ModelConfig | None:
+        """The model of sessions that are created here, and of those that keep none."""
+        return self._model
+
     def model_of(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig:
-        override = state.model if state is not None else None
-        return override or definition.model_config or self._model or OFFLINE
+        """Return the model that an agent asks. Raise ConfigurationError if none is named anywhere."""
+        found = self.named_model(definition, state)
+        if found is None:
+            raise ConfigurationError(NO_MODEL.format(agent=definition.name))
+        return found
+
+    def named_model(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig | None:
+        """Return the model that an agent asks, or what stands for a driver of the caller's own; None without either."""
+        kept = definition.model_config if state is None else state.model_for(definition)
+        own = None if self._driver is None else ModelConfig(f"{OWN_DRIVER}:{type(self._driver).__name__}")
+        return kept or self._model or own
+
+    async def require(self, model: ModelConfig) -> None:
+        """Raise ConfigurationError if a model cannot be asked from here: its key or its client is missing."""
+        if self._driver is None and model.provider == OWN_DRIVER:
+            name = model.name.partition(":")[2]
+            raise ConfigurationError(f"The driver {name!r} is not here. Give it: connect(driver=…).")
+        if self.driver_of(model) is self._provider:
+            await self._clients.require(model)
 
     def driver_of(self, model: ModelConfig) -> Driver:
         """What calls a model: the factory's own driver, if it was given one."""

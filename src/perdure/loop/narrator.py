@@ -258,6 +258,19 @@ def config_id(model: ModelConfig) -> str:
     return sha256(codec.encode(replace(model, api_key_env=None))).hexdigest()[:16]
 
 
+def model_in(config: LoopConfigSnapshot) -> ModelConfig:
+    """Return the model that a record tells of. What a snapshot leaves out, such as where the key is, is left open."""
+    name = config.model if config.provider == config.model else f"{config.provider}:{config.model}"
+    return ModelConfig(
+        name,
+        base_url=config.base_url,
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
+        thinking=config.thinking_level,
+        context_window=config.context_window,
+    )
+
+
 def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
     """Return what may be remembered of a model's configuration: everything but where its key comes from."""
     provider, _, name = model.name.partition(":")

@@ -348,7 +348,9 @@ class LoopFold:
         idle = event.idle
         if not idle and self._last_at is not None:  # an older release does not tell
             idle = max(0.0, (event.at - self._last_at).total_seconds())
-        self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None, idle=self._record.idle + idle)
+        config = event.config or self._record.config  # which may be another model's, if it was changed meanwhile
+        idle += self._record.idle
+        self._record = replace(self._record, status=LoopStatus.RUNNING, ended_at=None, idle=idle, config=config)
 
     def _answered(self) -> dict[str, _TurnFold]:
         """The turns that the model has answered in, as the live state counts its steps."""

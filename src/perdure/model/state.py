@@ -51,6 +51,8 @@ class AgentState(Value, frozen=True):
     """The version whose view this one shows again, until something is said."""
     adopted: Adoption | None = None
     """The last time that the session has taken over what a branch showed."""
+    default_model: ModelConfig | None = None
+    """The model that was given when the session was created. `model`, an override, and the definition's come first."""
 
     @classmethod
     def of(cls, definition: AgentDefinition) -> AgentState:
@@ -185,6 +187,16 @@ class AgentState(Value, frozen=True):
 
     def with_model(self, model: ModelConfig | None) -> AgentState:
         return self._with(model=model)
+
+    def with_default_model(self, model: ModelConfig | None) -> AgentState:
+        return self._with(default_model=model)
+
+    def model_for(self, definition: AgentDefinition) -> ModelConfig | None:
+        """Return the model that is stored for an agent: the override, the definition's, or the one given at creation.
+
+        Return None if none was ever named.
+        """
+        return self.model or definition.model_config or self.default_model
 
     def with_task(self, text: str | None) -> AgentState:
         return self._with(task=text)

@@ -52,17 +52,22 @@ def connect(
     sessions are kept in memory; `events` hears everything; `controller` is called at every stage of creating, loading
     and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
     later; the rest goes to the `LoopFactory` that runs agents.
+
+    A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
+    when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
         known = ", ".join(("owner", "live", "events", "controller", "grace", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else events
+    loops = LoopFactory(events=bus, **options)
     return Sessions(
         store_of(url, cache=live),
-        LoopFactory(events=bus, **options),
+        loops,
         events=bus,
         owner=owner,
         live=live,
+        model=loops.model,
         controller=controller,
         grace=grace,
     )

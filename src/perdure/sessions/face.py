@@ -16,6 +16,7 @@ from perdure.actions.adopt import AdoptBranch
 from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
 from perdure.actions.children import spawned_by
 from perdure.actions.compact import CompactTranscript, UncompactTranscript
+from perdure.actions.definition import ChangeModel
 from perdure.actions.fork import ForkSession
 from perdure.actions.inbox import CANCEL
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
@@ -36,13 +37,14 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
 from perdure.loop.unattended import require_nothing_pending
-from perdure.model.definition import AgentDefinition
+from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.model.state import AgentState
 from perdure.protocols import (
     Action,
     ActionContext,
@@ -70,7 +72,10 @@ ASSISTANT = AgentDefinition("assistant")
 
 
 class Sessions:
-    """Sessions in a store, and an agent loop to run them. With an owner, no other owner's sessions exist."""
+    """Sessions in a store, and an agent loop to run them. With an owner, no other owner's sessions exist.
+
+    A `model` is what sessions that keep another one are changed to when they are sent to.
+    """
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class Sessions:
         events: EventBus,
         owner: str | None = None,
         live: int = 128,
+        model: ModelConfig | None = None,
         controller: SessionController | None = None,
         grace: float = 5.0,
     ) -> None:
@@ -91,6 +97,7 @@ class Sessions:
         self.runtime = SessionRuntime(store, controller=controller, events=events)
         self._controller = controller
         self.live = LiveSet(store, live)
+        self._model = model
         self._events = events
         self._grace = _checked_grace(grace)
         self._streams: set[asyncio.Task[Reply]] = set()
@@ -136,8 +143,9 @@ class Sessions:
         return self._handle(session_id)
 
     async def _create(self, session_id: SessionId, agent: AgentDefinition, tags: Iterable[str]) -> AgentSessionInfo:
+        seed = AgentState.of(agent).with_default_model(self.loops.model)
         try:
-            made = await self.runtime.create(agent, session_id=session_id, owner=self.owner, tags=tags)
+            made = await self.runtime.create(agent, seed=seed, session_id=session_id, owner=self.owner, tags=tags)
         except SessionConflict:  # somebody else was quicker, or it is another owner's
             found = await self._find(session_id)
             if found is None:
@@ -145,7 +153,31 @@ class Sessions:
                     session_id, reason=f"The id {session_id!r} is taken, and not yours to open. Choose another."
                 ) from None
             return found
+        self.live.touch(session_id).keeps_model = True
         return made.info
+
+    async def _keep_model(self, session_id: SessionId) -> None:
+        """Change the model that a session keeps to the one that connect() names, by an action of its own.
+
+        It is looked at once for each connection, so that a later ChangeModel holds. A definition's model, and an
+        override, come first and stay.
+        """
+        if self._model is None or self.live.touch(session_id).keeps_model:
+            return
+        session = await self.store.load(session_id)
+        if session is None or session.status is not SessionStatus.ACTIVE:
+            return  # which the send itself refuses
+        is_named_elsewhere = session.state.model is not None or session.definition.model is not None
+        if not is_named_elsewhere and session.state.default_model != self._model:
+            await self._change_model(session_id, ChangeModel(self._model, as_default=True))
+        self.live.touch(session_id).keeps_model = True
+
+    async def _change_model(self, session_id: SessionId, change: ChangeModel) -> None:
+        try:
+            await self.execute(session_id, change)
+        except RunInterrupted:
+            await self._resume(session_id)  # with the model that it was begun with
+            await self.execute(session_id, change)
 
     def _handle(self, session_id: SessionId) -> Chat:
         self.live.touch(session_id)
@@ -193,6 +225,8 @@ class Sessions:
         `metadata` goes on the record of the run.
         """
         action = SendMessage(message, self.loops, key=key, when_busy=when_busy, metadata=metadata)
+        with suppress(*() if when_busy == "raise" else (SessionBusy,)):  # the run that is under way sends what is left
+            await self._keep_model(await self._reach(session_id))
         after = await self._after_run(session_id, action)
         return Reply(after, queued=True) if action.was_left else _answered(after)
 
@@ -205,6 +239,7 @@ class Sessions:
         """
         action = SendMessage(message, self.loops, key=key, metadata=metadata)
         session_id = await self._reach(session_id)
+        await self._keep_model(session_id)
         listener = Listener(session_id)
         listening = self._events.wiretap(listener.hear)
         work = listener.listen_to(self._run(session_id, action))

@@ -16,6 +16,8 @@ class _LiveSession:
     def __init__(self) -> None:
         self.bus = EventBus()
         self.running = 0
+        self.keeps_model = False
+        """Whether the session is known to keep the model that this connection names."""
 
     @property
     def is_pinned(self) -> bool:

@@ -248,3 +248,12 @@ async def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(TransientDriverError):
                 await made.ask(OPENAI)
     gc.collect()
+
+
+@pytest.mark.parametrize("model", [OPENAI, ANTHROPIC, GOOGLE])
+async def test_a_refused_connection_names_its_address(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """The host that was asked, and nothing else that may stand in its URL."""
+    async with asking(monkeypatch) as made:
+        made.server._server.close()
+        with pytest.raises(TransientDriverError, match=r"\(at http://127\.0\.0\.1:\d+\)"):
+            await made.ask(model)

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from perdure.errors import ConfigurationError
+from perdure.model.definition import ModelConfig
 from perdure.protocols import ModelReply, ModelRequest, OnDelta
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ class ProviderDriver:
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
         return await clients.ask(request, on_delta)
+
+    async def require(self, model: ModelConfig) -> None:
+        """Raise ConfigurationError, before any network, if a model cannot be asked from here."""
+        clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
+        await clients.require(model)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop. The driver can be used again; it then opens new ones."""

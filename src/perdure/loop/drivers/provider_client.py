@@ -57,6 +57,10 @@ class Clients:
             raise TransientDriverError(request.model.name, "the stream broke off before the answer was complete")
         return _reply(response, request, origin_of(request.model, model))
 
+    async def require(self, config: ModelConfig) -> None:
+        """Raise ConfigurationError if a model's client cannot be made."""
+        await self._model(config)
+
     async def aclose(self) -> None:
         await self._stack.aclose()
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic_ai.exceptions import AgentRunError, ModelHTTPError, UserError
 from pydantic_ai.models import Model
@@ -40,8 +41,15 @@ def driver_error(error: Exception, config: ModelConfig, model: Model[Any]) -> Pe
         return ContextTooLong(config.name, reason, status=status)
     if _may_pass(error, status):
         retry_after = getattr(error, "retry_after", None)
+        reason = reason if status else f"{reason} ({_address(config, model)})"
         return TransientDriverError(config.name, reason, status=status, retry_after=retry_after)
     return RequestRefused(config.name, reason, status=status)
+
+
+def _address(config: ModelConfig, model: Model[Any]) -> str:
+    """Return where a model is asked, without what may stand in a URL beside that."""
+    parts = urlsplit(config.base_url or getattr(model, "base_url", None) or "")
+    return f"at {parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else f"of {config.provider}"
 
 
 def not_set_up(config: ModelConfig, error: UserError) -> ConfigurationError:
