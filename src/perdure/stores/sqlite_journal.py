@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import apsw
@@ -115,6 +115,14 @@ def release(db: apsw.Connection, claim: Claim) -> None:
     db.execute(
         "UPDATE session SET claim = NULL, expires = NULL WHERE id = ? AND epoch = ?",
         (str(claim.session_id), claim.epoch),
+    )
+
+
+def lapse(db: apsw.Connection, held: Iterable[tuple[SessionId, int]]) -> None:
+    """Let claims run out at once: their holders can write no more, and others may recover what they have left."""
+    db.executemany(
+        "UPDATE session SET expires = 0.0 WHERE id = ? AND epoch = ? AND claim IS NOT NULL",
+        [(str(session_id), epoch) for session_id, epoch in held],
     )
 
 

@@ -127,8 +127,7 @@ class SearchThread:
 
     async def close(self) -> None:
         if self._worker is not None:
-            await self._worker.run(lambda _: self._index.close(), alone=True)
-            await self._worker.close()
+            await self._worker.close(lambda _: self._index.close())
 
 
 class SearchIndex:
