@@ -32,7 +32,6 @@ from perdure.model.session import AgentSession
 from perdure.protocols import Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
 from perdure.waiting import see_through as see_through
 
-
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import signal
@@ -142,7 +143,7 @@ async def test_a_forked_child_leaves_the_store_at_once(tmp_path: Path) -> None:
             except StopIteration:
                 os._exit(0)
             os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
         assert (await store.save(say(session, "more"))).version == 2
 
 

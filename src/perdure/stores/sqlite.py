@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,10 @@ from perdure.protocols import (
     SessionQuery,
     StoredAt,
 )
-from perdure.stores import sqlite_archive, sqlite_check
+from perdure.stores import sqlite_archive, sqlite_check, sqlite_tables
 from perdure.stores import sqlite_erasure as erasure
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores import sqlite_journal as journal
-from perdure.stores import sqlite_tables as tables
 from perdure.stores.batches import LAST, prepare_batch, prepare_entries
 from perdure.stores.beginnings import Beginning
 from perdure.stores.claims import Holder
@@ -53,8 +52,13 @@ from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.sqlite_search import Erased, SearchThread
+from perdure.stores.sqlite_wal import pages_in_log
 from perdure.stores.worker import Worker, WritingWorker, as_store_error, require_in_place
 from perdure.waiting import see_through
+
+# The tables whose rows move when sessions are saved, so that names may be left in pages that no erasure touches.
+# All others are appended to, and their rows move in erasures only.
+_NAMES = frozenset({"session", "tag", "log", "run", "key"})
 
 
 class SqliteStore:
@@ -212,8 +216,9 @@ class SqliteStore:
         self._definitions.forget_all()
         indexed = self._db.searching.is_indexed
         job = partial(erasure.delete, session_id=key, at=now().timestamp(), indexed=indexed)
-        erased: Erased = await self._db.writer.run(job)
-        await self._db.erase_everywhere(erased)
+        erased: Erased
+        erased, touched = await self._db.erase(job)
+        await self._db.erase_everywhere(erased._replace(touched=touched))
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         """Erase sessions at the price of one, and say which; those that are being run, or gone already, are left."""
@@ -222,23 +227,23 @@ class SqliteStore:
         self._definitions.forget_all()
         keys, indexed = list(map(SessionId, session_ids)), self._db.searching.is_indexed
         job = partial(erasure.delete_many, session_ids=keys, at=now().timestamp(), indexed=indexed)
-        done, erased = await self._db.writer.run(job)
+        (done, erased), touched = await self._db.erase(job)
         if done:
-            await self._db.erase_everywhere(erased)
+            await self._db.erase_everywhere(erased._replace(touched=touched))
         return list(done)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         request = Request.of(session_id, message_ids, replacement)
         self._live.forget_all()
         self._values.forget_all()
-        replaced, erased = await self._db.writer.run(partial(erasure.redact, request=request, at=now()))
-        await self._db.erase_everywhere(erased)
+        (replaced, erased), touched = await self._db.erase(partial(erasure.redact, request=request, at=now()))
+        await self._db.erase_everywhere(erased._replace(touched=touched))
         return int(replaced)
 
     async def gc(self) -> int:
         erased: Erased = await self._db.writer.run(erasure.gc)
         # Though there be nothing to erase: a deletion may have been killed before it had removed its traces.
-        await self._db.erase_everywhere(erased)
+        await self._db.erase_everywhere(erased, tables=None)
         return len(erased.changed)
 
     async def search(
@@ -405,31 +410,57 @@ class _Open:
         """The sessions and epochs of the claims that were taken here and not given back yet."""
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
-        self.origin = str(self._look(partial(tables.meta, key="uid")))
+        self.origin = str(self._look(partial(sqlite_tables.meta, key="uid")))
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
         self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
         self.searching = SearchThread(path)
 
-    async def erase_everywhere(self, erased: Erased) -> None:
+    async def erase(self, job: Callable[[apsw.Connection], Any]) -> tuple[Any, frozenset[int]]:
+        """Erase something from the tables; return what the job returns, and the pages that were touched."""
+        done: tuple[Any, frozenset[int]] = await self.writer.run(partial(self._erase, job), alone=True)
+        return done
+
+    def _erase(self, job: Callable[[apsw.Connection], Any], connection: apsw.Connection) -> tuple[Any, frozenset[int]]:
+        require_in_place(connection)
+        with exclusively(connection):
+            done = job(connection)
+        # Before the lock is let go: the next to write may begin the log again.
+        return done, pages_in_log(self._path, connection.pragma("page_size"))
+
+    async def erase_everywhere(self, erased: Erased, *, tables: Collection[str] | None = _NAMES) -> None:
         """Leave nothing of what has been erased from the tables: not in the file, nor in the search index."""
-        counted: int = await self.writer.run(self._leave_no_trace, alone=True)
+        job = partial(self._leave_no_trace, erased.touched, tables)
+        counted, more = await self.writer.run(job, alone=True)
+        while more is not None:  # others write in between
+            more = await self.writer.run(partial(self._scrub, (), tables, more), alone=True)
         await self.searching.erase(erased.counted_up_to(counted))
 
-    def _leave_no_trace(self, _: apsw.Connection) -> int:
-        """Overwrite what has been deleted, wherever it stands; see `sqlite_scrub`, which needs its own connection.
+    def _leave_no_trace(
+        self, touched: Collection[int], tables: Collection[str] | None, db: apsw.Connection
+    ) -> tuple[int, int | None]:
+        """Overwrite what has been deleted, where it stood; return the number of erasures, of which this is one."""
+        more = self._scrub(touched, tables, 1, db, counts=True)
+        return int(sqlite_tables.meta(db, "erasures")), more
 
-        The number of erasures, of which this is one.
-        """
+    def _scrub(
+        self,
+        touched: Collection[int],
+        tables: Collection[str] | None,
+        start: int,
+        _: apsw.Connection,
+        *,
+        counts: bool = False,
+    ) -> int | None:
+        """Scrub some pages, see `sqlite_scrub`, which needs its own connection."""
         connection = connect(self._path)
         try:
             jobs.checkpoint(connection)
             with exclusively(connection):
-                scrub(connection, self._path)
-                jobs.count_erasure(connection)
-                counted = int(tables.meta(connection, "erasures"))
+                more = scrub(connection, self._path, touched=touched, tables=tables, start=start)
+                jobs.count_erasure(connection, by=int(counts))
             jobs.checkpoint(connection)
-            return counted
+            return more
         finally:
             connection.close()
 
@@ -448,7 +479,7 @@ class _Open:
         return bool(self._look(job))
 
     def erasures(self) -> int:
-        return int(self._look(partial(tables.meta, key="erasures")))
+        return int(self._look(partial(sqlite_tables.meta, key="erasures")))
 
     def _look(self, job: Callable[[apsw.Connection], Any]) -> Any:
         try:

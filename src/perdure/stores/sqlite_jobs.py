@@ -383,9 +383,9 @@ def delete(db: apsw.Connection, session_id: str, at: float) -> None:
     count_erasure(db)
 
 
-def count_erasure(db: apsw.Connection) -> None:
-    """Let everybody know that what they have at hand may have been erased."""
-    db.execute("UPDATE meta SET value = value + 1 WHERE key = 'erasures'")
+def count_erasure(db: apsw.Connection, by: int = 1) -> None:
+    """Let everybody know that what they have at hand may have been erased. By 0, only their pages are read again."""
+    db.execute("UPDATE meta SET value = value + ? WHERE key = 'erasures'", (by,))
 
 
 def erase_unshown(db: apsw.Connection, log: int) -> None:

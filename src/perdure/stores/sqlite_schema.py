@@ -15,6 +15,7 @@ import msgspec
 from perdure.errors import ConfigurationError, StoreError
 from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 from perdure.stores.file_folder import make_directory, sync_directory
+from perdure.stores.sqlite_wal import require_sound_log
 
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
@@ -47,7 +48,10 @@ def create_file(path: Path) -> None:
         connection = apsw.Connection(str(path), flags=_FLAGS)
         try:
             connection.set_busy_timeout(_BUSY_MS)
+            # Or closing it would empty the write-ahead log before it has been looked at.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             _require_own(connection)
+            require_sound_log(connection, path)
         finally:
             connection.close()
     except OSError as error:
@@ -109,7 +113,8 @@ def exclusively(connection: apsw.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a full disk or an I/O error may have ended it
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from perdure.errors import CorruptRecord, InvalidData, PerdureError, SessionLocked, StoreError
+from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
 from perdure.stores.file_lock import FileLock
 
 T = TypeVar("T")
@@ -232,11 +232,15 @@ class WritingWorker(Worker):
             self._fail_all(connection, batch, error)
 
     def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
+        if self._broken is not None:
+            request.error = self._broken
+            return
         try:
             with self._lock:
-                super()._carry_out_alone(connection, request)
-        except (OSError, SessionLocked) as error:
-            request.error = as_store_error(error)
+                request.result = request.job(connection)
+            self._is_behind = True
+        except Exception as error:  # around a request: the thread serves others after it
+            self._fail_all(connection, [request], error)
 
     def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
         connection.execute("SAVEPOINT one")
