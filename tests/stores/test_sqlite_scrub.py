@@ -46,7 +46,12 @@ def test_every_node_is_known(tmp_path: Path) -> None:
     """Tables and indexes of several levels are walked to their last leaf, as SQLite itself knows them."""
     path = tmp_path / "deep.db"
     db = apsw.Connection(str(path))
-    db.execute("PRAGMA page_size = 512; PRAGMA secure_delete = 1; CREATE TABLE t (name TEXT PRIMARY KEY, body BLOB)")
+    for sql in (
+        "PRAGMA page_size = 512",
+        "PRAGMA secure_delete = 1",
+        "CREATE TABLE t (name TEXT PRIMARY KEY, body BLOB)",
+    ):
+        db.execute(sql).fetchall()
     rows = [(f"{number * 7919 % 5000:07}" * 3, b"x" * (number % 700)) for number in range(5000)]
     with db:
         db.executemany("INSERT INTO t VALUES (?, ?)", rows)
