@@ -243,7 +243,7 @@ class SqliteStore:
     async def gc(self) -> int:
         erased: Erased = await self._db.writer.run(erasure.gc)
         # Though there be nothing to erase: a deletion may have been killed before it had removed its traces.
-        await self._db.erase_everywhere(erased, tables=None)
+        await self._db.erase_everywhere(erased)
         return len(erased.changed)
 
     async def search(
@@ -428,9 +428,10 @@ class _Open:
         # Before the lock is let go: the next to write may begin the log again.
         return done, pages_in_log(self._path, connection.pragma("page_size"))
 
-    async def erase_everywhere(self, erased: Erased, *, tables: Collection[str] | None = _NAMES) -> None:
+    async def erase_everywhere(self, erased: Erased) -> None:
         """Leave nothing of what has been erased from the tables: not in the file, nor in the search index."""
-        job = partial(self._leave_no_trace, erased.touched, tables)
+        tables = None if erased.touched is None else _NAMES
+        job = partial(self._leave_no_trace, erased.touched or (), tables)
         counted, more = await self.writer.run(job, alone=True)
         while more is not None:  # others write in between
             more = await self.writer.run(partial(self._scrub, (), tables, more), alone=True)

@@ -12,9 +12,11 @@ from perdure.errors import CorruptRecord
 from perdure.protocols import Problem
 from perdure.stores.heads import decode_info, unpacked_head
 from perdure.stores.noted import Noted, wrong_notes
+from perdure.stores.rows import key_checksum, log_checksum
 from perdure.stores.sql_check import (
     COLUMNS,
     ENDS,
+    KEY,
     LEFT_OVER,
     MISSING_VALUES,
     RULES,
@@ -40,7 +42,7 @@ def check(db: apsw.Connection) -> list[Problem]:
 
     The search index comes first: seen before the store, it can be behind it, but never ahead.
     """
-    looks = (_search, _pages, _schema, _meta, _left_over, _rules, _missing_values, _inboxes, _heads)
+    looks = (_search, _pages, _schema, _meta, _left_over, _rules, _missing_values, _inboxes, _logs, _keys, _heads)
     return [problem for look in looks for problem in _surely(look(db))]
 
 
@@ -117,6 +119,23 @@ def _inboxes(db: apsw.Connection) -> Iterator[Problem]:
             check_posted(session_id, *row)
         except CorruptRecord as error:
             yield Problem(session_id, error.position, error.reason, _INBOX)
+
+
+def _logs(db: apsw.Connection) -> Iterator[Problem]:
+    """The rows that say whose log it is."""
+    for log, sid, name, crc in db.execute("SELECT log, sid, CAST(name AS BLOB), crc FROM log"):
+        if type(sid) is not int or log_checksum(log, sid, name) != crc:
+            yield Problem(None, f"log {log}", "its checksum does not match", ENDS)
+
+
+def _keys(db: apsw.Connection) -> Iterator[Problem]:
+    sql = (
+        "SELECT CAST(session.id AS BLOB), key.sid, CAST(name AS BLOB), CAST(digest AS BLOB), key.version, crc"
+        " FROM key JOIN session ON session.sid = key.sid"
+    )
+    for session_id, sid, name, digest, version, crc in db.execute(sql):
+        if type(version) is not int or key_checksum(sid, name, digest, version) != crc:
+            yield Problem(_text(session_id), f"key {_text(name)!r}", "its checksum does not match", KEY)
 
 
 def _text(raw: bytes) -> str:

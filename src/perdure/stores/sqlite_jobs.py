@@ -36,9 +36,11 @@ from perdure.stores.memory import matches
 from perdure.stores.placement import Placement, foreign_stretches
 from perdure.stores.rows import Stretch, another_session, checksum, page_start
 from perdure.stores.shelf import Shelf
+from perdure.stores.sql_check import wrong_columns
 from perdure.stores.sqlite_tables import (
     first_row,
     meta,
+    new_log,
     number,
     read_messages,
     require_absent,
@@ -46,6 +48,7 @@ from perdure.stores.sqlite_tables import (
     require_same,
     rows_of,
     write_batch,
+    write_key,
     write_messages,
 )
 
@@ -86,8 +89,7 @@ def create(db: apsw.Connection, write: Write) -> Live:
         ),
     )
     sid = db.last_insert_rowid()
-    db.execute("INSERT INTO log (sid) VALUES (?)", (sid,))
-    log = db.last_insert_rowid()
+    log = new_log(db, sid)
     # A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
     db.execute("UPDATE session SET log = ?, epoch = ? WHERE sid = ?", (log, sid << 20, sid))
     _write_tags(db, sid, info.tags)
@@ -134,10 +136,7 @@ def save(db: apsw.Connection, write: Write) -> Live:
     stretch = (log, msg_end - len(write.placement.new), msg_end)
     write_batch(db, sid, evt_end, write.batch, stretch)
     if write.key is not None:
-        db.execute(
-            "INSERT OR REPLACE INTO key (sid, name, digest, version) VALUES (?, ?, ?, ?)",
-            (sid, write.key.name, write.key.digest, info.version + 1),
-        )
+        write_key(db, sid, write.key.name, write.key.digest, info.version + 1)
     return _write_version(db, write, sid, log, msg_end - len(write.placement.new), live, erasures)
 
 
@@ -293,8 +292,9 @@ def list_sessions(db: apsw.Connection, query: SessionQuery) -> SessionInfoList:
     where, values = _conditions(query)
     rows = rows_of(
         db,
-        "SELECT session.sid, CAST(session.id AS BLOB), session.version, CAST(session.status AS BLOB), head.crc,"
-        " head.body FROM session"
+        "SELECT session.sid, CAST(session.id AS BLOB), session.version, head.crc, head.body,"
+        " CAST(status AS BLOB), CAST(agent AS BLOB), CAST(owner AS BLOB), CAST(parent AS BLOB), created, updated"
+        " FROM session"
         " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
         f" WHERE {' AND '.join(where)} ORDER BY session.sid DESC LIMIT ?",
         (*values, query.limit + 1),
@@ -326,15 +326,22 @@ def ids_with_prefix(db: apsw.Connection, sought: Beginning) -> list[SessionId]:
 
 
 def _info_of(
-    query: SessionQuery, sid: int, raw_id: bytes, version: int, status: bytes, crc: int | None, body: bytes | None
+    query: SessionQuery, sid: int, raw_id: bytes, version: int, crc: int | None, body: bytes | None, *columns: Any
 ) -> AgentSessionInfo:
+    """A session's header. Its columns decide which lists it is in, so each of them is held against it."""
     session_id = raw_id.decode(errors="replace")
     if crc is None or body is None:
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
     info = decode_info(unpacked_head(body, crc, session_id, sid, version), session_id, version)
-    if (info.id, info.version, info.status.value.encode()) != (session_id, version, status) or not matches(info, query):
+    is_same = (info.id, info.version) == (session_id, version) and matches(info, query)
+    if not is_same or any(wrong_columns(info, list(map(_text, columns)), info.tags)):
         raise CorruptRecord(session_id, "header", "it does not agree with its head")
     return info
+
+
+def _text(column: Any) -> Any:
+    """A column that was read as bytes, since a damaged text may be no UTF-8."""
+    return column.decode(errors="replace") if type(column) is bytes else column
 
 
 def _conditions(query: SessionQuery) -> tuple[list[str], list[Any]]:

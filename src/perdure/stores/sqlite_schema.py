@@ -15,6 +15,7 @@ import msgspec
 from perdure.errors import ConfigurationError, StoreError
 from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 from perdure.stores.file_folder import make_directory, sync_directory
+from perdure.stores.rows import key_checksum, log_checksum
 from perdure.stores.sqlite_wal import require_sound_log
 
 APPLICATION_ID = 0x70657264  # "perd"
@@ -147,4 +148,9 @@ def _batch_crc(sid: int, seq: int, loop: bytes | None, kind: bytes, crc: int, bo
 
 
 # What migrations call.
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"batch_body": _batch_body, "batch_crc": _batch_crc}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "batch_body": _batch_body,
+    "batch_crc": _batch_crc,
+    "key_crc": key_checksum,
+    "log_crc": log_checksum,
+}

@@ -78,8 +78,8 @@ class Erased(NamedTuple):
     after: int
     newest: int
     changed: Sequence[Changed]
-    touched: frozenset[int] = frozenset()
-    """The pages of the store's file that may hold remains of it."""
+    touched: frozenset[int] | None = None
+    """The pages of the store's file that may hold remains of it; None if any page may."""
 
     def counted_up_to(self, count: int) -> Erased:
         """The same after its traces have been removed, which counts as one; unknown, if others came between."""
