@@ -30,9 +30,10 @@ from perdure.errors import (
     StoreError,
 )
 from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.protocols import Entry
+from perdure.protocols import Entry, Key
 from perdure.stores import packing, sqlite_jobs, sqlite_schema
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import fork, new_session, note, run_of, say, show, texts
@@ -714,6 +715,109 @@ async def test_a_session_stays_readable_up_to_the_damage(tmp_path: Path, damage:
             else:
                 with pytest.raises(CorruptRecord):
                     await store.load("alpha", version)
+
+
+LOSSES = {
+    "the newest version": "DELETE FROM head WHERE version = 3 AND sid = 1",
+    "a version": "DELETE FROM head WHERE version = 2 AND sid = 1",
+    "the last message": "DELETE FROM msg WHERE log = 1 AND pos = 5",
+    "a message": "DELETE FROM msg WHERE log = 1 AND pos = 2",
+    "a message that no version shows": "DELETE FROM msg WHERE log = 1 AND pos = 4",
+    "the last message of a branch": "DELETE FROM msg WHERE log = 2 AND pos = 1",
+    "the first message of a branch": "DELETE FROM msg WHERE log = 2 AND pos = 0",
+    "a branch": "DELETE FROM log WHERE log = 2",
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+async def test_a_dump_that_would_lack_something_is_refused(tmp_path: Path, loss: str) -> None:
+    """An export or a copy is whole, or it is not made: backups are what every repair begins with."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _with_a_branch(store)
+        assert (await store.dump(SessionId("s"))).heads
+        db = raw(path)
+        db.execute(loss)
+        db.close()
+        with pytest.raises(CorruptRecord, match=r"missing|last one"):
+            await store.dump(SessionId("s"))
+
+
+async def _with_a_branch(store: SqliteStore) -> None:
+    session = await store.save(say(await store.create(new_session("one", id="s")), "two", "three"))
+    claim, _ = await store.claim("s", version=2, owner="ann", messages=[Message.user("four")])
+    await store.append(claim, messages=[Message.user("five")])
+    branch = [Message.user("in a branch"), Message.user("and more")]
+    await store.append(claim, messages=branch, entries=[Entry("k", 1, "loop")], log="loop")
+    await store.save(say(session, "six"), claim=claim, key=Key("key", "digest"))
+
+
+KEY_DAMAGE = {
+    "name": "UPDATE key SET name = 'kez'",
+    "digest": "UPDATE key SET digest = 'digesu'",
+    "version": "UPDATE key SET version = 2",
+}
+
+
+@pytest.mark.parametrize("damage", KEY_DAMAGE.values(), ids=KEY_DAMAGE.keys())
+async def test_a_damaged_key_is_never_taken_for_another(tmp_path: Path, damage: str) -> None:
+    """Neither is a request refused for it, nor answered wrongly, nor run again."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _with_a_branch(store)
+        assert await store.find_key("s", "key") == (Key("key", "digest"), 3)
+        assert await store.find_key("s", "another") is None
+        db = raw(path)
+        db.execute("PRAGMA writable_schema = ON")  # or the index would be changed along with the table
+        if "name" in damage:
+            db.execute("CREATE TEMP TABLE kept AS SELECT rootpage, sql FROM sqlite_schema WHERE name = 'key_again'")
+            db.execute("DELETE FROM sqlite_schema WHERE name = 'key_again'")
+            db.pragma("schema_version", db.pragma("schema_version") + 1)
+            db.execute(damage)
+            db.execute("INSERT INTO sqlite_schema SELECT 'index', 'key_again', 'key', rootpage, sql FROM temp.kept")
+            db.pragma("schema_version", db.pragma("schema_version") + 1)
+        else:
+            db.execute(damage)
+        db.close()
+        with pytest.raises(CorruptRecord, match="key 'key'"):
+            await store.find_key("s", "key")
+
+
+async def test_a_run_that_an_index_has_lost_is_damage(tmp_path: Path) -> None:
+    """Read by itself it would be an empty story, and a recovery would drop what was done."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _with_a_branch(store)
+        assert len(await store.runs("s")) == 1
+        assert len(await store.read("s", run="loop")) == 1
+        assert await store.read("s", run="unknown") == []
+        db = raw(path)
+        root = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_run_1'").get
+        size = db.pragma("page_size")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        db.close()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size)
+        page = file.read(size)
+        file.seek((root - 1) * size + page.index(b"loop"))
+        file.write(b"look")
+    async with SqliteStore(path) as store:
+        with pytest.raises(CorruptRecord, match="loop"):
+            await store.read("s", run="loop")
+
+
+async def test_a_damaged_log_row_shows_nobody_anothers_text(tmp_path: Path) -> None:
+    """A search finds no message as that of the session that a flipped bit has put in its owner's place."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await store.create(new_session("a secret of ann's", id="a", owner="ann"))
+        await store.create(new_session("something else", id="b", owner="ben"))
+        assert [hit.session_id for hit in await store.search("secret")] == ["a"]
+        db = raw(path)
+        db.execute("UPDATE log SET sid = 2, name = 'x' WHERE log = 1")
+        db.close()
+        for owner in (None, "ann", "ben"):
+            assert await store.search("secret", owner=owner) == []
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "moved"])

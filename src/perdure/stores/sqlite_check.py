@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,8 @@ _FILE = (
     "Stop all writers, keep a copy of the file, and restore it from a backup. An index alone is mended by "
     "`sqlite3 FILE REINDEX`; of a file with damaged pages `sqlite3 FILE .recover` saves what it can."
 )
+# How SQLite says in a list of what is damaged that it could not read a page.
+_UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 _COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it anew."
 _INBOX = "It has been dealt with, and is not needed. Copying the store into a new file leaves it behind."
 
@@ -43,12 +46,14 @@ def check(db: apsw.Connection) -> list[Problem]:
     The search index comes first: seen before the store, it can be behind it, but never ahead.
     """
     looks = (_search, _pages, _schema, _meta, _left_over, _rules, _missing_values, _inboxes, _logs, _keys, _heads)
-    return [problem for look in looks for problem in _surely(look(db))]
+    return [problem for look in looks for problem in _surely(look, db)]
 
 
-def _surely(found: Iterator[Problem]) -> Iterator[Problem]:
+def _surely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Connection) -> Iterator[Problem]:
     try:
-        yield from found
+        yield from look(db)
+    except apsw.IOError:
+        raise  # the disk failed, which says nothing of what is on it
     except (apsw.Error, UnicodeError) as error:
         yield Problem(None, "the database file", f"it cannot be read throughout: {error}", _FILE)
 
@@ -59,6 +64,9 @@ def _search(db: apsw.Connection) -> Iterator[Problem]:
 
 def _pages(db: apsw.Connection) -> Iterator[Problem]:
     for (line,) in db.execute("PRAGMA integrity_check(20)"):
+        unread = _UNREAD.search(line)
+        if unread and int(unread[1]) & 0xFF == apsw.SQLITE_IOERR:
+            raise apsw.IOError(line)
         if line != "ok":
             yield Problem(None, f"the database file: {line}"[:200], "SQLite finds it damaged", _FILE)
 

@@ -36,7 +36,6 @@ from perdure.stores.memory import matches
 from perdure.stores.placement import Placement, foreign_stretches
 from perdure.stores.rows import Stretch, another_session, checksum, page_start
 from perdure.stores.shelf import Shelf
-from perdure.stores.sql_check import wrong_columns
 from perdure.stores.sqlite_tables import (
     first_row,
     meta,
@@ -292,9 +291,8 @@ def list_sessions(db: apsw.Connection, query: SessionQuery) -> SessionInfoList:
     where, values = _conditions(query)
     rows = rows_of(
         db,
-        "SELECT session.sid, CAST(session.id AS BLOB), session.version, head.crc, head.body,"
-        " CAST(status AS BLOB), CAST(agent AS BLOB), CAST(owner AS BLOB), CAST(parent AS BLOB), created, updated"
-        " FROM session"
+        "SELECT session.sid, CAST(session.id AS BLOB), session.version, CAST(session.status AS BLOB), head.crc,"
+        " head.body FROM session"
         " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
         f" WHERE {' AND '.join(where)} ORDER BY session.sid DESC LIMIT ?",
         (*values, query.limit + 1),
@@ -326,22 +324,15 @@ def ids_with_prefix(db: apsw.Connection, sought: Beginning) -> list[SessionId]:
 
 
 def _info_of(
-    query: SessionQuery, sid: int, raw_id: bytes, version: int, crc: int | None, body: bytes | None, *columns: Any
+    query: SessionQuery, sid: int, raw_id: bytes, version: int, status: bytes, crc: int | None, body: bytes | None
 ) -> AgentSessionInfo:
-    """A session's header. Its columns decide which lists it is in, so each of them is held against it."""
     session_id = raw_id.decode(errors="replace")
     if crc is None or body is None:
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
     info = decode_info(unpacked_head(body, crc, session_id, sid, version), session_id, version)
-    is_same = (info.id, info.version) == (session_id, version) and matches(info, query)
-    if not is_same or any(wrong_columns(info, list(map(_text, columns)), info.tags)):
+    if (info.id, info.version, info.status.value.encode()) != (session_id, version, status) or not matches(info, query):
         raise CorruptRecord(session_id, "header", "it does not agree with its head")
     return info
-
-
-def _text(column: Any) -> Any:
-    """A column that was read as bytes, since a damaged text may be no UTF-8."""
-    return column.decode(errors="replace") if type(column) is bytes else column
 
 
 def _conditions(query: SessionQuery) -> tuple[list[str], list[Any]]:
