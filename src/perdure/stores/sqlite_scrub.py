@@ -16,6 +16,8 @@ from pathlib import Path
 
 import apsw
 
+from perdure.stores.sqlite_tables import rows_of
+
 _INNER, _LEAF = {2: 12, 5: 12}, {10: 8, 13: 8}  # the sizes of nodes' headers, by kind
 _HEADER = _INNER | _LEAF
 # About a fifth of a second, for which others wait.
@@ -44,7 +46,7 @@ def scrub(
     file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
     try:
         pages = _Pages(file, db.pragma("page_size"))
-        roots = [(1, "sqlite_schema"), *db.execute(_ROOTS).fetchall()]
+        roots: list[tuple[int, str]] = [(1, "sqlite_schema"), *rows_of(db, _ROOTS, ())]
         pages.walk(root for root, _ in roots)
         pages.overwrite(number for number in touched if pages.is_node(number))
         asked = (

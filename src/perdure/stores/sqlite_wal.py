@@ -108,7 +108,8 @@ class _Log:
         """Whether a frame's checksum is right, if that of the one before it is."""
         before = self._frame(number - 1).sum if number > 1 else self._sum
         raw = os.pread(self._handle, _FRAME.size + self._page_size, self._place(number))
-        return self._sum_of(raw[_FRAME.size :], self._sum_of(raw[:8], before)) == frame.sum
+        expected: _Sum = self._sum_of(raw[_FRAME.size :], self._sum_of(raw[:8], before))
+        return expected == frame.sum
 
     def _frame(self, number: int) -> _Frame:
         page, commits, salt1, salt2, *found = _FRAME.unpack(os.pread(self._handle, _FRAME.size, self._place(number)))
