@@ -64,7 +64,7 @@ class _Log:
         magic, _, _, _, salt1, salt2, *found = _HEADER.unpack(self._raw)
         is_known = magic & ~1 == _MAGIC
         self._order = "><"[not magic & 1] if is_known else "<>"[sys.byteorder == "big"]
-        self._salts = (salt1, salt2)
+        self._salts: tuple[int, int] = (salt1, salt2)
         self._sum: _Sum = (found[0], found[1])
         self._is_sound = is_known and self._sum_of(self._raw[:24], (0, 0)) == self._sum
         self._count = (os.fstat(handle).st_size - _HEADER.size) // (_FRAME.size + page_size)
