@@ -185,9 +185,8 @@ def read_record(
         final = min(final, first + limit - 1)
     found = _read_batches(db, session_id, sid, first, final)
     if run is not None and found:
-        _require_ends(
-            session_id, run, found[0] if first == reach[0] else None, found[-1] if final == reach[1] else None
-        )
+        ends = [entry for entry in (found[0], found[-1]) if entry.seq in reach]
+        _require_ends(session_id, run, *ends)
     return cut(found, limit, last, run)
 
 
