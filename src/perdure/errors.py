@@ -117,15 +117,17 @@ class ClaimLost(SessionBusy):
 
 
 class SessionLocked(PerdureError):
-    """The lock of a session's file could not be had in time."""
+    """The lock of a session's file, or of a whole SQLite store (`session_id` is None), could not be had in time."""
 
-    def __init__(self, session_id: str, path: str | PathLike[str], timeout: float) -> None:
+    def __init__(self, session_id: str | None, path: str | PathLike[str], timeout: float) -> None:
         self.session_id = session_id
         self.path = str(path)
         self.timeout = timeout
+        what = "The store" if session_id is None else f"Session {session_id!r}"
         super().__init__(
-            f"Session {session_id!r} stayed locked for {timeout:g} s ({self.path}). "
-            "Another process is writing it; try again, or give the store a longer lock_timeout."
+            f"{what} stayed locked for {timeout:g} s ({self.path}). Nothing was written. "
+            "Another process is writing it, or was stopped while it did: look for one (`fuser` names it), then try "
+            "again; or give the store a longer lock_timeout."
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -38,9 +38,7 @@ from perdure.model.message import Message
 from perdure.model.said import NOTHING_SAID, Said, SaidByRun
 from perdure.model.session import AgentSession
 from perdure.protocols import Appended, Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
-
-T = TypeVar("T")
-
+from perdure.waiting import see_through as see_through
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
@@ -343,18 +341,3 @@ class BranchRecord:
             if self._unwritten:
                 messages, entries = self._unwritten.take()
                 self.written |= await see_through(self._group.write_branch(self._loop_id, messages, entries))
-
-
-async def see_through(work: Coroutine[Any, Any, T]) -> T:
-    """Await to the end what must not be left in between: a cancellation waits for it, and goes on after it."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        task.exception()  # it is of no interest to one who has been told to stop
-        raise cancelled
-    return task.result()

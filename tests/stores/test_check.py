@@ -15,15 +15,17 @@ import pytest
 from tests import postgres_server, stories
 from tests.stories import opened
 
-from perdure import MemoryStore, SqliteStore
+from perdure import MemoryStore, SqliteStore, StoreError
 from perdure.copying import copy
 from perdure.fsck import FsckReport, fsck
 from perdure.model.ids import use
 from perdure.protocols import Claim, Key
+from perdure.stores import sqlite_check
 from perdure.stores.claims import Holder
 from perdure.stores.file_log import Held, Line, SessionLog, line, rewritten
 from perdure.stores.hashes import hash_of
 from perdure.testing import FrozenClock
+from perdure.testing.samples import new_session
 
 
 class Damage(NamedTuple):
@@ -73,8 +75,6 @@ ROWS = (
     Damage("DELETE FROM tag WHERE tag = 'vip'", "talk", "tags: they are not those of"),
     # Idempotency keys.
     Damage("DELETE FROM key WHERE name = 'first'", "talk", "key 'first': run "),
-    Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': it does not stand for"),
-    Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': it stands for version 1, which"),
     Damage("UPDATE key SET version = 99 WHERE name = 'first'", "talk", "it stands for a version that there is not"),
     Damage("UPDATE key SET sid = 999 WHERE name = 'first'", None, "key 999: it belongs to no session"),
     # What is noted for erasures to go by.
@@ -105,8 +105,6 @@ ROWS = (
     Damage(f"UPDATE run SET end_pos = end_pos + 1000 WHERE sid = {of('talk')}", "talk", "it goes beyond the log"),
     Damage(f"UPDATE run SET first_pos = -1 WHERE sid = {of('talk')}", "talk", "it goes beyond the log"),
     Damage(f"UPDATE run SET first_pos = end_pos WHERE sid = {of('talk')}", "talk", "its run's record names it, and"),
-    Damage("INSERT INTO run (sid, loop, first_seq, last_seq, log, first_pos, end_pos)"
-           " SELECT sid, 'ghost', 1, 2, log, 0, 0 FROM session WHERE id = 'talk'", "talk", "run ghost: it is noted to"),
     Damage("UPDATE run SET log = 999", "talk", "the log of one of its runs: it is missing"),
     Damage("UPDATE log SET name = 'other' WHERE log = (SELECT max(log) FROM log WHERE name <> '')",
            "branches", "runs: it is missing, another session's, or a branch's of another name"),
@@ -183,8 +181,16 @@ def execute(path: Path, script: str) -> None:
     connection.close()
 
 
+GHOST = (
+    "INSERT INTO run (sid, loop, first_seq, last_seq, log, first_pos, end_pos)"
+    " SELECT sid, 'ghost', 1, 2, log, 0, 0 FROM session WHERE id = 'talk'"
+)
 IN_SQLITE = (
     *ROWS,
+    Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': its checksum does not match"),
+    Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': its checksum does not match"),
+    Damage("UPDATE log SET crc = crc + 1 WHERE log = 1", None, "log 1: its checksum does not match"),
+    Damage(GHOST, "talk", "run ghost: its record does not begin and end where it is noted to"),
     Damage("UPDATE meta SET value = 'many' WHERE key = 'erasures'", None, "meta erasures: it is not the number"),
     Damage("DELETE FROM sqlite_sequence WHERE name = 'log'", None, "the sequence of log: it is behind the highest"),
     Damage("UPDATE sqlite_sequence SET seq = 1 WHERE name = 'session'", None, "the sequence of session: it is behind"),
@@ -239,6 +245,42 @@ async def test_a_search_index_that_is_no_database_is_named(originals: Callable[[
     assert (tmp_path / "sessions.db-search").read_bytes() == b"not a database, " * 512
 
 
+async def test_a_search_index_that_a_power_cut_has_left_is_no_damage(tmp_path: Path) -> None:
+    """Its journal is beside it, to be rolled back when it is opened; the check does so, and finds it sound."""
+    (tmp_path / "open").mkdir()
+    async with SqliteStore(tmp_path / "open" / "sessions.db") as store:
+        await store.create(new_session("alpha", *(f"word{number}" for number in range(500))))
+        await store.search("alpha")
+        await store.gc()
+    index = apsw.Connection(str(tmp_path / "open" / "sessions.db-search"))
+    index.pragma("cache_spill", 1)
+    index.pragma("cache_size", 1)
+    index.execute("BEGIN IMMEDIATE")
+    index.execute("UPDATE place SET log = log + 1, owner = 'somebody else'")
+    index.cache_flush()
+    shutil.copytree(tmp_path / "open", tmp_path / "cut")
+    assert (tmp_path / "cut" / "sessions.db-search-journal").stat().st_size > 0
+    index.execute("ROLLBACK")
+    index.close()
+    async with SqliteStore(tmp_path / "cut" / "sessions.db") as store:
+        assert (await fsck(store)).problems == ()
+
+
+async def test_a_disk_that_fails_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read error is told as one: restoring a backup would not help."""
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        await store.create(new_session("alpha"))
+
+        def broken(*_: object) -> Any:
+            raise apsw.IOError("disk I/O error")
+
+        monkeypatch.setattr(sqlite_check, "_pages", broken)
+        with pytest.raises(StoreError, match="disk I/O error"):
+            await store.check()
+        (problem,) = (await fsck(store)).problems
+        assert "backup" not in problem.repair
+
+
 async def test_a_search_index_may_be_behind(originals: Callable[[str], Path], tmp_path: Path) -> None:
     """Of another store, or from before an erasure: the next search sees to that."""
     original = await asyncio.to_thread(originals, "sqlite")
@@ -286,6 +328,9 @@ def schema(kept_schema: Schema) -> Iterator[Schema]:
 
 IN_POSTGRES = (
     *ROWS,
+    Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': it does not stand for"),
+    Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': it stands for version 1, which"),
+    Damage(GHOST, "talk", "run ghost: it is noted to"),
     Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where those who recover look"),
     Damage(f"INSERT INTO claimed (sid) SELECT {of('talk')}", "talk", "its claim: it is noted where those who recover"),
     Damage("INSERT INTO claimed (sid) VALUES (999)", None, "claimed 999: it belongs to no session"),

@@ -57,6 +57,9 @@ def make_old(path: Path) -> None:
                 values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
         db.execute("DROP TABLE batch")
+        db.execute("DROP INDEX key_again").fetchall()
+        for table in ("key", "log"):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN crc").fetchall()
         db.pragma("user_version", 1)
     db.close()
 

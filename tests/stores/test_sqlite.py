@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,9 +30,10 @@ from perdure.errors import (
     StoreError,
 )
 from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.protocols import Entry
+from perdure.protocols import Entry, Key
 from perdure.stores import packing, sqlite_jobs, sqlite_schema
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import fork, new_session, note, run_of, say, show, texts
@@ -408,6 +410,63 @@ async def test_what_is_at_hand_is_not_read_again(tmp_path: Path, monkeypatch: py
             assert sum(reads) == 200 + 6 + 1
 
 
+async def test_a_redaction_that_comes_before_a_queued_read_is_seen(tmp_path: Path) -> None:
+    """A load that looked at the cache before another process redacted, and read after it, shows no old text."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store, SqliteStore(path) as other:
+        session = await store.create(new_session("a secret", "more", id="s"))
+        session = await other.save(say(session, "from elsewhere"))
+        begun, go_on = threading.Event(), threading.Event()
+
+        def hold_up(_: apsw.Connection) -> None:
+            begun.set()
+            go_on.wait(30)
+
+        held = asyncio.ensure_future(store._db.reader.run(hold_up))
+        await asyncio.to_thread(begun.wait)
+        loading = asyncio.ensure_future(store.load("s"))
+        await asyncio.sleep(0)  # it has compared its cache with the file, and waits for the reader
+        await asyncio.sleep(0)
+        await other.redact("s", [session.state.messages[0].id])
+        go_on.set()
+        await held
+        for loaded in (await loading, await store.load("s"), await store.load("s", 3)):
+            assert texts(loaded) == ["[redacted]", "more", "from elsewhere"]
+
+
+def test_event_loops_that_share_a_store_see_each_message_once(tmp_path: Path) -> None:
+    """Four event loops in threads save and load the same sessions, and every load shows what the file has."""
+    names, turns, wrong = [f"s{number}" for number in range(3)], 60, list[object]()
+
+    async def converse(store: SqliteStore, writing: SqliteStore, loop: int) -> None:
+        rng = random.Random(loop)
+        for turn in range(turns):
+            name = rng.choice(names)
+            session = await store.load(name)
+            assert session is not None
+            said = texts(session)
+            if len(said) != len(set(said)) or len(said) != 2 * session.version - 1:
+                wrong.append((loop, turn, session.version, said))
+            with suppress(SessionConflict):
+                await (store, writing)[turn % 2].save(say(session, f"{loop}/{turn}", f"{loop}/{turn} too"))
+
+    async def main() -> None:
+        path = tmp_path / "sessions.db"
+        async with SqliteStore(path, cache=2) as store, SqliteStore(path) as writing:
+            for name in names:
+                await store.create(new_session("Hello", id=name))
+            loops = [asyncio.to_thread(asyncio.run, converse(store, writing, loop)) for loop in range(4)]
+            await asyncio.gather(*loops)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        asyncio.run(main())
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
 async def test_a_cache_of_few_sessions_still_serves_all(tmp_path: Path) -> None:
     """What the cache has no room for is read again."""
     async with SqliteStore(tmp_path / "sessions.db", cache=2) as store:
@@ -658,6 +717,188 @@ async def test_a_session_stays_readable_up_to_the_damage(tmp_path: Path, damage:
                     await store.load("alpha", version)
 
 
+LOSSES = {
+    "the newest version": "DELETE FROM head WHERE version = 3 AND sid = 1",
+    "a version": "DELETE FROM head WHERE version = 2 AND sid = 1",
+    "the last message": "DELETE FROM msg WHERE log = 1 AND pos = 5",
+    "a message": "DELETE FROM msg WHERE log = 1 AND pos = 2",
+    "a message that no version shows": "DELETE FROM msg WHERE log = 1 AND pos = 4",
+    "the last message of a branch": "DELETE FROM msg WHERE log = 2 AND pos = 1",
+    "the first message of a branch": "DELETE FROM msg WHERE log = 2 AND pos = 0",
+    "a branch": "DELETE FROM log WHERE log = 2",
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+async def test_a_dump_that_would_lack_something_is_refused(tmp_path: Path, loss: str) -> None:
+    """An export or a copy is whole, or it is not made: backups are what every repair begins with."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _with_a_branch(store)
+        assert (await store.dump(SessionId("s"))).heads
+        db = raw(path)
+        db.execute(loss)
+        db.close()
+        with pytest.raises(CorruptRecord, match=r"missing|last one"):
+            await store.dump(SessionId("s"))
+
+
+async def _with_a_branch(store: SqliteStore) -> None:
+    session = await store.save(say(await store.create(new_session("one", id="s")), "two", "three"))
+    claim, _ = await store.claim("s", version=2, owner="ann", messages=[Message.user("four")])
+    await store.append(claim, messages=[Message.user("five")])
+    branch = [Message.user("in a branch"), Message.user("and more")]
+    await store.append(claim, messages=branch, entries=[Entry("k", 1, "loop")], log="loop")
+    await store.save(say(session, "six"), claim=claim, key=Key("key", "digest"))
+
+
+KEY_DAMAGE = {
+    "name": "UPDATE key SET name = 'kez'",
+    "digest": "UPDATE key SET digest = 'digesu'",
+    "version": "UPDATE key SET version = 2",
+}
+
+
+@pytest.mark.parametrize("damage", KEY_DAMAGE.values(), ids=KEY_DAMAGE.keys())
+async def test_a_damaged_key_is_never_taken_for_another(tmp_path: Path, damage: str) -> None:
+    """Neither is a request refused for it, nor answered wrongly, nor run again."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _with_a_branch(store)
+        assert await store.find_key("s", "key") == (Key("key", "digest"), 3)
+        assert await store.find_key("s", "another") is None
+        db = raw(path)
+        db.execute("PRAGMA writable_schema = ON")  # or the index would be changed along with the table
+        if "name" in damage:
+            db.execute("CREATE TEMP TABLE kept AS SELECT rootpage, sql FROM sqlite_schema WHERE name = 'key_again'")
+            db.execute("DELETE FROM sqlite_schema WHERE name = 'key_again'")
+            db.pragma("schema_version", db.pragma("schema_version") + 1)
+            db.execute(damage)
+            db.execute("INSERT INTO sqlite_schema SELECT 'index', 'key_again', 'key', rootpage, sql FROM temp.kept")
+            db.pragma("schema_version", db.pragma("schema_version") + 1)
+        else:
+            db.execute(damage)
+        db.close()
+        with pytest.raises(CorruptRecord, match="key 'key'"):
+            await store.find_key("s", "key")
+
+
+async def test_a_run_that_an_index_has_lost_is_damage(tmp_path: Path) -> None:
+    """Read by itself it would be an empty story, and a recovery would drop what was done."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _with_a_branch(store)
+        assert len(await store.runs("s")) == 1
+        assert len(await store.read("s", run="loop")) == 1
+        assert await store.read("s", run="unknown") == []
+        db = raw(path)
+        root = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_run_1'").get
+        size = db.pragma("page_size")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        db.close()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size)
+        page = file.read(size)
+        file.seek((root - 1) * size + page.index(b"loop"))
+        file.write(b"look")
+    async with SqliteStore(path) as store:
+        with pytest.raises(CorruptRecord, match="loop"):
+            await store.read("s", run="loop")
+
+
+async def test_a_damaged_log_row_shows_nobody_anothers_text(tmp_path: Path) -> None:
+    """A search finds no message as that of the session that a flipped bit has put in its owner's place."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await store.create(new_session("a secret of ann's", id="a", owner="ann"))
+        await store.create(new_session("something else", id="b", owner="ben"))
+        assert [hit.session_id for hit in await store.search("secret")] == ["a"]
+        db = raw(path)
+        db.execute("UPDATE log SET sid = 2, name = 'x' WHERE log = 1")
+        db.close()
+        for owner in (None, "ann", "ben"):
+            assert await store.search("secret", owner=owner) == []
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved"])
+async def test_a_file_that_is_gone_takes_no_saves(tmp_path: Path, how: str) -> None:
+    """A save into a file that no longer has its name is refused with what happened, and so is a load."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        session = await store.create(new_session("Hello"))
+        os.rename(path, tmp_path / "elsewhere.db")
+        if how == "replaced":
+            path.write_bytes((tmp_path / "elsewhere.db").read_bytes())
+        if how == "removed":
+            os.unlink(tmp_path / "elsewhere.db")
+        for verb in (store.save(say(session, "more")), store.load(session.id), store.list(), store.delete(session.id)):
+            with pytest.raises(StoreError, match="removed, renamed or replaced"):
+                await verb
+        if how != "removed":
+            os.replace(tmp_path / "elsewhere.db", path)
+            assert (await store.save(say(session, "more"))).version == 2
+
+
+async def test_claims_lapse_when_the_store_is_closed_over_them(tmp_path: Path) -> None:
+    """What a run held that was still going on can be recovered at once; what was given back is left alone."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        for name in ("held", "released", "saved", "taken over"):
+            await store.create(new_session("Hello", id=name.replace(" ", "-")))
+        await store.claim("held", version=1, owner="ann")
+        claim, _ = await store.claim("released", version=1, owner="ann")
+        await store.release(claim)
+        claim, _ = await store.claim("saved", version=1, owner="ann")
+        saved = await store.load("saved")
+        assert saved is not None
+        await store.save(saved, claim=claim)
+        assert [*await store.lapsed()] == []
+        await store.claim("taken-over", version=1, owner="ann", lease=-1)
+        async with SqliteStore(path) as other:
+            await other.claim("taken-over", version=1, owner="ben", take_over=True)
+            await store.__aexit__()
+            assert [*await other.lapsed()] == ["held"]
+            assert await other.is_interrupted("held")
+            assert await other.is_claimed("taken-over")
+            for name in ("released", "saved"):
+                assert not await other.is_claimed(name)
+
+
+async def test_a_new_store_outlasts_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory that it makes is synced into the one above, and its file into its directory."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with SqliteStore(tmp_path / "a" / "b" / "sessions.db"):
+        assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(synced)
+
+
+@pytest.mark.parametrize("part", ["x" * 300, "no"])
+async def test_a_path_that_cannot_be_reached_is_a_store_error(tmp_path: Path, part: str) -> None:
+    """A name that is too long, or a directory that may not be entered, is told as what it is."""
+    (tmp_path / "no").mkdir()
+    path = tmp_path / part / "deeper" / "sessions.db"
+    if part == "no" and os.geteuid() == 0:
+        code = (
+            "import os\nfrom pathlib import Path\nfrom perdure import StoreError\n"
+            "from perdure.stores.sqlite_schema import prepare_directory\nos.setuid(65534)\n"
+            "try:\n    prepare_directory(Path(sys.argv[1]))\nexcept StoreError as error:\n    print(error)\n"
+        )
+        os.chmod(tmp_path / "no", 0o700)
+        os.chmod(tmp_path, 0o711)
+        said = python(code, path).communicate(timeout=60)[0]
+        assert "Permission denied" in said
+        return
+    os.chmod(tmp_path / "no", 0)
+    with pytest.raises(StoreError, match=r"too long|Permission denied"):
+        await SqliteStore(path).__aenter__()
+
+
 # Erasure
 
 
@@ -796,13 +1037,13 @@ async def test_a_column_of_another_type_is_damage_wherever_it_is_read(tmp_path: 
     async with SqliteStore(path) as store:
         session = await store.create(new_session("one", id="s"))
         await store.claim("s", version=1, owner="ann")
-        db = raw(path)
-        db.execute("PRAGMA writable_schema = ON")
-        db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE name = 'session'")
-        db.close()
-        db = raw(path)
-        db.execute("UPDATE session SET expires = x'00'")
-        db.close()
+    db = raw(path)
+    db.execute("PRAGMA writable_schema = ON")
+    db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE name = 'session'")
+    db.close()
+    db = raw(path)
+    db.execute("UPDATE session SET expires = x'00'")
+    db.close()
     async with SqliteStore(path) as store:
         with pytest.raises(CorruptRecord, match="type"):
             await store.is_claimed(session.id)

@@ -213,24 +213,29 @@ def _open_directory(path: Path) -> int:
             f"{path} is a symbolic link, which a store does not follow. Name the directory itself."
         )
     try:
-        _make(path)
+        make_directory(path)
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE)
     except OSError as error:
         raise StoreError(f"{path} cannot be used as a directory of sessions: {error.strerror}.") from None
 
 
-def _make(path: Path) -> None:
+def make_directory(path: Path) -> None:
     """Create a directory, for its owner alone, and those above it that are not there either."""
     if path.is_dir():
         return
-    _make(path.parent)
+    make_directory(path.parent)
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make what was created in a directory last."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(above)
+        os.fsync(handle)
     finally:
-        os.close(above)
+        os.close(handle)
 
 
 def _write_all(handle: int, body: bytes) -> None:

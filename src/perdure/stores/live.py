@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
@@ -14,29 +15,62 @@ T = TypeVar("T")
 
 
 class LRU(OrderedDict[K, T], Generic[K, T]):
-    """A mapping that forgets what was used longest ago, beyond a number of entries."""
+    """A mapping that forgets what was used longest ago, beyond a number of entries.
+
+    Event loops in several threads may share one: what takes more than one step is done under a lock.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
+        self._changing = threading.RLock()
         self.pinned: set[K] = set()
         """What is never forgotten, however long ago it was used."""
 
     def recall(self, key: K) -> T | None:
         """The entry, and it is now the one used last."""
-        found = self.get(key)
-        if found is not None:
-            self.move_to_end(key)
-        return found
+        with self._changing:
+            found = self.get(key)
+            if found is not None:
+                self.move_to_end(key)
+            return found
 
     def keep(self, key: K, entry: T) -> None:
-        self[key] = entry
-        self.move_to_end(key)
-        while len(self) > self._most:
-            oldest = next((each for each in self if each not in self.pinned), None)
-            if oldest is None:
-                break
-            del self[oldest]
+        with self._changing:
+            self[key] = entry
+            self.move_to_end(key)
+            while len(self) > self._most:
+                oldest = next((each for each in self if each not in self.pinned), None)
+                if oldest is None:
+                    break
+                del self[oldest]
+
+    def forget(self, key: K) -> None:
+        """Drop an entry, if it is there."""
+        with self._changing:
+            self.pop(key, None)
+
+    def forget_all(self) -> None:
+        with self._changing:
+            self.clear()
+
+    def snapshot(self) -> dict[K, T]:
+        """Return all entries as they are now."""
+        with self._changing:
+            return dict(self)
+
+
+class LiveSessions(LRU[str, "Live"]):
+    """The sessions at hand. What was seen later is never replaced by what was seen before it.
+
+    A save and a load may end in one order and be told of in the other, if their event loops are in two threads.
+    """
+
+    def keep(self, key: str, entry: Live) -> None:
+        with self._changing:
+            known = self.get(key)
+            if known is None or (known.erasures, known.session.version) <= (entry.erasures, entry.session.version):
+                super().keep(key, entry)
 
 
 class Live(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
@@ -184,6 +185,19 @@ def _map_execution(
     return replace(execution, step_executions=done, current_step=current)
 
 
+_growing = threading.Lock()
+
+
+def grow(tape: Tape, start: int, messages: Sequence[Message]) -> None:
+    """Add to a tape those messages of its log, from position `start` on, that it does not have yet.
+
+    Sessions share tapes, and event loops in several threads share sessions: two may find the same messages lacking.
+    """
+    with _growing:
+        if tape.items is not None and start <= tape.end:
+            tape.items.extend(messages[tape.end - start :])
+
+
 def consolidate(session: AgentSession) -> AgentSession:
     """The same session on fewer tapes: what a save has put behind a tape's end moves onto it.
 
@@ -193,8 +207,7 @@ def consolidate(session: AgentSession) -> AgentSession:
     for piece in session.state.transcript.pieces:
         last = pieces[-1] if pieces else None
         if isinstance(last, Span) and isinstance(piece, Span) and _follows(last, piece):
-            assert last.tape.items is not None
-            last.tape.items.extend(piece.messages())
+            grow(last.tape, piece.start, piece.messages())
             pieces[-1] = Span(last.tape, last.start, piece.stop)
         else:
             pieces.append(piece)

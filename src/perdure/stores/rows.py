@@ -40,6 +40,16 @@ def check_row(body: bytes, crc: int, session_id: str | None, position: str, *pla
         raise CorruptRecord(session_id, position, "its checksum does not match")
 
 
+def key_checksum(sid: int, name: bytes, digest: bytes, version: int) -> int:
+    """The checksum of an idempotency key's row."""
+    return checksum(b"%b\0%b" % (name, digest), sid, version)
+
+
+def log_checksum(log: int, sid: int, name: bytes) -> int:
+    """The checksum of the row that says whose log it is."""
+    return checksum(name, log, sid)
+
+
 def decode_row(body: bytes, session_id: str | None, position: str) -> Message:
     try:
         return codec.decode_message(body)

@@ -9,7 +9,7 @@ from typing import Any
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, Tape, every_span
-from perdure.stores.placement import transcripts_of
+from perdure.stores.placement import grow, transcripts_of
 from perdure.stores.rows import Stretch
 
 
@@ -53,7 +53,7 @@ class Shelf:
         if tape is None or tape.items is None:
             self._keep(Tape(messages, LogRef(self._origin, log), start))
         else:
-            tape.items.extend(messages[tape.end - start :])
+            grow(tape, start, messages)
 
     def span(self, log: int | str, start: int, stop: int) -> Span:
         for tape in self._tapes.get(log, ()):

@@ -25,7 +25,7 @@ _CLAIM = (
     "Set `expires` in the session's row to 0 if it has a claim, and to NULL if it has none; then run `perdure recover` "
     "on the session by its id."
 )
-_KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
+KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
 
 
 class Rule(NamedTuple):
@@ -107,7 +107,7 @@ RULES = (
     Rule(
         "one of its idempotency keys",
         "it stands for a version that there is not",
-        _KEY,
+        KEY,
         "EXISTS (SELECT 1 FROM key WHERE key.sid = s.sid AND (key.version < 1 OR key.version > s.version))",
     ),
     Rule(

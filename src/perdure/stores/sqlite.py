@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,15 +35,15 @@ from perdure.protocols import (
     SessionQuery,
     StoredAt,
 )
-from perdure.stores import sqlite_archive, sqlite_check
+from perdure.stores import sqlite_archive, sqlite_check, sqlite_tables
 from perdure.stores import sqlite_erasure as erasure
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores import sqlite_journal as journal
-from perdure.stores import sqlite_tables as tables
 from perdure.stores.batches import LAST, prepare_batch, prepare_entries
 from perdure.stores.beginnings import Beginning
 from perdure.stores.claims import Holder
-from perdure.stores.live import LRU, Live
+from perdure.stores.file_lock import LOCK_TIMEOUT, FileLock
+from perdure.stores.live import LRU, Live, LiveSessions
 from perdure.stores.placement import Placement, consolidate, is_at_hand
 from perdure.stores.redaction import Request
 from perdure.stores.rows import operation_id, page_start
@@ -52,20 +52,32 @@ from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.sqlite_search import Erased, SearchThread
-from perdure.stores.worker import FileLock, Worker, WritingWorker, as_store_error
+from perdure.stores.sqlite_wal import pages_in_log
+from perdure.stores.worker import Worker, WritingWorker, as_store_error, require_in_place
+from perdure.waiting import see_through
+
+# The tables whose rows move when sessions are saved, so that names may be left in pages that no erasure touches.
+# All others are appended to, and their rows move in erasures only.
+_NAMES = frozenset({"session", "tag", "log", "run", "key"})
 
 
 class SqliteStore:
     """Keeps sessions in a SQLite file: durable to a power cut, one fsync for all the saves that wait together.
 
     `cache` is how many sessions are kept at hand; a cached session is checked against the file at every load.
+    `lock_timeout` is how many seconds a writer waits for another process before it raises SessionLocked.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, cache: int = 128) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, cache: int = 128, lock_timeout: float = LOCK_TIMEOUT) -> None:
         if str(path) in ("", ":memory:"):
             raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
+        if not isinstance(lock_timeout, int | float) or not lock_timeout >= 0:
+            raise InvalidData(
+                "$.lock_timeout", f"a time-out is a number of seconds of at least 0, not {lock_timeout!r}"
+            )
         self._given = Path(path)
-        self._live: LRU[str, Live] = LRU(cache)
+        self._timeout = lock_timeout
+        self._live = LiveSessions(cache)
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
         self._open: _Open | None = None
@@ -73,15 +85,15 @@ class SqliteStore:
     async def __aenter__(self) -> Self:
         if self._open is not None:
             raise StoreError("This store is open already.")
-        path = await asyncio.to_thread(_prepare, self._given)
-        self._open = _Open(path)
+        path = await asyncio.to_thread(_prepare, self._given, self._timeout)
+        self._open = _Open(path, self._timeout)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._open is not None:
             opened, self._open = self._open, None
-            self._live.clear()
-            await opened.close()
+            self._live.forget_all()
+            await see_through(opened.close())
 
     @property
     def _db(self) -> _Open:
@@ -99,7 +111,7 @@ class SqliteStore:
 
     def evict(self, session_id: str) -> None:
         """Let go of a session that is at hand; the next load reads it again."""
-        self._live.pop(session_id, None)
+        self._live.forget(session_id)
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         if session.version != 0:
@@ -133,21 +145,23 @@ class SqliteStore:
             taken,
             key,
         )
-        return await self._commit(partial(jobs.save, write=write))
+        return await self._commit(partial(jobs.save, write=write), claim)
 
     def _known(self, session: AgentSession) -> Live | None:
         """What is cached of a session, if it is of the version to be replaced: only then has nothing changed since."""
         live = self._live.get(session.id)
         return live if live is not None and live.session.version == session.version else None
 
-    async def _commit(self, job: Any) -> AgentSession:
-        live: Live = await self._db.writer.run(job, self._remember)
+    async def _commit(self, job: Any, claim: Claim | None = None) -> AgentSession:
+        live: Live = await self._db.writer.run(job, partial(self._remember, self._db, claim))
         if not live.at_hand:
             with suppress(CorruptRecord):  # it is saved all the same
                 return await self.load(live.session.id, live.session.version) or live.session
         return live.session
 
-    def _remember(self, live: Live) -> Live:
+    def _remember(self, opened: _Open, claim: Claim | None, live: Live) -> Live:
+        if claim is not None:
+            opened.held.discard((claim.session_id, claim.epoch))
         session = consolidate(live.session)
         kept = Live(session, live.erasures, live.hashes, live.refs, is_at_hand(session))
         self._live.keep(session.id, kept)
@@ -161,17 +175,24 @@ class SqliteStore:
         newest = live is not None and version in (None, live.session.version) and self._is_current(key, live)
         if live is not None and newest and live.at_hand:
             return live.session
-        known = live.session if live is not None and self._db.erasures() == live.erasures else None
-        shelf = Shelf(self._db.origin, known)
-        job = partial(jobs.load, session_id=key, version=version, shelf=shelf, cached=dict(self._values))
-        loaded: jobs.Loaded | None = await self._db.reader.run(job)
+        known = live if live is not None and self._db.erasures() == live.erasures else None
+        loaded, shelf = await self._read(key, version, known)
+        if loaded is not None and known is not None and loaded.erasures != known.erasures:
+            # Something was erased before the reader got to it: what is at hand may be what was erased.
+            loaded, shelf = await self._read(key, version, None)
         if loaded is None:
-            self._live.pop(key, None)
+            self._live.forget(key)
             return None
         session = self._assembled(loaded, shelf)
         if newest or version is None:
             self._live.keep(key, Live(session, loaded.erasures, frozenset(loaded.values)))
         return session
+
+    async def _read(self, key: str, version: int | None, known: Live | None) -> tuple[jobs.Loaded | None, Shelf]:
+        shelf = Shelf(self._db.origin, None if known is None else known.session)
+        cached = self._values.snapshot()
+        job = partial(jobs.load, session_id=key, version=version, shelf=shelf, cached=cached)
+        return await self._db.reader.run(job), shelf
 
     def _assembled(self, loaded: jobs.Loaded, shelf: Shelf) -> AgentSession:
         for log, start, messages in loaded.fetched:
@@ -190,32 +211,33 @@ class SqliteStore:
 
     async def delete(self, session_id: str) -> None:
         key = SessionId(session_id)
-        self._live.pop(key, None)
-        self._values.clear()
-        self._definitions.clear()
+        self._live.forget(key)
+        self._values.forget_all()
+        self._definitions.forget_all()
         indexed = self._db.searching.is_indexed
         job = partial(erasure.delete, session_id=key, at=now().timestamp(), indexed=indexed)
-        erased: Erased = await self._db.writer.run(job)
-        await self._db.erase_everywhere(erased)
+        erased: Erased
+        erased, touched = await self._db.erase(job)
+        await self._db.erase_everywhere(erased._replace(touched=touched))
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         """Erase sessions at the price of one, and say which; those that are being run, or gone already, are left."""
-        self._live.clear()
-        self._values.clear()
-        self._definitions.clear()
+        self._live.forget_all()
+        self._values.forget_all()
+        self._definitions.forget_all()
         keys, indexed = list(map(SessionId, session_ids)), self._db.searching.is_indexed
         job = partial(erasure.delete_many, session_ids=keys, at=now().timestamp(), indexed=indexed)
-        done, erased = await self._db.writer.run(job)
+        (done, erased), touched = await self._db.erase(job)
         if done:
-            await self._db.erase_everywhere(erased)
+            await self._db.erase_everywhere(erased._replace(touched=touched))
         return list(done)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         request = Request.of(session_id, message_ids, replacement)
-        self._live.clear()
-        self._values.clear()
-        replaced, erased = await self._db.writer.run(partial(erasure.redact, request=request, at=now()))
-        await self._db.erase_everywhere(erased)
+        self._live.forget_all()
+        self._values.forget_all()
+        (replaced, erased), touched = await self._db.erase(partial(erasure.redact, request=request, at=now()))
+        await self._db.erase_everywhere(erased._replace(touched=touched))
         return int(replaced)
 
     async def gc(self) -> int:
@@ -268,14 +290,16 @@ class SqliteStore:
             batch=prepare_batch(entries),
             take_over=take_over,
         )
-        taken: tuple[Claim, Appended] = await self._db.writer.run(job)
+        taken: tuple[Claim, Appended] = await self._db.writer.run(job, self._db.note_claim)
         return taken
 
     async def heartbeat(self, claim: Claim) -> None:
         await self._db.writer.run(partial(journal.heartbeat, claim=claim, at=now().timestamp()))
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
-        await self._db.writer.run(partial(journal.release, claim=claim, interrupted=interrupted))
+        opened, held = self._db, (claim.session_id, claim.epoch)
+        job = partial(journal.release, claim=claim, interrupted=interrupted)
+        await opened.writer.run(job, lambda _: opened.held.discard(held))
 
     async def append(
         self,
@@ -380,36 +404,65 @@ class SqliteStore:
 class _Open:
     """An open file: a writing thread, a reading thread, and a connection for looking at one row in passing."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock_timeout: float) -> None:
         self._pid = os.getpid()
         self._path = path
+        self.held: set[tuple[SessionId, int]] = set()
+        """The sessions and epochs of the claims that were taken here and not given back yet."""
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
-        self.origin = str(self._look(partial(tables.meta, key="uid")))
-        self._lock = FileLock(lock_path(path))
+        self.origin = str(self._look(partial(sqlite_tables.meta, key="uid")))
+        self._lock = FileLock(lock_path(path), lock_timeout)
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
         self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
         self.searching = SearchThread(path)
 
+    async def erase(self, job: Callable[[apsw.Connection], Any]) -> tuple[Any, frozenset[int]]:
+        """Erase something from the tables; return what the job returns, and the pages that were touched."""
+        done: tuple[Any, frozenset[int]] = await self.writer.run(partial(self._erase, job), alone=True)
+        return done
+
+    def _erase(self, job: Callable[[apsw.Connection], Any], connection: apsw.Connection) -> tuple[Any, frozenset[int]]:
+        require_in_place(connection)
+        with exclusively(connection):
+            done = job(connection)
+        # Before the lock is let go: the next to write may begin the log again.
+        return done, pages_in_log(self._path, connection.pragma("page_size"))
+
     async def erase_everywhere(self, erased: Erased) -> None:
         """Leave nothing of what has been erased from the tables: not in the file, nor in the search index."""
-        counted: int = await self.writer.run(self._leave_no_trace, alone=True)
+        tables = None if erased.touched is None else _NAMES
+        job = partial(self._leave_no_trace, erased.touched or (), tables)
+        counted, more = await self.writer.run(job, alone=True)
+        while more is not None:  # others write in between
+            more = await self.writer.run(partial(self._scrub, (), tables, more), alone=True)
         await self.searching.erase(erased.counted_up_to(counted))
 
-    def _leave_no_trace(self, _: apsw.Connection) -> int:
-        """Overwrite what has been deleted, wherever it stands; see `sqlite_scrub`, which needs its own connection.
+    def _leave_no_trace(
+        self, touched: Collection[int], tables: Collection[str] | None, db: apsw.Connection
+    ) -> tuple[int, int | None]:
+        """Overwrite what has been deleted, where it stood; return the number of erasures, of which this is one."""
+        more = self._scrub(touched, tables, 1, db, counts=True)
+        return int(sqlite_tables.meta(db, "erasures")), more
 
-        The number of erasures, of which this is one.
-        """
+    def _scrub(
+        self,
+        touched: Collection[int],
+        tables: Collection[str] | None,
+        start: int,
+        _: apsw.Connection,
+        *,
+        counts: bool = False,
+    ) -> int | None:
+        """Scrub some pages, see `sqlite_scrub`, which needs its own connection."""
         connection = connect(self._path)
         try:
             jobs.checkpoint(connection)
             with exclusively(connection):
-                scrub(connection, self._path)
-                jobs.count_erasure(connection)
-                counted = int(tables.meta(connection, "erasures"))
+                more = scrub(connection, self._path, touched=touched, tables=tables, start=start)
+                jobs.count_erasure(connection, by=int(counts))
             jobs.checkpoint(connection)
-            return counted
+            return more
         finally:
             connection.close()
 
@@ -428,30 +481,41 @@ class _Open:
         return bool(self._look(job))
 
     def erasures(self) -> int:
-        return int(self._look(partial(tables.meta, key="erasures")))
+        return int(self._look(partial(sqlite_tables.meta, key="erasures")))
 
     def _look(self, job: Callable[[apsw.Connection], Any]) -> Any:
         try:
             with self._peeking:
+                require_in_place(self._peeker)
                 return job(self._peeker)
         except (apsw.Error, UnicodeError) as error:
             raise as_store_error(error) from None
 
+    def note_claim(self, taken: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
+        self.held.add((taken[0].session_id, taken[0].epoch))
+        return taken
+
     async def close(self) -> None:
+        """End the threads. Runs that go on can write no more, so their claims lapse at once, to be recovered."""
+        if self._pid != os.getpid():
+            return  # the threads, the locks and the file's handles are the parent's
         await self.searching.close()
         await self.reader.close()
-        await self.writer.close()
+        await self.writer.close(self._lapse_claims if self.held else None)
         self._lock.close()
         self._peeker.close()
+
+    def _lapse_claims(self, db: apsw.Connection) -> None:
+        journal.lapse(db, self.held)
 
 
 def lock_path(path: Path) -> Path:
     return path.with_name(path.name + "-lock")
 
 
-def _prepare(given: Path) -> Path:
+def _prepare(given: Path, lock_timeout: float) -> Path:
     path = prepare_directory(given)
-    lock = FileLock(lock_path(path))
+    lock = FileLock(lock_path(path), lock_timeout)
     try:
         with lock:
             create_file(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import apsw
 import msgspec
 
-from perdure.errors import SessionNotFound
+from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
@@ -16,48 +16,91 @@ from perdure.stores.batches import prepare_batch, prepare_entries
 from perdure.stores.hashes import Values
 from perdure.stores.heads import decode_info, unpacked_head
 from perdure.stores.landing import Landing, require_same, run_stretches
-from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy
+from perdure.stores.moving import LENT, MOVED, Material, Owner, Rows, archive, busy
 from perdure.stores.rows import Stretch, check_row, checksum
 from perdure.stores.sqlite_jobs import read_value
 from perdure.stores.sqlite_journal import read_inbox, read_record
-from perdure.stores.sqlite_tables import first_row, holder_of, require_absent, rows_of, write_batch, write_posted
+from perdure.stores.sqlite_tables import (
+    first_row,
+    holder_of,
+    new_log,
+    require_absent,
+    require_key,
+    require_log,
+    rows_of,
+    write_batch,
+    write_key,
+    write_posted,
+)
 
 _ENTRIES_AT_ONCE = 32
 
 
 def dump(db: apsw.Connection, session_id: SessionId, origin: str, at: float, alone: bool) -> ArchivedSession:
-    row = first_row(db, "SELECT sid, claim, expires FROM session WHERE id = ?", (str(session_id),))
+    row = first_row(db, "SELECT sid, claim, expires, version, msg_end FROM session WHERE id = ?", (str(session_id),))
     if row is None:
         require_absent(db, session_id)
         raise SessionNotFound(session_id)
-    sid, claim, expires = row
+    sid, claim, expires, version, end = row
     holder = None if claim is None else holder_of(session_id, claim)
     if holder is not None and expires > at and not holder.is_gone:
         raise busy(session_id, holder.owner)
     logs = SqliteLogs(db, origin)
     material = Material(
         session_id,
-        dict(_heads(db, session_id, sid)),
+        _heads(db, session_id, sid, version),
         lambda key: read_value(db, session_id, key),
-        {name: logs.rows(log, 0, None) for log, name in _logs_of(db, sid)},
+        {name: _whole(session_id, logs, log, name, end) for log, name, end in _logs_of(db, session_id, sid, end)},
         _plain(read_record(db, session_id, after=0, limit=None, last=None, run=None)),
         _plain(read_inbox(db, session_id, after=0)),
-        {
-            name: (digest, version)
-            for name, digest, version in rows_of(db, "SELECT name, digest, version FROM key WHERE sid = ?", (sid,))
-        },
+        dict(_keys(db, session_id, sid)),
         claim is not None,
     )
     return archive(material, logs, alone=alone)
 
 
-def _heads(db: apsw.Connection, session_id: str, sid: int) -> Iterator[tuple[int, bytes]]:
-    for version, crc, body in db.execute("SELECT version, crc, body FROM head WHERE sid = ?", (sid,)):
-        yield version, unpacked_head(body, crc, session_id, sid, version)
+def _heads(db: apsw.Connection, session_id: str, sid: int, newest: int) -> dict[int, bytes]:
+    """The versions, by number; CorruptRecord if the last of them is not there. (Others are looked for later.)"""
+    rows = db.execute("SELECT version, crc, body FROM head WHERE sid = ?", (sid,))
+    found = {version: unpacked_head(body, crc, session_id, sid, version) for version, crc, body in rows}
+    if max(found, default=0) != newest:
+        raise CorruptRecord(session_id, f"head {newest}", "it should be the last one, and is not")
+    return found
 
 
-def _logs_of(db: apsw.Connection, sid: int) -> list[tuple[int, str]]:
-    return rows_of(db, "SELECT log, name FROM log WHERE sid = ?", (sid,))
+def _keys(db: apsw.Connection, session_id: str, sid: int) -> Iterator[tuple[str, tuple[str, int]]]:
+    for name, digest, version, crc in rows_of(db, "SELECT name, digest, version, crc FROM key WHERE sid = ?", (sid,)):
+        require_key(session_id, sid, name, digest, version, crc)
+        yield name, (digest, version)
+
+
+_LOGS = """
+    SELECT log.log, log.sid, name, crc,
+        (SELECT coalesce(max(end_pos), 0) FROM run WHERE run.sid = ?1 AND run.log = log.log) FROM log WHERE sid = ?1
+"""
+
+
+def _logs_of(db: apsw.Connection, session_id: str, sid: int, main_end: int) -> Iterator[tuple[int, str, int]]:
+    """The logs of a session, each with its name and where it ends at least; CorruptRecord if one is missing."""
+    found = {}
+    for log, owner, name, crc, end in rows_of(db, _LOGS, (sid,)):
+        require_log(session_id, log, owner, name, crc)
+        found[log] = (log, name, main_end if name == "" else end)
+    named = "SELECT log FROM session WHERE sid = ?1 UNION SELECT log FROM run WHERE sid = ?1"
+    for (log,) in rows_of(db, named, (sid,)):
+        if log not in found:
+            raise CorruptRecord(session_id, f"log {log}", "it is missing")
+    return iter(found.values())
+
+
+def _whole(session_id: str, logs: SqliteLogs, log: int, name: str, end: int) -> Rows:
+    """All messages of a log; CorruptRecord if one is missing. What is kept for others' sake may have gaps."""
+    rows = logs.rows(log, 0, None)
+    if not name.startswith(LENT):
+        for position in range(max(end, max(rows, default=-1) + 1)):
+            if position not in rows:
+                raise CorruptRecord(session_id, f"message {position} of log {log}", "it is missing")
+    return rows
 
 
 def _plain(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:
@@ -72,9 +115,16 @@ class SqliteLogs:
         self.origin = origin
 
     def owner_of(self, log: int | str) -> Owner | None:
-        sql = "SELECT session.id, log.name, session.created FROM log JOIN session USING (sid) WHERE log.log = ?"
+        sql = (
+            "SELECT session.id, log.name, session.created, log.sid, log.crc"
+            " FROM log JOIN session USING (sid) WHERE log.log = ?"
+        )
         row = first_row(self._db, sql, (log,))
-        return None if row is None else Owner(*row)
+        if row is None:
+            return None
+        session_id, name, created, sid, crc = row
+        require_log(session_id, int(log), sid, name, crc)
+        return Owner(session_id, name, created)
 
     def log_of(self, owner: str, branch: str, created: float) -> int | str | None:
         sql = "SELECT log.log FROM session JOIN log USING (sid) WHERE session.id = ? AND name = ? AND created = ?"
@@ -121,8 +171,8 @@ def _write(db: apsw.Connection, landing: Landing) -> None:
     _write_record(db, sid, archived, logs)
     for seq, prepared in enumerate(prepare_entries(archived.inbox), 1):
         write_posted(db, sid, seq, *prepared)
-    keys = [(sid, name, digest, version) for name, (digest, version) in archived.keys.items()]
-    db.executemany("INSERT INTO key (sid, name, digest, version) VALUES (?, ?, ?, ?)", keys)
+    for name, (digest, version) in archived.keys.items():
+        write_key(db, sid, name, digest, version)
 
 
 def _write_session(db: apsw.Connection, archived: ArchivedSession, info: AgentSessionInfo) -> int:
@@ -148,8 +198,7 @@ def _write_session(db: apsw.Connection, archived: ArchivedSession, info: AgentSe
 
 
 def _write_log(db: apsw.Connection, sid: int, branch: str, rows: Rows) -> int:
-    db.execute("INSERT INTO log (sid, name) VALUES (?, ?)", (sid, branch))
-    log = db.last_insert_rowid()
+    log = new_log(db, sid, branch)
     numbered = [(log, pos, checksum(rows[pos], log, pos), rows[pos]) for pos in sorted(rows)]
     db.executemany("INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)", numbered)
     return log

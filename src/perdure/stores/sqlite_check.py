@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from perdure.errors import CorruptRecord
 from perdure.protocols import Problem
 from perdure.stores.heads import decode_info, unpacked_head
 from perdure.stores.noted import Noted, wrong_notes
+from perdure.stores.rows import key_checksum, log_checksum
 from perdure.stores.sql_check import (
     COLUMNS,
     ENDS,
+    KEY,
     LEFT_OVER,
     MISSING_VALUES,
     RULES,
@@ -31,6 +34,8 @@ _FILE = (
     "Stop all writers, keep a copy of the file, and restore it from a backup. An index alone is mended by "
     "`sqlite3 FILE REINDEX`; of a file with damaged pages `sqlite3 FILE .recover` saves what it can."
 )
+# How SQLite says in a list of what is damaged that it could not read a page.
+_UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 _COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it anew."
 _INBOX = "It has been dealt with, and is not needed. Copying the store into a new file leaves it behind."
 
@@ -40,13 +45,15 @@ def check(db: apsw.Connection) -> list[Problem]:
 
     The search index comes first: seen before the store, it can be behind it, but never ahead.
     """
-    looks = (_search, _pages, _schema, _meta, _left_over, _rules, _missing_values, _inboxes, _heads)
-    return [problem for look in looks for problem in _surely(look(db))]
+    looks = (_search, _pages, _schema, _meta, _left_over, _rules, _missing_values, _inboxes, _logs, _keys, _heads)
+    return [problem for look in looks for problem in _surely(look, db)]
 
 
-def _surely(found: Iterator[Problem]) -> Iterator[Problem]:
+def _surely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Connection) -> Iterator[Problem]:
     try:
-        yield from found
+        yield from look(db)
+    except apsw.IOError:
+        raise  # the disk failed, which says nothing of what is on it
     except (apsw.Error, UnicodeError) as error:
         yield Problem(None, "the database file", f"it cannot be read throughout: {error}", _FILE)
 
@@ -57,6 +64,9 @@ def _search(db: apsw.Connection) -> Iterator[Problem]:
 
 def _pages(db: apsw.Connection) -> Iterator[Problem]:
     for (line,) in db.execute("PRAGMA integrity_check(20)"):
+        unread = _UNREAD.search(line)
+        if unread and int(unread[1]) & 0xFF == apsw.SQLITE_IOERR:
+            raise apsw.IOError(line)
         if line != "ok":
             yield Problem(None, f"the database file: {line}"[:200], "SQLite finds it damaged", _FILE)
 
@@ -117,6 +127,23 @@ def _inboxes(db: apsw.Connection) -> Iterator[Problem]:
             check_posted(session_id, *row)
         except CorruptRecord as error:
             yield Problem(session_id, error.position, error.reason, _INBOX)
+
+
+def _logs(db: apsw.Connection) -> Iterator[Problem]:
+    """The rows that say whose log it is."""
+    for log, sid, name, crc in db.execute("SELECT log, sid, CAST(name AS BLOB), crc FROM log"):
+        if type(sid) is not int or log_checksum(log, sid, name) != crc:
+            yield Problem(None, f"log {log}", "its checksum does not match", ENDS)
+
+
+def _keys(db: apsw.Connection) -> Iterator[Problem]:
+    sql = (
+        "SELECT CAST(session.id AS BLOB), key.sid, CAST(name AS BLOB), CAST(digest AS BLOB), key.version, crc"
+        " FROM key JOIN session ON session.sid = key.sid"
+    )
+    for session_id, sid, name, digest, version, crc in db.execute(sql):
+        if type(version) is not int or key_checksum(sid, name, digest, version) != crc:
+            yield Problem(_text(session_id), f"key {_text(name)!r}", "its checksum does not match", KEY)
 
 
 def _text(raw: bytes) -> str:

@@ -39,6 +39,7 @@ from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_tables import (
     first_row,
     meta,
+    new_log,
     number,
     read_messages,
     require_absent,
@@ -46,6 +47,7 @@ from perdure.stores.sqlite_tables import (
     require_same,
     rows_of,
     write_batch,
+    write_key,
     write_messages,
 )
 
@@ -86,8 +88,7 @@ def create(db: apsw.Connection, write: Write) -> Live:
         ),
     )
     sid = db.last_insert_rowid()
-    db.execute("INSERT INTO log (sid) VALUES (?)", (sid,))
-    log = db.last_insert_rowid()
+    log = new_log(db, sid)
     # A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
     db.execute("UPDATE session SET log = ?, epoch = ? WHERE sid = ?", (log, sid << 20, sid))
     _write_tags(db, sid, info.tags)
@@ -134,10 +135,7 @@ def save(db: apsw.Connection, write: Write) -> Live:
     stretch = (log, msg_end - len(write.placement.new), msg_end)
     write_batch(db, sid, evt_end, write.batch, stretch)
     if write.key is not None:
-        db.execute(
-            "INSERT OR REPLACE INTO key (sid, name, digest, version) VALUES (?, ?, ?, ?)",
-            (sid, write.key.name, write.key.digest, info.version + 1),
-        )
+        write_key(db, sid, write.key.name, write.key.digest, info.version + 1)
     return _write_version(db, write, sid, log, msg_end - len(write.placement.new), live, erasures)
 
 
@@ -383,9 +381,9 @@ def delete(db: apsw.Connection, session_id: str, at: float) -> None:
     count_erasure(db)
 
 
-def count_erasure(db: apsw.Connection) -> None:
-    """Let everybody know that what they have at hand may have been erased."""
-    db.execute("UPDATE meta SET value = value + 1 WHERE key = 'erasures'")
+def count_erasure(db: apsw.Connection, by: int = 1) -> None:
+    """Let everybody know that what they have at hand may have been erased. By 0, only their pages are read again."""
+    db.execute("UPDATE meta SET value = value + ? WHERE key = 'erasures'", (by,))
 
 
 def erase_unshown(db: apsw.Connection, log: int) -> None:

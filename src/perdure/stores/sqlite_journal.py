@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import apsw
@@ -26,8 +26,11 @@ from perdure.stores.packing import unpack_entries
 from perdure.stores.sqlite_tables import (
     first_row,
     holder_of,
+    new_log,
     require_absent,
     require_gone,
+    require_key,
+    require_log,
     require_same,
     rows_of,
     write_batch,
@@ -96,8 +99,11 @@ def append(
 
 
 def _branch_log(db: apsw.Connection, sid: int, name: str) -> tuple[int, int]:
-    db.execute("INSERT OR IGNORE INTO log (sid, name) VALUES (?, ?)", (sid, name))
-    (log,) = first_row(db, "SELECT log FROM log WHERE sid = ? AND name = ?", (sid, name))
+    row = first_row(db, "SELECT log, sid, name, crc FROM log WHERE sid = ? AND name = ?", (sid, name))
+    if row is None:
+        return new_log(db, sid, name), 0
+    require_log(None, *row)
+    log = row[0]
     (start,) = first_row(db, "SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE log = ?", (log,))
     return log, start
 
@@ -116,6 +122,14 @@ def release(db: apsw.Connection, claim: Claim, interrupted: bool) -> None:
     db.execute(
         f"UPDATE session SET {change} WHERE id = ? AND epoch = ? AND claim IS NOT NULL",
         (str(claim.session_id), claim.epoch),
+    )
+
+
+def lapse(db: apsw.Connection, held: Iterable[tuple[SessionId, int]]) -> None:
+    """Let claims run out at once: their holders can write no more, and others may recover what they have left."""
+    db.executemany(
+        "UPDATE session SET expires = 0.0 WHERE id = ? AND epoch = ? AND claim IS NOT NULL",
+        [(str(session_id), epoch) for session_id, epoch in held],
     )
 
 
@@ -164,14 +178,34 @@ def read_record(
     sid, end, _ = _end_of(db, session_id, "evt_end", "SELECT max(last) FROM batch WHERE sid = session.sid")
     first, final = min(after, end) + 1, end
     if run is not None:
-        reach = first_row(db, "SELECT first_seq, last_seq FROM run WHERE sid = ? AND loop = ?", (sid, run)) or (1, 0)
+        reach = _reach_of(db, session_id, sid, run)
         first, final = max(first, reach[0]), min(final, reach[1])
     elif last is not None:
         first = max(first, end - last + 1)
     elif limit is not None:
         final = min(final, first + limit - 1)
     found = _read_batches(db, session_id, sid, first, final)
+    if run is not None and found:
+        ends = [entry for entry in (found[0], found[-1]) if entry.seq in reach]
+        _require_ends(session_id, run, *ends)
     return cut(found, limit, last, run)
+
+
+def _reach_of(db: apsw.Connection, session_id: str, sid: int, run: str) -> tuple[int, int]:
+    """The first and the last of a run's entries, 1 and 0 if there is none; CorruptRecord if an index has lost it."""
+    row = first_row(db, "SELECT first_seq, last_seq FROM run WHERE sid = ? AND loop = ?", (sid, run))
+    if row is not None:
+        return int(row[0]), int(row[1])
+    again = "SELECT 1 FROM run INDEXED BY run_by_session WHERE sid = ? AND +loop = ?"
+    if first_row(db, again, (sid, run)):
+        raise CorruptRecord(session_id, f"run {run}", "the index of runs does not find it")
+    return 1, 0
+
+
+def _require_ends(session_id: str, run: str, *ends: JournalEntry) -> None:
+    """Raise CorruptRecord if what is noted as a run's first or last entry is not of that run."""
+    if any(entry.run != run for entry in ends):
+        raise CorruptRecord(session_id, f"run {run}", "its record does not begin and end where it is noted to")
 
 
 def cut(entries: list[JournalEntry], limit: int | None, last: int | None, run: str | None) -> list[JournalEntry]:
@@ -251,6 +285,7 @@ def runs(
     found = []
     for loop, first_seq, last_seq, log, start, stop in reversed(rows):
         first, last = (_entry_at(db, session_id, sid, seq) for seq in (first_seq, last_seq))
+        _require_ends(session_id, loop, first, last)
         found.append(RunOnRecord(loop, first, last, LogRef(origin, log), start, stop))
     return found
 
@@ -262,13 +297,15 @@ def _entry_at(db: apsw.Connection, session_id: str, sid: int, seq: int) -> Journ
 
 def log_of(db: apsw.Connection, session_id: str, name: str, origin: str) -> tuple[LogRef, int]:
     sql = (
-        "SELECT log.log, (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = log.log)"
+        "SELECT (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = log.log), log.log, log.sid, log.name, crc"
         " FROM session LEFT JOIN log ON log.sid = session.sid AND log.name = ? WHERE session.id = ?"
     )
     row = first_row(db, sql, (name, session_id))
-    if row is None or row[0] is None:
+    if row is None or row[1] is None:
         raise SessionNotFound(session_id if row is None else f"{session_id}/{name}")
-    return LogRef(origin, row[0]), row[1]
+    end, *of_log = row
+    require_log(session_id, *of_log)
+    return LogRef(origin, of_log[0]), end
 
 
 def lapsed(db: apsw.Connection, at: float) -> list[SessionId]:
@@ -277,9 +314,22 @@ def lapsed(db: apsw.Connection, at: float) -> list[SessionId]:
 
 
 def find_key(db: apsw.Connection, session_id: str, name: str) -> tuple[Key, int] | None:
-    sql = "SELECT digest, key.version FROM key JOIN session USING (sid) WHERE session.id = ? AND name = ?"
+    sql = (
+        "SELECT session.sid, key.name, key.digest, key.version, key.crc FROM session"
+        " LEFT JOIN key ON key.sid = session.sid AND key.name = ?2 WHERE session.id = ?1"
+    )
     row = first_row(db, sql, (session_id, name))
-    return None if row is None else (Key(name, row[0]), row[1])
+    if row is None:
+        return None
+    sid, found, digest, version, crc = row
+    if found is not None:
+        require_key(session_id, sid, found, digest, version, crc)
+        return Key(name, digest), version
+    # From the index alone, which has a name of its own.
+    again = "SELECT 1 FROM key INDEXED BY key_again WHERE sid = ?1 AND substr(name, -4) = substr(?2, -4) AND name = ?2"
+    if first_row(db, again, (sid, name)):
+        raise CorruptRecord(session_id, f"key {name!r}", "it is noted, and its row is missing or has another name")
+    return None
 
 
 def is_claimed(db: apsw.Connection, session_id: str, at: float) -> bool:

@@ -15,7 +15,7 @@ from perdure.errors import InvalidData
 from perdure.protocols import SearchHit
 from perdure.stores.rows import checksum
 from perdure.stores.search import MOST_RANKED, Place, Query, Term, show, weight
-from perdure.stores.sqlite_tables import first_row, rows_of
+from perdure.stores.sqlite_tables import first_row, is_log_sound, rows_of
 
 _MOST_LOGS = 200
 _DIGITS = 9
@@ -239,11 +239,21 @@ _SHOWN_BY = """
 """
 
 
+_OF_LOG = """
+    SELECT id, owner, sid, log.name, crc FROM log JOIN session USING (sid) WHERE log.log = ? AND status <> 'deleted'
+"""
+
+
+def _owner_of(db: apsw.Connection, log: int) -> tuple[str, str | None] | None:
+    """Return the session that a log is of, and its owner; None if its row is damaged, or text would be another's."""
+    row = first_row(db, _OF_LOG, (log,))
+    return None if row is None or not is_log_sound(log, *row[2:]) else (row[0], row[1])
+
+
 def _attributed(db: apsw.Connection, owners: dict[int, Any], log: int, pos: int, query: Query) -> str | None:
     """The session that a message is said to be of, if that is one that was asked for."""
     if log not in owners:
-        of_log = "SELECT id, owner FROM log JOIN session USING (sid) WHERE log.log = ? AND status <> 'deleted'"
-        owners[log] = first_row(db, of_log, (log,))
+        owners[log] = _owner_of(db, log)
     found = owners[log] or first_row(db, _SHOWN_BY, (log, pos, query.owner, query.session_id))
     if found is None or query.owner not in (None, found[1]) or query.session_id not in (None, found[0]):
         return None

@@ -78,6 +78,8 @@ class Erased(NamedTuple):
     after: int
     newest: int
     changed: Sequence[Changed]
+    touched: frozenset[int] | None = None
+    """The pages of the store's file that may hold remains of it; None if any page may."""
 
     def counted_up_to(self, count: int) -> Erased:
         """The same after its traces have been removed, which counts as one; unknown, if others came between."""
@@ -127,8 +129,7 @@ class SearchThread:
 
     async def close(self) -> None:
         if self._worker is not None:
-            await self._worker.run(lambda _: self._index.close(), alone=True)
-            await self._worker.close()
+            await self._worker.close(lambda _: self._index.close())
 
 
 class SearchIndex:
@@ -426,9 +427,11 @@ def _exchange(index: _IndexFile, changed: Changed) -> None:
 def _leave_no_trace(path: Path) -> None:
     """Overwrite what SQLite has left in the unused parts of pages."""
     db = _connected(path)
+    more: int | None = 1
     try:
-        with exclusively(db):
-            scrub(db, path)
-            db.execute("UPDATE note SET value = value WHERE key = 'cursor'")
+        while more is not None:  # those who search get their turn in between
+            with exclusively(db):
+                more = scrub(db, path, start=more)
+                db.execute("UPDATE note SET value = value WHERE key = 'cursor'")
     finally:
         db.close()

@@ -16,7 +16,7 @@ _WHERE = "the search index"
 
 
 def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
-    """What is wrong with the index of a store, if there is one. It is only read."""
+    """What is wrong with the index of a store, if there is one. It is read, after what a power cut has left undone."""
     path = index_path(main)
     if not path.exists():
         return
@@ -28,14 +28,18 @@ def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
 
 
 def _faults(db: apsw.Connection, path: Path) -> Iterator[str]:
-    index = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_NOFOLLOW)
+    # Not read-only: a write that was cut short is first rolled back, by whoever opens the file next.
+    index = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW)
     try:
         index.set_busy_timeout(10_000)
+        index.pragma("query_only", 1)
         if not is_index(index):
             return  # empty, or another release's, which the next search makes anew
         yield from (f"SQLite finds it damaged: {line}" for (line,) in _damage(index))
         index.execute("BEGIN")
         yield from _disagreements(db, index)
+    except apsw.IOError:
+        raise
     except apsw.Error as error:
         yield f"it cannot be read: {error}"
     finally:

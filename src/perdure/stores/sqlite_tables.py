@@ -20,7 +20,7 @@ from perdure.model.message import Message
 from perdure.protocols import Entry
 from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 from perdure.stores.claims import Holder
-from perdure.stores.rows import checksum, seed_of
+from perdure.stores.rows import checksum, key_checksum, log_checksum, seed_of
 
 
 def holder_of(session_id: str, raw: bytes) -> Holder:
@@ -141,6 +141,38 @@ def _write_runs(
         loop: first_row(db, upsert, (sid, loop, first + start, first + end, *stretch))[0]
         for loop, (start, end) in reach.items()
     }
+
+
+def new_log(db: apsw.Connection, sid: int, name: str = "") -> int:
+    """Begin a log of a session, and return its number."""
+    db.execute("INSERT INTO log (sid, name) VALUES (?, ?)", (sid, name))
+    log = db.last_insert_rowid()
+    db.execute("UPDATE log SET crc = ? WHERE log = ?", (log_checksum(log, sid, name.encode()), log))
+    return log
+
+
+def is_log_sound(log: int, sid: int, name: str, crc: int) -> bool:
+    """Whether the row that says whose log it is, is what was written."""
+    return type(sid) is int and type(name) is str and log_checksum(log, sid, name.encode()) == crc
+
+
+def require_log(session_id: str | None, log: int, sid: int, name: str, crc: int) -> None:
+    if not is_log_sound(log, sid, name, crc):
+        raise CorruptRecord(session_id, f"log {log}", "its checksum does not match")
+
+
+def write_key(db: apsw.Connection, sid: int, name: str, digest: str, version: int) -> None:
+    db.execute(
+        "INSERT OR REPLACE INTO key (sid, name, digest, version, crc) VALUES (?, ?, ?, ?, ?)",
+        (sid, name, digest, version, key_checksum(sid, name.encode(), digest.encode(), version)),
+    )
+
+
+def require_key(session_id: str, sid: int, name: str, digest: str, version: int, crc: int) -> None:
+    """Raise CorruptRecord unless the row of an idempotency key is what was written."""
+    types = (type(name), type(digest), type(version))
+    if types != (str, str, int) or key_checksum(sid, name.encode(), digest.encode(), version) != crc:
+        raise CorruptRecord(session_id, f"key {name!r}", "its checksum does not match")
 
 
 def require_same(found: str, session_id: str) -> None:

@@ -7,24 +7,26 @@ once, and a crowd shares one fsync. A cancelled caller does not cancel its job: 
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import ctypes
 import os
 import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
 
 from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
+from perdure.stores.file_lock import FileLock
 
 T = TypeVar("T")
 Job = Callable[[apsw.Connection], Any]
 Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
+# What is committed waits in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties it.
+IDLE_SECONDS = 1.0
 
 
 class _Request:
@@ -64,6 +66,8 @@ class Worker:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._pid = os.getpid()
         self._closed = False
+        self._ending = threading.Lock()
+        self._is_ended = False
         self._broken: BaseException | None = None
         self._thread.start()
 
@@ -75,9 +79,7 @@ class Worker:
         A job that is to run `alone` is given the connection outside of any transaction.
         """
         if self._closed:
-            raise StoreError(
-                "This store is closed. Open it with `async with`, and keep the block open while it is used."
-            )
+            raise _closed_error()
         if self._pid != os.getpid():
             raise StoreError("This store was opened in another process. Open one of your own after the fork.")
         loop = asyncio.get_running_loop()
@@ -95,15 +97,31 @@ class Worker:
 
         Handed over one by one, the first would wake the thread, which would then wrestle with the loop for the GIL.
         """
-        self._queue.put(self._gathering.pop(loop))
+        requests = self._gathering.pop(loop)
+        with self._ending:
+            if not self._is_ended:
+                self._queue.put(requests)
+                return
+        for request in requests:  # another loop has closed the store meanwhile, and the thread looks no more
+            request.error = _closed_error()
+            request.deliver()
 
-    async def close(self) -> None:
-        """Carry out what is waiting, then end the thread."""
-        if not self._closed:
-            self._closed = True
-            await asyncio.sleep(0)  # what was gathered in this turn of the loop is handed over first
+    async def close(self, last: Job | None = None) -> None:
+        """Carry out what is waiting, and at the end a last job, if that can be done; then end the thread."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        await asyncio.sleep(0)  # what was gathered in this turn of the loop is handed over first
+        loop = asyncio.get_running_loop()
+        final = [] if last is None else [_Request(last, None, loop, alone=False)]
+        with self._ending:
+            self._is_ended = True
+            self._queue.put(final)
             self._queue.put(None)
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        await _joined(self._thread)
+        for request in final:
+            if not request.future.cancel():
+                request.future.exception()  # the store is closed all the same
 
     def _serve(self) -> None:
         try:
@@ -114,7 +132,7 @@ class Worker:
             return
         open_for_more = True
         while open_for_more:
-            batch, open_for_more = self._next_batch()
+            batch, open_for_more = self._next_batch(connection)
             alone = [request for request in batch if request.alone]
             together = [request for request in batch if not request.alone]
             if together:
@@ -125,9 +143,9 @@ class Worker:
                 _deliver([request])
         connection.close()
 
-    def _next_batch(self) -> tuple[list[_Request], bool]:
+    def _next_batch(self, connection: apsw.Connection) -> tuple[list[_Request], bool]:
         batch: list[_Request] = []
-        requests = self._queue.get()
+        requests = self._wait(connection)
         while requests is not None:
             batch += requests
             if len(batch) >= MOST_PER_COMMIT:
@@ -138,6 +156,9 @@ class Worker:
                 return batch, True
         return batch, False
 
+    def _wait(self, connection: apsw.Connection) -> list[_Request] | None:
+        return self._queue.get()
+
     def _refuse_all(self) -> None:
         while (requests := self._queue.get()) is not None:
             for request in requests:
@@ -147,6 +168,7 @@ class Worker:
     def _carry_out(self, connection: apsw.Connection, batch: list[_Request]) -> None:
         for request in batch:
             try:
+                require_in_place(connection)
                 connection.execute("BEGIN")
                 request.result = request.job(connection)
             except TypeError as error:  # the tables are strict: a column that is read as another type is damaged
@@ -172,7 +194,26 @@ class WritingWorker(Worker):
 
     def __init__(self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock) -> None:
         self._lock = lock
+        self._is_behind = False
         super().__init__(name, connect)
+
+    def _wait(self, connection: apsw.Connection) -> list[_Request] | None:
+        if self._is_behind:
+            try:
+                return self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                self._empty_log(connection)
+        return self._queue.get()
+
+    def _empty_log(self, connection: apsw.Connection) -> None:
+        """Move what was committed into the database file, unless another process is writing: it will do so."""
+        if self._lock.try_once():
+            try:
+                with suppress(apsw.Error):  # what cannot be moved stays where it is
+                    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                    self._is_behind = False
+            finally:
+                self._lock.let_go()
 
     def _carry_out(self, connection: apsw.Connection, batch: list[_Request]) -> None:
         if self._broken is not None:
@@ -181,19 +222,25 @@ class WritingWorker(Worker):
             return
         try:
             with self._lock:
+                require_in_place(connection)
                 connection.execute("BEGIN IMMEDIATE")
                 for request in batch:
                     self._try_one(connection, request)
                 connection.execute("COMMIT")
+            self._is_behind = True
         except Exception as error:  # around a request: without an answer those who wait would wait for ever
             self._fail_all(connection, batch, error)
 
     def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
+        if self._broken is not None:
+            request.error = self._broken
+            return
         try:
             with self._lock:
-                super()._carry_out_alone(connection, request)
-        except OSError as error:
-            request.error = as_store_error(error)
+                request.result = request.job(connection)
+            self._is_behind = True
+        except Exception as error:  # around a request: the thread serves others after it
+            self._fail_all(connection, [request], error)
 
     def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
         connection.execute("SAVEPOINT one")
@@ -219,23 +266,33 @@ class WritingWorker(Worker):
             request.error = request.error or failure
 
 
-class FileLock:
-    """An OS lock on a side file that is never replaced. `flock`, since any unrelated close would drop a `lockf`."""
+async def _joined(thread: threading.Thread) -> None:
+    """Wait until a thread has ended: in a thread, but not one of the executor's, which tools may keep busy."""
+    ended = asyncio.get_running_loop().create_future()
+    loop = ended.get_loop()
 
-    def __init__(self, path: Path) -> None:
-        try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"The lock file {path} cannot be opened: {error.strerror}.") from None
+    def wait() -> None:
+        thread.join()
+        with suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(ended.cancel)
 
-    def __enter__(self) -> None:
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
+    threading.Thread(target=wait, name=f"{thread.name} closing", daemon=True).start()
+    await asyncio.wait({ended})
 
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._handle, fcntl.LOCK_UN)
 
-    def close(self) -> None:
-        os.close(self._handle)
+def _closed_error() -> StoreError:
+    return StoreError("This store is closed. Open it with `async with`, and keep the block open while it is used.")
+
+
+def require_in_place(connection: apsw.Connection) -> None:
+    """Raise StoreError if the file of a connection is no longer the one that has its name."""
+    moved = ctypes.c_int(0)
+    connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
+    if moved.value:
+        raise StoreError(
+            f"The file {connection.filename} has been removed, renamed or replaced since this store was opened. "
+            "Nothing was read or written. Put it back if it is missed; then close this store and open it again."
+        )
 
 
 def _roll_back(connection: apsw.Connection) -> None:

@@ -1,0 +1,142 @@
+"""The write-ahead log of a SQLite file, read beside SQLite: which pages it names, and whether a bad frame hides others.
+
+SQLite takes the first frame that fails its checksum for the torn end of the log, and forgets all behind it. After a
+power cut it is; but a flipped bit would take back everything that was committed later, without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+
+from perdure.errors import CorruptRecord
+
+_HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint number, salt 1 and 2, checksum 1 and 2
+_FRAME = struct.Struct(">6I")  # page, size of the file after a commit or 0, salt 1 and 2, checksum 1 and 2
+_MAGIC = 0x377F0682  # its last bit says that checksums are of big-endian words
+_Sum = tuple[int, int]
+
+
+def require_sound_log(db: apsw.Connection, path: Path) -> None:
+    """Raise CorruptRecord if what was committed stands behind a frame that is damaged. Nothing is changed.
+
+    `db` must not empty the log when it is closed, and nobody may write meanwhile.
+    """
+    with _opened(path, db.pragma("page_size")) as log:
+        if log is not None:
+            known, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            damaged = log.damage_behind(max(known, 0))
+            if damaged is not None:
+                raise CorruptRecord(
+                    None,
+                    f"{damaged} of {log.name}",
+                    "what was committed after it is still there, and SQLite would drop it. Copy the file and its -wal "
+                    "before anything else; if there is no backup, `sqlite3` opens the file as it was before the damage",
+                )
+
+
+def pages_in_log(path: Path, page_size: int) -> frozenset[int]:
+    """Return the numbers of all pages that have been written since the log was begun."""
+    with _opened(path, page_size) as log:
+        return frozenset() if log is None else frozenset(frame.page for frame in log.frames() if log.is_current(frame))
+
+
+class _Frame(NamedTuple):
+    page: int
+    commits: int
+    salts: tuple[int, int]
+    sum: _Sum
+
+
+class _Log:
+    def __init__(self, handle: int, name: str, page_size: int) -> None:
+        self.name = name
+        self._handle = handle
+        self._page_size = page_size
+        self._raw = os.pread(handle, _HEADER.size, 0)
+        magic, _, _, _, salt1, salt2, *found = _HEADER.unpack(self._raw)
+        is_known = magic & ~1 == _MAGIC
+        self._order = "><"[not magic & 1] if is_known else "<>"[sys.byteorder == "big"]
+        self._salts: tuple[int, int] = (salt1, salt2)
+        self._sum: _Sum = (found[0], found[1])
+        self._is_sound = is_known and self._sum_of(self._raw[:24], (0, 0)) == self._sum
+        self._count = (os.fstat(handle).st_size - _HEADER.size) // (_FRAME.size + page_size)
+
+    def frames(self, first: int = 1) -> Iterator[_Frame]:
+        for number in range(first, self._count + 1):
+            yield self._frame(number)
+
+    def is_current(self, frame: _Frame) -> bool:
+        """Whether a frame is of this log, not left from before it was begun again."""
+        return frame.salts == self._salts
+
+    def damage_behind(self, known: int) -> str | None:
+        """Name what is damaged behind the frames that SQLite takes for all; None if it is only the torn end.
+
+        The last commit may be torn in its middle: its frames reach the disk in any order. But nothing is written
+        behind a commit before it is on the disk: a sound frame there means that what comes before it was sound once.
+        """
+        if not self._is_sound:
+            return "the header" if known == 0 and self._has_frames_of_damaged_header() else None
+        bad, is_committed = 0, False
+        for number, frame in enumerate(self.frames(known + 1), known + 1):
+            is_sound = self.is_current(frame) and self._is_next(number, frame)
+            if is_sound and bad and is_committed:
+                return f"frame {bad}"
+            bad = bad or (0 if is_sound else number)
+            if bad and frame.commits and self._resembles(frame):
+                is_committed = True
+        return None
+
+    def _has_frames_of_damaged_header(self) -> bool:
+        """Whether frames follow that were written under it: it is on the disk before the first of them."""
+        numbered = enumerate(self.frames(2), 2)
+        return any(self._resembles(frame) and self._is_next(number, frame) for number, frame in numbered)
+
+    def _resembles(self, frame: _Frame) -> bool:
+        """Whether at least one salt is this log's; of a stale frame neither is, of a damaged one mostly both."""
+        return frame.salts[0] == self._salts[0] or frame.salts[1] == self._salts[1]
+
+    def _is_next(self, number: int, frame: _Frame) -> bool:
+        """Whether a frame's checksum is right, if that of the one before it is."""
+        before = self._frame(number - 1).sum if number > 1 else self._sum
+        raw = os.pread(self._handle, _FRAME.size + self._page_size, self._place(number))
+        expected: _Sum = self._sum_of(raw[_FRAME.size :], self._sum_of(raw[:8], before))
+        return expected == frame.sum
+
+    def _frame(self, number: int) -> _Frame:
+        page, commits, salt1, salt2, *found = _FRAME.unpack(os.pread(self._handle, _FRAME.size, self._place(number)))
+        return _Frame(page, commits, (salt1, salt2), (found[0], found[1]))
+
+    def _place(self, number: int) -> int:
+        return _HEADER.size + (number - 1) * (_FRAME.size + self._page_size)
+
+    def _sum_of(self, raw: bytes, before: _Sum) -> _Sum:
+        first, second = before
+        words = struct.unpack(f"{self._order}{len(raw) // 4}I", raw)
+        for even, odd in zip(words[::2], words[1::2], strict=True):
+            first = (first + even + second) & 0xFFFFFFFF
+            second = (second + odd + first) & 0xFFFFFFFF
+        return first, second
+
+
+@contextmanager
+def _opened(path: Path, page_size: int) -> Iterator[_Log | None]:
+    """The log of a database file; None if it is empty. SQLite has no locks on it that closing it could drop."""
+    name = path.with_name(path.name + "-wal")
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield _Log(handle, name.name, page_size) if os.fstat(handle).st_size > _HEADER.size else None
+    finally:
+        os.close(handle)

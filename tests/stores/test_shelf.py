@@ -1,0 +1,37 @@
+"""The tapes at hand while sessions are loaded, which event loops in several threads may share."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from perdure.model.message import Message
+from perdure.model.transcript import LogRef, Span, Tape, Transcript
+from perdure.stores.shelf import Shelf
+from perdure.testing.samples import new_session, show
+
+
+class Slow(list[Message]):
+    """Messages that another thread puts onto the same tape while this one is about to."""
+
+    def __init__(self, messages: list[Message], other: threading.Thread) -> None:
+        super().__init__(messages)
+        self._other = other
+
+    def __getitem__(self, key: Any) -> Any:
+        self._other.start()
+        self._other.join(0.2)
+        return super().__getitem__(key)
+
+
+def test_messages_that_two_threads_have_read_are_put_once() -> None:
+    """Two loads that find the same messages lacking leave the tape that they share with each of them once."""
+    ref = LogRef("here", 1)
+    said = [Message.user(f"{number}") for number in range(4)]
+    tape = Tape(said[:2], ref)
+    known = show(new_session(), Transcript((Span(tape, 0, 2),)))
+    one, two = Shelf("here", known), Shelf("here", known)
+    other = threading.Thread(target=two.put, args=(1, 2, said[2:]))
+    one.put(1, 2, Slow(said[2:], other))
+    other.join()
+    assert [message.text for message in tape.items or ()] == ["0", "1", "2", "3"]
