@@ -368,8 +368,11 @@ class Journal(Protocol):
         """Extend the claim by its lease; ClaimLost if it is no longer held."""
         ...
 
-    async def release(self, claim: Claim) -> None:
-        """Give the claim back without saving; nothing happens if it is no longer held."""
+    async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        """Give the claim back without saving; nothing happens if it is no longer held.
+
+        With `interrupted` the claim stays on the session and lapses at once: its run waits to be recovered.
+        """
         ...
 
     async def append(

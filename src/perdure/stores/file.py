@@ -144,8 +144,8 @@ class FileStore:
         at = now().timestamp()
         await self._files.run(lambda files: file_writes.heartbeat(files, claim, at))
 
-    async def release(self, claim: Claim) -> None:
-        await self._files.run(lambda files: file_writes.release(files, claim))
+    async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        await self._files.run(lambda files: file_writes.release(files, claim, interrupted))
 
     async def append(
         self,

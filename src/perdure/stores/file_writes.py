@@ -199,11 +199,12 @@ def heartbeat(directory: Directory, claim: Claim, at: float) -> None:
         _commit(directory, log, [_beat(claim, at)])
 
 
-def release(directory: Directory, claim: Claim) -> None:
+def release(directory: Directory, claim: Claim, interrupted: bool) -> None:
     with directory.locked({claim.session_id}):
         log = directory.existing(claim.session_id)
         if log is not None and log.held is not None and log.epoch == claim.epoch:
-            _commit(directory, log, [line("release", at=claim.epoch)])
+            given_back = line("release", at=claim.epoch)
+            _commit(directory, log, [_beat(claim, -claim.lease) if interrupted else given_back])
 
 
 def post(directory: Directory, session_id: str, entry: bytes) -> int:

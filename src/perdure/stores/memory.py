@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Self, Unpack
 
@@ -250,9 +250,13 @@ class MemoryStore:
         shelved = self._held(claim)
         shelved.expires = now() + timedelta(seconds=claim.lease)
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
         shelved = self._sessions.get(claim.session_id)
-        if shelved is not None and shelved.epoch == claim.epoch:
+        if shelved is None or shelved.epoch != claim.epoch:
+            return
+        if interrupted:
+            shelved.expires = datetime.min.replace(tzinfo=UTC)
+        else:
             shelved.claim = None
 
     async def append(

@@ -279,8 +279,8 @@ class PostgresStore:
     async def heartbeat(self, claim: Claim) -> None:
         await journal.heartbeat(self._db.link, claim)
 
-    async def release(self, claim: Claim) -> None:
-        await journal.release(self._db.link, claim)
+    async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        await journal.release(self._db.link, claim, interrupted)
 
     async def append(
         self,

@@ -28,6 +28,9 @@ _RELEASE = """
     )
     DELETE FROM claimed USING freed WHERE claimed.sid = freed.sid RETURNING 1
 """
+_LAPSE = """
+    UPDATE session SET expires = 0 WHERE id = %(id)s AND epoch = %(epoch)s AND claim IS NOT NULL RETURNING 1
+"""
 _CLAIM = f"SELECT claim, expires > {_TIME} FROM session WHERE id = %(id)s"
 _LAPSED = f"""
     SELECT session.id, session.claim, session.expires <= {_TIME}
@@ -66,8 +69,8 @@ async def heartbeat(link: Link, claim: Claim) -> None:
         raise ClaimLost(claim.session_id, claim.epoch)
 
 
-async def release(link: Link, claim: Claim) -> None:
-    await link.rows(_RELEASE, {"id": str(claim.session_id), "epoch": claim.epoch})
+async def release(link: Link, claim: Claim, interrupted: bool) -> None:
+    await link.rows(_LAPSE if interrupted else _RELEASE, {"id": str(claim.session_id), "epoch": claim.epoch})
 
 
 async def post(link: Link, session_id: SessionId, entry: Entry, body: bytes) -> int:

@@ -274,8 +274,8 @@ class SqliteStore:
     async def heartbeat(self, claim: Claim) -> None:
         await self._db.writer.run(partial(journal.heartbeat, claim=claim, at=now().timestamp()))
 
-    async def release(self, claim: Claim) -> None:
-        await self._db.writer.run(partial(journal.release, claim=claim))
+    async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        await self._db.writer.run(partial(journal.release, claim=claim, interrupted=interrupted))
 
     async def append(
         self,

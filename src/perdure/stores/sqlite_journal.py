@@ -111,9 +111,10 @@ def heartbeat(db: apsw.Connection, claim: Claim, at: float) -> None:
         raise ClaimLost(claim.session_id, claim.epoch)
 
 
-def release(db: apsw.Connection, claim: Claim) -> None:
+def release(db: apsw.Connection, claim: Claim, interrupted: bool) -> None:
+    change = "expires = 0" if interrupted else "claim = NULL, expires = NULL"
     db.execute(
-        "UPDATE session SET claim = NULL, expires = NULL WHERE id = ? AND epoch = ?",
+        f"UPDATE session SET {change} WHERE id = ? AND epoch = ? AND claim IS NOT NULL",
         (str(claim.session_id), claim.epoch),
     )
 

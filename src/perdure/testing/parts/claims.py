@@ -75,6 +75,25 @@ class Claims(Contract):
         assert (await store.save(say(session, "free"))).version == 2
 
     @in_store
+    async def test_a_run_given_up_is_left_to_be_recovered(self, store: JournaledStore) -> None:
+        """`release(interrupted=True)` leaves a lapsed claim: the run is found, taken over, and passed by nobody."""
+        session = await store.create(new_session("Hello"))
+        claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("start"))
+        await store.release(claim, interrupted=True)
+        assert (await store.is_claimed(session.id), await store.is_interrupted(session.id)) == (False, True)
+        assert list(await store.lapsed()) == [session.id]
+        with refused(RunInterrupted):
+            await store.save(say(session, "meanwhile"))
+        with refused(RunInterrupted):
+            await store.claim(session.id, version=1, owner="ben")
+        taken, _ = await store.claim(session.id, version=1, owner="ben", take_over=True)
+        await store.release(claim, interrupted=True)
+        assert await store.is_claimed(session.id)
+        await store.release(taken)
+        await store.release(taken, interrupted=True)
+        assert not await store.is_interrupted(session.id)
+
+    @in_store
     async def test_a_late_release_frees_nobody_elses_claim(self, store: JournaledStore) -> None:
         """Releasing a claim that was lost leaves the new one standing."""
         clock = FrozenClock()
