@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def no_handles() -> Iterator[None]:
     held: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     try:
-        with pytest.raises(OSError, match="Too many open files"):
+        with suppress(OSError):
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY))
         yield

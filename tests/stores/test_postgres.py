@@ -215,6 +215,45 @@ async def test_a_server_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyP
         PostgresStore("")
 
 
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://me:hush/hush@localhost/name",
+        "postgresql://me:hush@hush@localhost/name",
+        "postgresql://me:hush?hush@localhost/name",
+        "postgresql://me:hush%hush@localhost/name",
+        "host=localhost password=very hush user=me",
+        "host=localhost password='hush user=me",
+        "hush",
+    ],
+)
+async def test_a_dsn_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
+    """The error says how to write one, and nothing of the password."""
+    with pytest.raises(ConfigurationError, match="DSN cannot be read") as raised:
+        async with PostgresStore(dsn):
+            pass
+    assert "hush" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
+async def test_the_dsn_wins_over_the_limits(schema: str) -> None:
+    """Every connection has time-outs, and those that the DSN sets stay as they are."""
+    dsn = psycopg.conninfo.make_conninfo(
+        postgres_server.dsn(), options="-c lock_timeout=7s", keepalives_idle=77, connect_timeout=5
+    )
+    async with PostgresStore(dsn, schema=schema) as store, store_in(schema) as usual:
+        for each, expected in ((store, "7s"), (usual, "20s")):
+            async with each._db.link.connection() as connection:
+                shown = [
+                    (await (await connection.execute(f"SHOW {name}".encode())).fetchall())[0][0]
+                    for name in ("idle_in_transaction_session_timeout", "lock_timeout")
+                ]
+            assert shown == ["10s", expected]
+            given = connection.info.get_parameters()
+            assert given["keepalives_idle"] == ("77" if each is store else "10")
+            assert given["tcp_user_timeout"] == "20000"
+
+
 async def test_leases_go_by_the_clock_of_the_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose clock is an hour ahead takes nobody's claim away."""
     async with store_in(schema) as store:
