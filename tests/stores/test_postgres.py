@@ -220,7 +220,6 @@ async def test_a_server_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyP
     [
         "postgresql://me:hush/hush@localhost/name",
         "postgresql://me:hush@hush@localhost/name",
-        "postgresql://me:hush?hush@localhost/name",
         "postgresql://me:hush%hush@localhost/name",
         "host=localhost password=very hush user=me",
         "host=localhost password='hush user=me",
