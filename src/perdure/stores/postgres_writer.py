@@ -223,7 +223,7 @@ class Writer:
             failure = as_store_error(error)
             if change.may_have_been_made and not isinstance(error, PerdureError):
                 failure = StoreError(
-                    f"The connection to PostgreSQL was lost and did not come back in {patience.PATIENCE:g} s ({error}). "
+                    f"The connection to PostgreSQL was lost, and not made again in {patience.PATIENCE:g} s ({error}). "
                     "Whether this was written is not known: load the session to see."
                 )
             if not change.done.done() and not change.is_settled:

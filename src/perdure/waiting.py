@@ -1,0 +1,24 @@
+"""Waiting that a cancellation does not cut short."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def see_through(work: Coroutine[Any, Any, T]) -> T:
+    """Await to the end what must not be left in between: a cancellation waits for it, and goes on after it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()  # it is of no interest to one who has been told to stop
+        raise cancelled
+    return task.result()
