@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,84 @@ async def test_an_erasure_that_is_caught_in_a_deadlock_is_tried_again(schema: st
         await execute("COMMIT")
         assert await erasing == [first.id, second.id]
         assert not await store.list()
+
+
+async def test_claims_lapse_when_the_store_is_closed(schema: str) -> None:
+    """A run that goes on cannot write any more, so that others may take it over at once."""
+    async with store_in(schema) as other:
+        async with store_in(schema) as store:
+            sessions = {
+                name: await store.create(new_session(id=name)) for name in ("kept", "saved", "released", "lost")
+            }
+            claims = {name: (await store.claim(name, version=1, owner="ann"))[0] for name in sessions}
+            await store.save(sessions["saved"], claim=claims["saved"])
+            await store.release(claims["released"])
+            await store.release(claims["lost"])
+            await other.claim("lost", version=1, owner="ben")
+            assert await other.lapsed() == []
+        assert await other.lapsed() == ["kept"]
+        assert await other.is_interrupted("kept")
+        assert await other.is_claimed("lost")
+
+
+async def test_closing_that_is_cancelled_is_seen_through(schema: str) -> None:
+    """No connection is left, and what was handed in is carried out."""
+    async with sql(schema) as execute:
+        store = await store_in(schema).__aenter__()
+        session = await store.create(new_session("a"))
+        await execute("BEGIN")
+        await execute("SELECT 1 FROM session FOR UPDATE")
+        saving = asyncio.create_task(store.save(say(session, "b")))
+        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(store.__aexit__())
+        await asyncio.sleep(0.05)
+        closing.cancel()
+        await execute("COMMIT")
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert (await saving).version == 2
+        await _until_gone(execute)
+
+
+async def _until_gone(execute: Callable[..., Awaitable[list[Any]]]) -> None:
+    """Wait until the server has noticed that no connection of the stores on this schema is left."""
+    asked = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'perdure ' || current_schema()"
+    for _ in range(1000):
+        if not await execute(asked):
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("a connection is left open")
+
+
+def test_a_store_may_be_closed_after_its_loop(schema: str) -> None:
+    """Its connections go, though their loop cannot be waited for any more."""
+
+    async def opened() -> PostgresStore:
+        store = await store_in(schema).__aenter__()
+        await store.create(new_session("a"))
+        return store
+
+    async def closed(store: PostgresStore) -> None:
+        async with sql(schema) as execute:
+            await store.__aexit__()
+            await _until_gone(execute)
+
+    store = asyncio.run(opened())
+    asyncio.run(closed(store))
+
+
+async def test_a_forked_child_may_leave_the_block(schema: str) -> None:
+    """It closes nothing that its parent uses, and waits for nothing."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        child = os.fork()
+        if child == 0:
+            with suppress(StopIteration):
+                store.__aexit__().send(None)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, child, 0))[1]) == 0
+        assert (await store.save(say(session, "b"))).version == 2
 
 
 async def test_what_is_pinned_stays_at_hand(schema: str) -> None:

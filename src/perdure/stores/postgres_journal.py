@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
 from perdure import codec
-from perdure.errors import ClaimLost, CorruptRecord, InvalidData, SessionNotFound
+from perdure.errors import ClaimLost, CorruptRecord, InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, Entry, JournalEntry, Key, RunOnRecord
@@ -31,6 +33,11 @@ _RELEASE = """
 _LAPSE = """
     UPDATE session SET expires = 0 WHERE id = %(id)s AND epoch = %(epoch)s AND claim IS NOT NULL RETURNING 1
 """
+_LAPSE_ALL = """
+    UPDATE session SET expires = 0 FROM unnest(%s::text[], %s::bigint[]) AS given (id, epoch)
+    WHERE session.id = given.id AND session.epoch = given.epoch AND claim IS NOT NULL RETURNING 1
+"""
+_LAST_WORD = 5.0
 _CLAIM = f"SELECT claim, expires > {_TIME} FROM session WHERE id = %(id)s"
 _LAPSED = f"""
     SELECT session.id, session.claim, session.expires <= {_TIME}
@@ -71,6 +78,15 @@ async def heartbeat(link: Link, claim: Claim) -> None:
 
 async def release(link: Link, claim: Claim, interrupted: bool) -> None:
     await link.rows(_LAPSE if interrupted else _RELEASE, {"id": str(claim.session_id), "epoch": claim.epoch})
+
+
+async def lapse(link: Link, claims: Sequence[Claim]) -> None:
+    """Have claims lapse, if the server can be reached at once: else they do when their leases have run out."""
+    if claims:
+        ids, epochs = [str(claim.session_id) for claim in claims], [claim.epoch for claim in claims]
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                await link.rows(_LAPSE_ALL, (ids, epochs))
 
 
 async def post(link: Link, session_id: SessionId, entry: Entry, body: bytes) -> int:

@@ -45,6 +45,7 @@ class Link:
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self.closed = False
+        self._made: WeakSet[Connection] = WeakSet()
         self._trusted: WeakSet[Connection] = WeakSet()
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._dsn,
@@ -70,6 +71,18 @@ class Link:
         self.closed = True
         await self._pool.close()
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Tell whether the process or the loop that has opened it is not there to close it."""
+        return self._pid != os.getpid() or self._loop.is_closed()
+
+    def abandon(self) -> None:
+        """Let go of the connections without a word to the server, which a forked child shares with its parent."""
+        self.closed = True
+        if self._pid == os.getpid():
+            for connection in list(self._made):
+                connection.pgconn.finish()
+
     def check(self) -> None:
         if self.closed:
             raise StoreError(
@@ -87,6 +100,7 @@ class Link:
         return connection
 
     async def _configure(self, connection: Connection) -> None:
+        self._made.add(connection)
         await connection.execute(self._setup(patience.LIMITS), prepare=False)
         self._trusted.add(connection)
 
