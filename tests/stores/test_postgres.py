@@ -28,6 +28,7 @@ from perdure.errors import (
     StoreError,
 )
 from perdure.model import ids
+from perdure.model.message import Message
 from perdure.protocols import Entry, SessionQuery
 from perdure.stores import postgres_reads, postgres_writer
 from perdure.stores.urls import store_of
@@ -316,6 +317,37 @@ async def test_a_damaged_record_is_told(schema: str) -> None:
         await execute("DELETE FROM batch WHERE last = 3")
         with pytest.raises(CorruptRecord):
             await store.read(session.id)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM msg WHERE pos = 0 AND log = (SELECT min(log) FROM log)",
+        "DELETE FROM msg WHERE pos = 2 AND log = (SELECT min(log) FROM log)",
+        "DELETE FROM msg WHERE pos = 1 AND log = (SELECT max(log) FROM log)",
+        "DELETE FROM log WHERE name = 'branch'",
+        "DELETE FROM log WHERE name = ''",
+        "DELETE FROM head WHERE version = 1",
+        "DELETE FROM head WHERE version = 2",
+        "DELETE FROM inbox WHERE seq = 2",
+    ],
+)
+async def test_a_dump_leaves_nothing_out(schema: str, damage: str) -> None:
+    """What a damaged index does not give is missing, and told: a copy of it would be taken for whole."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.save(say(await store.create(new_session("a", "b", id="s")), "c"))
+        claim, _ = await store.claim("s", version=2, owner="ann")
+        branch = [Message.user("d"), Message.user("e")]
+        await store.append(claim, messages=branch, entries=[Entry("start", run="branch")], log="branch")
+        await store.post("s", Entry("one"))
+        await store.post("s", Entry("two"))
+        await store.release(claim)
+        dumped = await store.dump("s")
+        assert {name: len(rows) for name, rows in dumped.logs.items()} == {"s": 3, "s/branch": 2}
+        assert (len(dumped.heads), len(dumped.inbox), session.version) == (2, 2, 2)
+        await execute(damage)
+        with pytest.raises(CorruptRecord):
+            await store.dump("s")
 
 
 async def test_forks_race_with_the_erasure_of_their_parent(schema: str) -> None:

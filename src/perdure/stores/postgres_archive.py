@@ -44,10 +44,11 @@ def write_many(db: Db, statement: str, rows: Iterable[Sequence[Any]]) -> None:
 
 
 def dump(db: Db, session_id: SessionId, origin: str, at: float | None, alone: bool) -> ArchivedSession:
-    row = first_row(db, f"SELECT sid, claim, expires > {_TIME} FROM session WHERE id = %s", at, str(session_id))
+    asked = f"SELECT sid, claim, expires > {_TIME}, version, msg_end FROM session WHERE id = %s"
+    row = first_row(db, asked, at, str(session_id))
     if row is None:
         raise SessionNotFound(session_id)
-    sid, claim, stands = row
+    sid, claim, stands, version, end = row
     holder = None if claim is None else holder_of(session_id, claim)
     if holder is not None and stands and not holder.is_gone:
         raise busy(session_id, holder.owner)
@@ -65,8 +66,24 @@ def dump(db: Db, session_id: SessionId, origin: str, at: float | None, alone: bo
         _plain(read_inbox(db, session_id, sid)),
         {restored(name): (restored(digest), version) for name, digest, version in keys},
         claim is not None,
+        version,
+        {**_ends_of_branches(db, session_id, sid), "": end},
     )
     return archive(material, logs, alone=alone)
+
+
+def _ends_of_branches(db: Db, session_id: str, sid: int) -> dict[str, int]:
+    """Return how far the logs of runs go, as the rows of the runs tell."""
+    sql = (
+        "SELECT run.log, log.name, max(end_pos) FROM run LEFT JOIN log ON log.log = run.log AND log.sid = run.sid"
+        " WHERE run.sid = %s GROUP BY run.log, log.name"
+    )
+    ends: dict[str, int] = {}
+    for log, name, end in rows_of(db, sql, sid):
+        if name is None:
+            raise CorruptRecord(session_id, f"log {log}", "it is missing")
+        ends[restored(name)] = end
+    return ends
 
 
 def read_heads(db: Db, session_id: str, sid: int) -> dict[int, bytes]:
@@ -107,6 +124,9 @@ def read_inbox(db: Db, session_id: str, sid: int, *, taken_too: bool = False) ->
         taken_too,
     )
     found = []
+    taken, end = first_row(db, "SELECT taken, inbox_end FROM session WHERE sid = %s", sid)
+    if [row[0] for row in rows] != [*range(1 if taken_too else min(taken, end) + 1, end + 1)]:
+        raise CorruptRecord(session_id, "of its inbox", f"there should be {end} items in order")
     for seq, run, kind, crc, body in rows:
         entry = Entry(restored(kind), codec.decode_plain(body), None if run is None else restored(run))
         if entry_checksum(sid, seq, entry.run, entry.kind, body) != crc:
