@@ -29,8 +29,9 @@ from perdure.errors import (
 )
 from perdure.model import ids
 from perdure.model.message import Message
-from perdure.protocols import Entry, SessionQuery
-from perdure.stores import postgres_reads, postgres_writer
+from perdure.protocols import Entry, Key, SessionQuery
+from perdure.stores import postgres_reads, postgres_schema, postgres_writer
+from perdure.stores.postgres_link import Link
 from perdure.stores.urls import store_of
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import fork, new_session, note, say, texts
@@ -177,6 +178,23 @@ async def test_a_schema_of_a_newer_release_is_refused(schema: str) -> None:
         with pytest.raises(StoreError, match="Upgrade perdure"):
             async with store_in(schema):
                 pass
+
+
+async def test_an_old_schema_is_brought_up_to_date(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first release has written is read and listed as before, and what had no checksum gets one."""
+    scripts = postgres_schema.migrations()
+    monkeypatch.setattr(postgres_schema, "migrations", lambda: scripts[:1])
+    async with store_in(schema) as store:
+        session = await store.save(await store.create(new_session("a", id="s")), key=Key("k", "digest"))
+        await store.create(fork(session, id="child"))
+    monkeypatch.undo()
+    async with store_in(schema) as store, sql(schema) as execute:
+        assert await execute("SELECT number FROM perdure_schema") == [(len(scripts),)]
+        assert await store.load("s") == session
+        assert await store.find_key("s", "k") == (Key("k", "digest"), 2)
+        assert [info.id for info in await store.list()] == ["child", "s"]
+        assert len((await store.dump("s")).logs) == 1
+        assert await store.check() == []
 
 
 async def test_tenants_are_kept_apart_by_schema(schema: str) -> None:
@@ -348,6 +366,42 @@ async def test_a_dump_leaves_nothing_out(schema: str, damage: str) -> None:
         await execute(damage)
         with pytest.raises(CorruptRecord):
             await store.dump("s")
+
+
+async def test_keys_and_logs_have_a_checksum(schema: str) -> None:
+    """A key or a log that has changed on the disk is damage: no other answer, nobody else's message."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.create(new_session("secret", id="s", owner="ann"))
+        await store.save(session, key=Key("k", "digest"))
+        await store.create(new_session("another", id="t", owner="bob"))
+        assert await store.find_key("s", "k") == (Key("k", "digest"), 2)
+        for table in ("key", "log"):
+            await execute(f"ALTER TABLE {table} ALTER COLUMN seal DROP EXPRESSION")
+        await execute("UPDATE key SET version = 1")
+        for look in (lambda: store.find_key("s", "k"), lambda: store.dump("s")):
+            with pytest.raises(CorruptRecord, match="key 'k'"):
+                await look()
+        await execute("UPDATE log SET sid = 2, name = 'moved' WHERE sid = 1")
+        assert await store.search("secret", owner="bob") == []
+        assert await store.search("secret") == []
+        with pytest.raises(CorruptRecord, match="log"):
+            await store.dump("t")
+
+
+async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty record would be taken for that of a run that did nothing, and the run would be dropped."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        await store.claim(session.id, version=1, owner="ann", entries=[Entry("start", run="r")])
+        row = Link.row
+
+        async def blind(link: Link, query: str, *args: Any) -> Any:
+            return None if query.startswith("SELECT first_seq") else await row(link, query, *args)
+
+        monkeypatch.setattr(Link, "row", blind)
+        with pytest.raises(CorruptRecord, match="run r"):
+            await store.read(session.id, run="r")
+        assert await store.read(session.id, run="unknown") == []
 
 
 async def test_forks_race_with_the_erasure_of_their_parent(schema: str) -> None:
@@ -574,11 +628,11 @@ async def test_a_check_finds_what_is_wrong_beneath_the_sessions(schema: str, dam
 
 def lists() -> dict[str, SessionQuery]:
     return {
-        "session_pkey": SessionQuery(),
+        "session_by_created": SessionQuery(),
         "session_by_owner": SessionQuery(owner="owner 7"),
         "session_by_owner_and_status": SessionQuery.of({"owner": "owner 7", "status": "failed"}),
-        "session_by_status": SessionQuery.of({"status": "suspended", "after": "90000"}),
-        "session_by_agent": SessionQuery(agent="agent 3", after="50000"),
+        "session_by_status": SessionQuery.of({"status": "suspended", "after": "90000.0_90000"}),
+        "session_by_agent": SessionQuery(agent="agent 3", after="50000.0_50000"),
         "session_by_parent": SessionQuery(parent="s5"),
         "tag_pkey": SessionQuery(tag="rare"),
         "session_id_key": SessionQuery(id="s77"),
@@ -604,7 +658,7 @@ async def test_lists_use_their_indexes_at_100_000_sessions(schema: str) -> None:
             plan = "\n".join(row[0] for row in rows)
             assert index in plan, plan
             assert "Seq Scan" not in plan, plan
-            assert "Sort" not in plan or index in ("session_id_key", "session_by_parent"), plan
+            assert "Sort" not in plan or index in ("session_id_key", "session_by_parent", "tag_pkey"), plan
         # What the planner does left to itself, without the settings of the store's connections.
         for index in ("session_by_owner", "session_by_owner_and_status"):
             statement, values = postgres_reads.list_query(lists()[index])

@@ -22,7 +22,7 @@ from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy
 from perdure.stores.postgres_journal import entries_of
 from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_reads import unpacked_value
-from perdure.stores.postgres_rows import holder_of, plain, restored
+from perdure.stores.postgres_rows import KEY_IS_SOUND, LOG_IS_SOUND, holder_of, plain, restored
 from perdure.stores.rows import Stretch, check_row, checksum
 
 Db = psycopg.Connection[Any]
@@ -53,18 +53,15 @@ def dump(db: Db, session_id: SessionId, origin: str, at: float | None, alone: bo
     if holder is not None and stands and not holder.is_gone:
         raise busy(session_id, holder.owner)
     logs = PostgresLogs(db, origin)
-    keys = rows_of(db, "SELECT name, digest, version FROM key WHERE sid = %s", sid)
+    keys = read_keys(db, session_id, sid)
     material = Material(
         session_id,
         read_heads(db, session_id, sid),
         lambda key: read_value(db, session_id, key),
-        {
-            restored(name): logs.rows(log, 0, None)
-            for log, name in rows_of(db, "SELECT log, name FROM log WHERE sid = %s", sid)
-        },
+        {restored(name): logs.rows(log, 0, None) for log, name in read_logs(db, session_id, sid)},
         _plain(read_record(db, session_id, sid)),
         _plain(read_inbox(db, session_id, sid)),
-        {restored(name): (restored(digest), version) for name, digest, version in keys},
+        keys,
         claim is not None,
         version,
         {**_ends_of_branches(db, session_id, sid), "": end},
@@ -84,6 +81,26 @@ def _ends_of_branches(db: Db, session_id: str, sid: int) -> dict[str, int]:
             raise CorruptRecord(session_id, f"log {log}", "it is missing")
         ends[restored(name)] = end
     return ends
+
+
+def read_keys(db: Db, session_id: str, sid: int) -> dict[str, tuple[str, int]]:
+    """Return the digests and versions of a session's keys, by name."""
+    sql = f"SELECT name, digest, version, {KEY_IS_SOUND} FROM key WHERE sid = %s"
+    keys: dict[str, tuple[str, int]] = {}
+    for name, digest, version, is_sound in rows_of(db, sql, sid):
+        if not is_sound:
+            raise CorruptRecord(session_id, f"key {restored(name)!r}", "its checksum does not match")
+        keys[restored(name)] = (restored(digest), version)
+    return keys
+
+
+def read_logs(db: Db, session_id: str, sid: int) -> list[tuple[int, str]]:
+    """Return the numbers and names of a session's logs."""
+    rows = rows_of(db, f"SELECT log, name, {LOG_IS_SOUND} FROM log WHERE sid = %s", sid)
+    for log, _, is_sound in rows:
+        if not is_sound:
+            raise CorruptRecord(session_id, f"log {log}", "its checksum does not match")
+    return [(log, name) for log, name, _ in rows]
 
 
 def read_heads(db: Db, session_id: str, sid: int) -> dict[int, bytes]:
