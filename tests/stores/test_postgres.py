@@ -386,6 +386,8 @@ async def test_keys_and_logs_have_a_checksum(schema: str) -> None:
         assert await store.search("secret") == []
         with pytest.raises(CorruptRecord, match="log"):
             await store.dump("t")
+        wrong = {problem.where for problem in await store.check() if "checksum" in problem.what}
+        assert {"key 1/k", "log 1/moved"} <= wrong
 
 
 async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,8 @@ class FileStore:
         taken: int = 0,
         key: Key | None = None,
     ) -> AgentSession:
+        if key is not None:
+            codec.check_text(f"{key.name}/{key.digest}", "$.key")
         placement = Placement(session, self._files.origin, written)
         write = Write(session, placement, now(), new_id(), claim, encode_entries(entries), taken, key)
         return consolidate(await self._files.run(lambda files: file_writes.save(files, write)))

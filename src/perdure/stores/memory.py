@@ -117,6 +117,8 @@ class MemoryStore:
         if shelved.info.created_at != session.info.created_at:
             raise another_session(session)
         _check_entries(entries)
+        if key is not None:
+            codec.check_text(f"{key.name}/{key.digest}", "$.key")
         kept = self._settled(shelved, session, written)
         shelved.versions.append(kept)
         _enter(shelved.record, entries)

@@ -101,8 +101,9 @@ def archive(material: Material, logs: LogsAtHand, *, alone: bool) -> ArchivedSes
 
 def _require_whole(material: Material) -> None:
     """Raise CorruptRecord if versions or messages are missing: a damaged index gives fewer rows, and no error."""
-    if len(material.heads) < material.version:
-        raise CorruptRecord(material.session_id, f"head {material.version}", "versions before it, or it, are missing")
+    for version in range(1, material.version + 1):
+        if version not in material.heads:
+            raise CorruptRecord(material.session_id, f"head {version}", "it is missing")
     for branch in {*material.own, *material.ends}:
         rows = material.own.get(branch, {})
         end = max(material.ends.get(branch, 0), max(rows, default=-1) + 1)

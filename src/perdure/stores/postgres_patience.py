@@ -35,7 +35,8 @@ _DSN_DEFAULTS = {
 def completed_dsn(dsn: str, **defaults: str) -> str:
     """Return a DSN with the time-outs that it does not set itself."""
     given = _read(dsn)
-    missing = {name: value for name, value in {**_DSN_DEFAULTS, **defaults}.items() if name not in given}
+    wanted: dict[str, str | int] = {**_DSN_DEFAULTS, **defaults}
+    missing = {name: value for name, value in wanted.items() if name not in given}
     if "PGCONNECT_TIMEOUT" in os.environ:
         missing.pop("connect_timeout", None)
     return conninfo.make_conninfo(dsn, **missing)
