@@ -47,9 +47,10 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, Tape, Transcript
-from perdure.protocols import Entry
+from perdure.protocols import Entry, Key
 from perdure.stores.file import FileStore
 from perdure.stores.file_folder import Folder
+from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import FrozenClock
 from perdure.testing.samples import fork, new_session, note, say, show, texts
 
@@ -151,6 +152,16 @@ class TestLayout:
         (tmp_path / "file").touch()
         with pytest.raises(StoreError, match="directory"):
             await FileStore(tmp_path / "file").__aenter__()
+
+
+@pytest.mark.parametrize("kind", [FileStore, lambda where: MemoryStore()])
+async def test_a_key_that_utf_8_cannot_carry_is_refused(tmp_path: Path, kind: Any) -> None:
+    """A lone surrogate in a key is InvalidData, and nothing is saved."""
+    async with kind(tmp_path) as store:
+        session = await store.create(small("Hi"))
+        with pytest.raises(InvalidData, match="surrogate"):
+            await store.save(session, key=Key("\ud800", "digest"))
+        assert (await store.load("s")).version == 1
 
 
 class TestDocument:
