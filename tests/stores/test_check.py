@@ -306,10 +306,20 @@ class Schema:
         for statement in script.split(";"):
             assert self.db.execute(statement.encode()).rowcount, statement
 
+    def _columns(self, table: str) -> list[str]:
+        """The columns that the database does not make itself."""
+        asked = (
+            "SELECT quote_ident(attname) FROM pg_attribute"
+            " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''"
+        )
+        return [name for (name,) in self.db.execute(asked, (f'"{table}"',)).fetchall()]
+
     def put_back(self) -> None:
         self.db.execute(f"TRUNCATE {', '.join(self._tables)}".encode())
         for name in self._tables:
-            self.db.execute(f'INSERT INTO "{name}" OVERRIDING SYSTEM VALUE TABLE "kept_{name}"'.encode())
+            columns = ", ".join(self._columns(name))
+            insert = f'INSERT INTO "{name}" ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM "kept_{name}"'
+            self.db.execute(insert.encode())
         self.db.execute("SELECT setval(pg_get_serial_sequence('log', 'log'), (SELECT max(log) FROM log))")
 
 

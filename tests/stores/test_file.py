@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,10 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, Tape, Transcript
-from perdure.protocols import Entry
+from perdure.protocols import Entry, Key
 from perdure.stores.file import FileStore
+from perdure.stores.file_folder import Folder
+from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import FrozenClock
 from perdure.testing.samples import fork, new_session, note, say, show, texts
 
@@ -148,6 +152,16 @@ class TestLayout:
         (tmp_path / "file").touch()
         with pytest.raises(StoreError, match="directory"):
             await FileStore(tmp_path / "file").__aenter__()
+
+
+@pytest.mark.parametrize("kind", [FileStore, lambda where: MemoryStore()])
+async def test_a_key_that_utf_8_cannot_carry_is_refused(tmp_path: Path, kind: Any) -> None:
+    """A lone surrogate in a key is InvalidData, and nothing is saved."""
+    async with kind(tmp_path) as store:
+        session = await store.create(small("Hi"))
+        with pytest.raises(InvalidData, match="surrogate"):
+            await store.save(session, key=Key("\ud800", "digest"))
+        assert (await store.load("s")).version == 1
 
 
 class TestDocument:
@@ -312,6 +326,38 @@ class TestLocks:
                 assert not saving.done()
             assert (await saving).version == 2
 
+    async def test_a_locked_session_holds_up_no_other(self, tmp_path: Path) -> None:
+        """What others ask for is done at once, while three posts to a locked session wait for their time-out."""
+        async with FileStore(tmp_path, lock_timeout=30.0) as store:
+            session, other = await store.create(small("Hi")), await store.create(small("fine", id="other"))
+            with _held(tmp_path / "s.lock"):
+                posts = [asyncio.create_task(store.post("s", Entry("steer", {"n": n}))) for n in range(3)]
+                forking = asyncio.create_task(store.create(fork(session, id="f")))
+                await asyncio.sleep(0.02)
+                async with asyncio.timeout(10):
+                    assert await store.load("other") == other
+                    claim, _ = await store.claim("other", version=1, owner="ann")
+                    await store.heartbeat(claim)
+                    await store.save(say(other, "more"), claim=claim)
+                    assert await store.load("s") == session
+                assert not any(task.done() for task in (*posts, forking))
+            assert await asyncio.gather(*posts) == [1, 2, 3], "in the order in which they were handed in"
+            assert (await forking).id == "f"
+
+    async def test_what_waits_for_a_lock_is_carried_out_before_the_store_closes(self, tmp_path: Path) -> None:
+        """Leaving the block waits for what was handed in, as it does for what was not locked."""
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(FileStore(tmp_path))
+            await store.create(small("Hi"))
+            with _held(tmp_path / "s.lock"):
+                post = asyncio.create_task(store.post("s", Entry("steer")))
+                await asyncio.sleep(0.02)
+                closing = asyncio.create_task(stack.aclose())
+                await asyncio.sleep(0.02)
+                assert not closing.done()
+            await closing
+            assert await post == 1
+
     async def test_the_lock_is_never_replaced(self, tmp_path: Path) -> None:
         """Whatever is written, the lock stays the same file as long as the session is there."""
         async with FileStore(tmp_path) as store:
@@ -329,8 +375,8 @@ class TestLocks:
                 with _held(tmp_path / "s.lock"):
                     saving = asyncio.create_task(store.save(session))
                     await asyncio.sleep(0.05)
-                    (tmp_path / "s.lock").unlink()
-                    new.enter_context(_held(tmp_path / "s.lock"))
+                    new.enter_context(_held(tmp_path / "new.lock"))
+                    (tmp_path / "new.lock").replace(tmp_path / "s.lock")
                 await asyncio.sleep(0.05)
                 assert not saving.done()
             assert (await saving).version == 2
@@ -364,6 +410,138 @@ class TestLocks:
         assert threading.active_count() == threads
         assert len(os.listdir("/proc/self/fd")) == handles
         assert json.loads((tmp_path / "s.json").read_bytes())["info"]["version"] == 2
+
+
+class TestClosing:
+    """Leaving the block ends what the store holds, whoever leaves it and whenever."""
+
+    async def test_claims_lapse_when_the_store_is_closed(self, tmp_path: Path) -> None:
+        """A run that goes on cannot write any more, so that others may take it over at once."""
+        async with FileStore(tmp_path) as other:
+            async with FileStore(tmp_path) as store:
+                for name in ("kept", "saved", "released", "lost"):
+                    await store.create(small("Hi", id=name))
+                claims = {name: (await store.claim(name, version=1, owner="ann"))[0] for name in await _ids(tmp_path)}
+                await store.save(await store.load("saved"), claim=claims["saved"])
+                await store.release(claims["released"])
+                await store.release(claims["lost"])
+                await other.claim("lost", version=1, owner="ben")
+                assert await other.lapsed() == []
+            assert await other.lapsed() == ["kept"]
+            assert await other.is_interrupted("kept")
+            assert await other.is_claimed("lost")
+
+    async def test_closing_that_is_cancelled_is_seen_through(self, tmp_path: Path) -> None:
+        """The thread and the handle go all the same."""
+        threads = threading.active_count()
+        store = await FileStore(tmp_path).__aenter__()
+        await store.create(small("Hi"))
+        with _held(tmp_path / "s.lock"):
+            post = asyncio.create_task(store.post("s", Entry("steer")))
+            await asyncio.sleep(0.02)
+            closing = asyncio.create_task(store.__aexit__())
+            await asyncio.sleep(0.02)
+            closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert threading.active_count() == threads
+        assert await post == 1
+
+    async def test_a_forked_child_may_leave_the_block(self, tmp_path: Path) -> None:
+        """It has no thread to wait for; the parent's store is as it was."""
+        async with FileStore(tmp_path) as store:
+            await store.create(small("Hi"))
+            child = os.fork()
+            if child == 0:
+                with suppress(StopIteration):
+                    store.__aexit__().send(None)
+                    os._exit(1)
+                os._exit(0)
+            assert await asyncio.to_thread(_status_of, child) == 0
+            assert await store.load("s") is not None
+
+    async def test_nothing_is_logged_of_a_write_whose_caller_has_gone(self, tmp_path: Path) -> None:
+        """A write that is refused after its caller was cancelled is of no interest to anybody."""
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        async with FileStore(tmp_path) as store:
+            session = await store.create(small("Hi"))
+            claim, _ = await store.claim("s", version=1, owner="ann")
+            await store.release(claim)
+            with _held(tmp_path / "s.lock"):
+                saving = asyncio.create_task(store.save(session, claim=claim))
+                await asyncio.sleep(0.02)
+                saving.cancel()
+                await asyncio.gather(saving, return_exceptions=True)
+        del saving
+        gc.collect()
+        await asyncio.sleep(0)
+        assert told == []
+
+
+def _status_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class TestRemoved:
+    """What was removed or replaced under an open store takes no more writes that nobody would find."""
+
+    @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
+    async def test_a_directory_that_is_gone_is_told(self, tmp_path: Path, how: str) -> None:
+        """Neither is anything acknowledged, nor a session said not to exist."""
+        where = tmp_path / "store"
+        async with FileStore(where) as store:
+            session = await store.create(small("Hi"))
+            where.rename(tmp_path / "elsewhere")
+            if how == "removed":
+                shutil.rmtree(tmp_path / "elsewhere")
+            elif how == "replaced":
+                shutil.copytree(tmp_path / "elsewhere", where)
+            for verb in (
+                lambda: store.save(say(session, "more")),
+                lambda: store.create(small("Hi", id="new")),
+                lambda: store.load("s"),
+                lambda: store.list(),
+            ):
+                with pytest.raises(StoreError, match="removed, renamed or replaced"):
+                    await verb()
+            assert where.exists() == (how == "replaced")
+
+    @pytest.mark.parametrize("what", ["s.jsonl", ""])
+    async def test_what_goes_while_it_is_written_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        """The last look is after the bytes are on the disk."""
+        where = tmp_path / "store"
+        sync = os.fsync
+
+        def removing(handle: int) -> None:
+            sync(handle)
+            monkeypatch.setattr(os, "fsync", sync)
+            (where / what).rename(tmp_path / "elsewhere")
+
+        async with FileStore(where) as store:
+            await store.create(small("Hi"))
+            monkeypatch.setattr(os, "fsync", removing)
+            with pytest.raises(StoreError, match="removed"):
+                await store.post("s", Entry("steer"))
+
+    async def test_a_log_that_was_removed_is_not_begun_with_its_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Removed between the look and the write, it is not made again."""
+        append = Folder.append
+
+        def removing(folder: Folder, name: str, end: int, body: bytes) -> None:
+            (tmp_path / name).unlink()
+            append(folder, name, end, body)
+
+        async with FileStore(tmp_path) as store:
+            await store.create(small("Hi"))
+            monkeypatch.setattr(Folder, "append", removing)
+            with pytest.raises(StoreError, match=r"s\.jsonl"):
+                await store.post("s", Entry("steer"))
+        assert not (tmp_path / "s.jsonl").exists()
 
 
 @contextmanager

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from perdure import AgentDefinition, PostgresStore, SendMessage, SessionRuntime,
 from perdure.errors import SessionConflict, StoreError
 from perdure.model.message import Message
 from perdure.protocols import Entry, Key
-from perdure.stores import postgres_link, postgres_writer
+from perdure.stores import postgres_patience
 from perdure.stores.postgres_writer import Writer
 from perdure.testing import ScriptedDriver
 from perdure.testing.parts.journal import entries, kinds, messages, spoken
@@ -186,8 +190,7 @@ async def test_connections_that_are_cut_again_and_again(schema: str) -> None:
 
 async def test_a_server_that_stays_away_is_said_to_be_unknown(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it does not come back in time, the caller is told that it is not known whether it was written."""
-    for module in (postgres_link, postgres_writer):
-        monkeypatch.setattr(module, "PATIENCE", 0.3)
+    monkeypatch.setattr(postgres_patience, "PATIENCE", 0.3)
 
     async def lost(*_: Any, **__: Any) -> Any:
         raise psycopg.OperationalError("gone")
@@ -223,6 +226,171 @@ async def test_a_cancellation_that_the_pool_swallows_is_heard(schema: str, monke
             await task
         monkeypatch.undo()
         assert (await store.list()).all() == ()
+
+
+STOPPED = """
+import asyncio, os, signal, sys
+from perdure import PostgresStore
+from perdure.stores import postgres_erasure
+from perdure.testing.samples import new_session
+
+erase = postgres_erasure._erase_one
+
+async def stopped(connection, sid):
+    postgres_erasure._erase_one = erase
+    print("stopped", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    await erase(connection, sid)
+
+async def main():
+    async with PostgresStore(sys.argv[1], schema=sys.argv[2]) as store:
+        await store.create(new_session("mine", id="mine"))
+        postgres_erasure._erase_one = stopped
+        await store.delete("mine")
+        print(await store.exists("mine"), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def stopped_in_an_erasure(schema: str) -> Iterator[subprocess.Popen[str]]:
+    """A client that was stopped in the middle of a transaction, with the lock that all others share."""
+    dsn = psycopg.conninfo.make_conninfo(postgres_server.dsn(), options="-c idle_in_transaction_session_timeout=500ms")
+    arguments = [sys.executable, "-c", STOPPED, dsn, schema]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "stopped\n"
+            yield process
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+            process.kill()
+
+
+async def test_a_client_that_stops_holds_nobody_for_long(schema: str) -> None:
+    """Saves, forks and deletions wait until the server ends its transaction; it repeats that when it comes back."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        spare = await store.create(new_session("b"))
+        with stopped_in_an_erasure(schema) as process:
+            async with asyncio.timeout(20):
+                session = await store.save(say(session, "c"))
+                await store.create(fork(session))
+                await store.delete(spare.id)
+            os.kill(process.pid, signal.SIGCONT)
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "False\n"
+
+
+async def test_a_lock_that_is_held_for_ever_is_a_typed_error(schema: str) -> None:
+    """Who waits for a lock longer than the limit is told, and nothing is written."""
+    dsn = psycopg.conninfo.make_conninfo(postgres_server.dsn(), options="-c lock_timeout=200ms")
+    async with PostgresStore(dsn, schema=schema) as store, sql(schema) as execute:
+        session = await store.create(new_session("a"))
+        await execute("BEGIN")
+        await execute("SELECT 1 FROM session FOR UPDATE")
+        with pytest.raises(StoreError, match="held a lock"):
+            await store.save(say(session, "b"))
+        with pytest.raises(StoreError, match="held a lock"):
+            await store.delete(session.id)
+        await execute("ROLLBACK")
+        assert (await store.save(say(session, "c"))).version == 2
+
+
+class Proxy:
+    """Passes bytes on to the server, until it falls silent for the connections that are open then."""
+
+    def __init__(self) -> None:
+        self._silent: list[asyncio.Event] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        silent = asyncio.Event()
+        self._silent.append(silent)
+        server_reader, server_writer = await _reach_server()
+        try:
+            await asyncio.gather(_pass_on(reader, server_writer, silent), _pass_on(server_reader, writer, silent))
+        finally:
+            server_writer.close()
+            writer.close()
+
+    def fall_silent(self) -> None:
+        for each in self._silent:
+            each.set()
+
+
+async def _reach_server() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    given = psycopg.conninfo.conninfo_to_dict(postgres_server.dsn())
+    host, port = str(given.get("host") or "localhost"), str(given.get("port") or 5432)
+    if host.startswith("/"):
+        return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silent: asyncio.Event) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            if not silent.is_set():
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+async def test_a_line_that_falls_silent_is_given_up(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save and a load on connections that no longer answer are made on new ones."""
+    monkeypatch.setattr(postgres_patience, "PATIENCE", 1.0)
+    proxy = Proxy()
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    dsn = psycopg.conninfo.make_conninfo(postgres_server.dsn(), host="127.0.0.1", port=port)
+    async with PostgresStore(dsn, schema=schema) as store:
+        session = await store.create(new_session("a"))
+        await asyncio.gather(*(store.load(session.id) for _ in range(8)))
+        proxy.fall_silent()
+        async with asyncio.timeout(20):
+            saved, loaded = await asyncio.gather(store.save(say(session, "b")), store.list())
+        assert (saved.version, len(loaded)) == (2, 1)
+        proxy.fall_silent()
+        async with asyncio.timeout(20):
+            assert texts(await store.load(session.id)) == ["a", "b"]
+    server.close()
+
+
+async def test_a_writer_that_somebody_has_cancelled_is_started_again(schema: str) -> None:
+    """A shutdown that cancels all tasks ends the saves under way with a typed error, and none after them hangs."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.create(new_session("a"))
+        await execute("BEGIN")
+        await execute("SELECT 1 FROM session FOR UPDATE")
+        saves = [asyncio.create_task(store.save(say(session, text))) for text in "bc"]
+        await asyncio.sleep(0.05)
+        _task_of(store).cancel()
+        async with asyncio.timeout(20):
+            for save in saves:
+                with pytest.raises(StoreError, match="cancelled"):
+                    await save
+            await execute("ROLLBACK")
+            assert (await store.save(say(session, "d"))).version == 2
+
+
+def _task_of(store: PostgresStore) -> asyncio.Task[None]:
+    task = store._db.writer._task
+    assert task is not None
+    assert not task.done()
+    return task
+
+
+async def test_a_writer_that_is_cancelled_before_it_begins_answers_too(schema: str) -> None:
+    """A save that was only just handed in is told as well."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        save = asyncio.create_task(store.save(say(session, "b")))
+        await asyncio.sleep(0)
+        _task_of(store).cancel()
+        async with asyncio.timeout(20):
+            with pytest.raises(StoreError, match="cancelled"):
+                await save
+            assert (await store.save(say(session, "c"))).version == 2
 
 
 @pytest.fixture

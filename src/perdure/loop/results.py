@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure import codec
 from perdure.errors import InvalidData, ToolError
-from perdure.model.value import JSON, clean_text
+from perdure.model.step import AgentStep, ToolExecution
+from perdure.model.value import JSON, ErrorRecord, clean_text
 
 MAX_RESULT_BYTES = codec.MAX_BYTES // 4
-"""A run's results stand together in one stored version, which has a cap of its own."""
+MAX_RUN_BYTES = codec.MAX_BYTES // 4 * 3
+"""A run's long results stand together in one stored version, which has a cap of its own."""
 
 
 def as_json(value: Any) -> JSON:
@@ -50,6 +54,36 @@ def _cleaned(value: Any, depth: int = 0) -> JSON:
     if isinstance(value, list | tuple):
         return [_cleaned(item, depth + 1) for item in value]
     return value
+
+
+class Room:
+    """The room that a run's version has for outcomes, besides what its messages hold of them."""
+
+    def __init__(self, steps: Iterable[AgentStep], most_chars: int) -> None:
+        self._most_chars = most_chars
+        self._left = MAX_RUN_BYTES - sum(self._size_of(each) for step in steps for each in step.tool_executions)
+
+    def fitted(self, execution: ToolExecution) -> ToolExecution:
+        """Return an outcome that can be saved: itself, or an error in its place if there is no room for it."""
+        size = self._size_of(execution)
+        if size > self._left:
+            problem = (
+                f"The call was made. Its outcome has {size:,} bytes and was not kept: "
+                f"{max(self._left, 0):,} of the {MAX_RUN_BYTES:,} that a run can keep are left. Ask for less at a time."
+            )
+            return replace(execution, result=None, error=ErrorRecord("ToolError", problem))
+        self._left -= size
+        return execution
+
+    def _size_of(self, execution: ToolExecution) -> int:
+        """Count what a version holds of an outcome: its error, and a result that is too long to be shown whole."""
+        result, error = execution.result, execution.error
+        is_shown = shortened(result, self._most_chars) is result
+        return (0 if is_shown else _bytes_of(result)) + (_bytes_of(error.message) if error else 0)
+
+
+def _bytes_of(value: JSON) -> int:
+    return len(msgspec.json.encode(value))
 
 
 def shortened(result: JSON, most: int) -> JSON:

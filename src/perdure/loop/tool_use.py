@@ -17,7 +17,7 @@ from perdure.errors import AgentStop, ToolError
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
 from perdure.loop.narrator import Narrator, Unrecordable
-from perdure.loop.results import as_json, shortened
+from perdure.loop.results import Room, as_json, shortened
 from perdure.model.execution import PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
@@ -112,6 +112,7 @@ class ToolUse:
         self._stop: AgentStop | None = None
         self._waiting: list[PendingCall] = []
         """The calls of sub-agents that turned out to wait for a person."""
+        self._room: Room | None = None
 
     async def carry_out(self, step: AgentStep) -> None:
         """Run every call of a step that has no outcome yet, but for those that wait for a person."""
@@ -299,6 +300,7 @@ class ToolUse:
             execution = await self._interceptors.pass_through("after_tool_use", execution, self._run.state)
         except AgentStop as stop:
             self._stop = stop
+        execution = self._fitted(execution)
         step, error = self._step, execution.error
         said = f"{error.type}: {error.message}" if error else execution.result
         shown = shortened(said, self._run.setup.max_result_chars)
@@ -306,6 +308,15 @@ class ToolUse:
         output = Transcript((*step.output_messages.pieces, *Transcript.of([message]).pieces))
         self._run.put_step(replace(step, output_messages=output, tool_executions=(*step.tool_executions, execution)))
         await self._narrator.tool_ended(execution, self._run.state.transcript[-1], step.id, child)
+
+    def _fitted(self, execution: ToolExecution) -> ToolExecution:
+        """Return an outcome for which the run's version has room: a run whose tools have run can always be saved."""
+        if self._room is None:
+            state = self._run.state.execution
+            assert state is not None
+            steps = [each.step for each in state.step_executions]
+            self._room = Room([*steps, self._step], self._run.setup.max_result_chars)
+        return self._room.fitted(execution)
 
 
 def is_cancelled() -> bool:

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_SELF = "/proc/self/stat"
+_NAMESPACE = "/proc/self/ns/pid"
+_MOST_PID = 2**31 - 1
+
 
 class Holder(msgspec.Struct, frozen=True):
     """A claim's holder as it is stored: a name for people, and the process it lives in."""
@@ -20,39 +25,89 @@ class Holder(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls, owner: str) -> Holder:
-        """A holder in this process."""
-        return cls(owner, _boot_id(), _pid_namespace(), os.getpid(), _start_time(os.getpid()) or "")
+        """Return a holder in this process."""
+        pid = os.getpid()
+        return cls(owner, _boot_id(), _pid_namespace(), pid, _own_start(pid))
 
     @property
     def is_gone(self) -> bool:
-        """Whether the holder was a process of this machine that has ended. False where that cannot be told."""
-        if not self.boot or (self.boot, self.namespace) != (_boot_id(), _pid_namespace()):
+        """Tell whether the holder was a process of this machine that has ended. False where that is not known."""
+        if not (self.boot and self.started) or not 0 < self.pid <= _MOST_PID:
             return False
-        return _start_time(self.pid) != self.started
+        if (self.boot, self.namespace) != (_boot_id(), _pid_namespace()):
+            return False
+        return _has_ended(self.pid, self.started)
+
+
+def _boot_id() -> str:
+    """Return the id of this start of the machine, or "" while it cannot be read."""
+    try:
+        return _read_once(_BOOT)
+    except OSError:
+        return ""
 
 
 @functools.cache
-def _boot_id() -> str:
-    return _read("/proc/sys/kernel/random/boot_id")
+def _read_once(path: str) -> str:
+    # What raises is not cached: a process may be out of handles now, and have some later.
+    return Path(path).read_text().strip()
 
 
 def _pid_namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return os.readlink(_NAMESPACE)
     except OSError:
         return ""
 
 
-def _start_time(pid: int) -> str | None:
-    """When a process began, in the kernel's own ticks; None if there is no such process."""
-    stat = _read(f"/proc/{pid}/stat")
-    fields = stat.rpartition(")")[2].split()
+def _own_start(pid: int) -> str:
+    """Return when this process began, or "" while that cannot be read."""
+    try:
+        return _start_once(pid)
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _start_once(pid: int) -> str:
+    return _started(_stat(f"/proc/{pid}/stat")) or ""
+
+
+def _has_ended(pid: int, started: str) -> bool:
+    """Tell whether a process is known to have ended. An error other than "no such process" says nothing."""
+    try:
+        fields = _stat(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError):
+        return _can_look() and not _answers(pid)
+    except OSError:
+        return False
+    return len(fields) > 19 and _started(fields) != started
+
+
+def _stat(path: str) -> list[str]:
+    return Path(path).read_text().rpartition(")")[2].split()
+
+
+def _started(fields: list[str]) -> str | None:
+    """Return when a process began, in the kernel's own ticks; None if it has ended."""
     # A zombie has ended: it holds nothing, though its pid is not yet free.
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
-def _read(path: str) -> str:
+def _can_look() -> bool:
+    """Tell whether /proc shows processes at all: it may not be mounted."""
     try:
-        return Path(path).read_text().strip()
+        return bool(_stat(_SELF))
     except OSError:
-        return ""
+        return False
+
+
+def _answers(pid: int) -> bool:
+    """Tell whether a process exists that /proc does not show, as under `hidepid`."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it may not be signalled, so it is there
+        return True
+    return True

@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 from perdure import codec
 from perdure.errors import InvalidData, SessionNotFound, StoreError
@@ -39,12 +35,12 @@ from perdure.stores import file_archive, file_check, file_erasure, file_reads, f
 from perdure.stores.beginnings import Beginning
 from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
+from perdure.stores.file_thread import FileThread
 from perdure.stores.file_writes import Write, encode_entries
 from perdure.stores.placement import Placement, consolidate
 from perdure.stores.redaction import Request
 from perdure.stores.search import Query, rank
-
-T = TypeVar("T")
+from perdure.waiting import see_through
 
 
 class FileStore:
@@ -100,6 +96,8 @@ class FileStore:
         taken: int = 0,
         key: Key | None = None,
     ) -> AgentSession:
+        if key is not None:
+            codec.check_text(f"{key.name}/{key.digest}", "$.key")
         placement = Placement(session, self._files.origin, written)
         write = Write(session, placement, now(), new_id(), claim, encode_entries(entries), taken, key)
         return consolidate(await self._files.run(lambda files: file_writes.save(files, write)))
@@ -233,51 +231,30 @@ class FileStore:
         return await self._files.run(lambda files: file_archive.restore(files, archived, at))
 
     async def check(self) -> Sequence[Problem]:
-        return await self._files.run(file_check.check)
+        return await self._files.run(file_check.check, patient=True)
 
 
 class _Open:
     """An open directory, and the one thread that works in it."""
 
-    def __init__(self, thread: ThreadPoolExecutor, directory: Directory) -> None:
-        self._pid = os.getpid()
+    def __init__(self, thread: FileThread, directory: Directory) -> None:
         self._thread = thread
-        self._directory = directory
         self.origin = directory.origin
+        self.run = thread.run
+        self.check_process = thread.check_process
 
     @classmethod
     async def at(cls, path: Path, lock_timeout: float) -> _Open:
-        thread = ThreadPoolExecutor(1, f"perdure files {path.name}")
-        opening = thread.submit(Directory, path, lock_timeout)
-        with ExitStack() as undo:
-            undo.callback(_abandon, thread, opening)
-            directory = await asyncio.shield(asyncio.wrap_future(opening))
-            undo.pop_all()
-        return cls(thread, directory)
-
-    def check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
-
-    async def run(self, job: Callable[[Directory], T]) -> T:
-        """What a job comes to. A caller that is cancelled does not cancel it: what was handed in is carried out."""
-        return await self._do(partial(self._directory.run, job))
-
-    async def _do(self, work: Callable[[], T]) -> T:
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+        thread = FileThread(f"perdure files {path.name}")
+        return cls(thread, await thread.open(path, lock_timeout))
 
     async def close(self) -> None:
-        """Carry out what is waiting, then let go of directory and thread."""
-        try:
-            await self._do(self._directory.close)
-        finally:
-            self._thread.shutdown()
-
-
-def _abandon(thread: ThreadPoolExecutor, opening: Future[Directory]) -> None:
-    thread.shutdown()
-    if opening.exception() is None:
-        opening.result().close()
+        """Carry out what is waiting, have the claims lapse that are left, and let go of directory and thread."""
+        if self._thread.is_inherited:
+            self._thread.let_go()
+            return
+        at = now().timestamp()
+        await see_through(self._thread.close(lambda files: file_writes.lapse_all(files, at)))
 
 
 def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:

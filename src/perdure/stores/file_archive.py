@@ -41,6 +41,7 @@ def _dump(directory: Directory, session_id: SessionId, at: float, alone: bool) -
         tuple(codec.decode(Entry, raw) for raw in log.inbox[log.taken :]),
         {name: (key.digest, version) for name, (key, version) in log.keys.items()},
         log.held is not None,
+        log.version,
     )
     return archive(material, FileLogs(directory), alone=alone)
 

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
+from perdure.protocols import Claim
 from perdure.stores.file_document import HEADER_LINES, Header, check_document, document_file, read_header
-from perdure.stores.file_folder import Folder, NotAFile, first_lines, lock_file, read_from
+from perdure.stores.file_folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
 from perdure.stores.file_log import LogKey, SessionLog, log_file
 from perdure.stores.live import LRU
 from perdure.stores.rows import checksum
@@ -34,7 +35,9 @@ class Directory:
 
     def __init__(self, path: Path, lock_timeout: float) -> None:
         self.folder = Folder(path)
-        self._timeout = lock_timeout
+        self.lock_timeout = lock_timeout
+        self.claims: set[Claim] = set()
+        """Those that were taken here and, as far as is known, not given back."""
         self._logs: LRU[str, SessionLog] = LRU(_LOGS_AT_HAND)
         with ExitStack() as undo:
             undo.callback(self.folder.close)
@@ -48,12 +51,14 @@ class Directory:
         self.forget_all()
         self.folder.close()
 
-    def run(self, job: Callable[[Directory], T]) -> T:
+    def run(self, job: Callable[[Directory], T], turn: Turn | None = None) -> T:
         """Do something here; an error of the system becomes one that says what it means."""
         if self.folder.broken is not None:
             raise self.folder.broken
         try:
-            return job(self)
+            self.folder.require_in_place()
+            with self.folder.taking(turn):
+                return job(self)
         except OSError as error:
             raise store_error(error, self.folder.path) from None
 
@@ -172,14 +177,14 @@ class Directory:
     def locked(self, ids: Iterable[str]) -> Iterator[None]:
         """Hold sessions' locks. The lock of a session that is not there goes with its last holder."""
         held = set(ids)
-        with self.folder.locked(held, self._timeout):
+        with self.folder.locked(held, self.lock_timeout):
             try:
                 yield
             finally:
                 for session_id in held:
                     files = (log_file(session_id), document_file(session_id))
                     if all(self.folder.size(name) is None for name in files):
-                        self.folder.remove(lock_file(session_id))
+                        self.folder.discard(lock_file(session_id))
 
 
 def store_error(error: OSError, path: Path) -> StoreError:

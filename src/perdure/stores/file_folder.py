@@ -12,7 +12,7 @@ import os
 import random
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -31,6 +31,22 @@ class NotAFile(OSError):
         super().__init__(errno.ELOOP, "it is a symbolic link or another thing that is not a plain file", name)
 
 
+class PutBack(Exception):
+    """A session's lock is not free, and the job that needs it has changed nothing: it may be done again later."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.session_id = session_id
+
+
+class Turn:
+    """A job's attempt: until when it may be put back because of a lock, and which locks earlier jobs wait for."""
+
+    def __init__(self, deadline: float, *, blocked: Container[str] = ()) -> None:
+        self.deadline = deadline
+        self.blocked = blocked
+
+
 class Folder:
     """An open directory. Every name is taken relative to it, wherever the directory is moved."""
 
@@ -38,9 +54,32 @@ class Folder:
         self.path = path
         self.broken: StoreError | None = None
         self._handle = _open_directory(path)
+        self._turn: Turn | None = None
+        self._has_written = False
 
     def close(self) -> None:
         os.close(self._handle)
+
+    def require_in_place(self) -> None:
+        """Raise StoreError if the directory is no longer the one of its name: nobody would find what is written."""
+        try:
+            found = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            found = None
+        if found is None or not os.path.samestat(found, os.fstat(self._handle)):
+            raise StoreError(
+                f"The directory {self.path} has been removed, renamed or replaced since this store was opened. "
+                "Nothing was read or written. Put it back if it is missed; then close this store and open it again."
+            )
+
+    @contextmanager
+    def taking(self, turn: Turn | None) -> Iterator[None]:
+        """Have locks that are not free put the job back, for as long as it has written nothing."""
+        self._turn, self._has_written = turn, False
+        try:
+            yield
+        finally:
+            self._turn = None
 
     def names(self) -> list[str]:
         return os.listdir(self._handle)
@@ -81,7 +120,10 @@ class Folder:
     def append(self, name: str, end: int, body: bytes) -> None:
         """Put bytes at the end of a file, which is at `end`, and on the disk; or leave the file as it was."""
         is_new = self.size(name) is None
-        handle = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _SAFE, 0o600, dir_fd=self._handle)
+        self._has_written = True
+        # A file that was removed meanwhile is not begun again with its end.
+        flags = os.O_WRONLY | os.O_APPEND | _SAFE | (0 if end else os.O_CREAT)
+        handle = os.open(name, flags, 0o600, dir_fd=self._handle)
         try:
             with ExitStack() as undo:
                 undo.callback(_cut, handle, end)
@@ -89,12 +131,14 @@ class Folder:
                 self._sync(handle)
                 if is_new:
                     self.sync()
+                self._require_named(handle, name)
                 undo.pop_all()
         finally:
             os.close(handle)
 
     def cut(self, name: str, end: int) -> None:
         """Shorten a file, for good."""
+        self._has_written = True
         handle = os.open(name, os.O_WRONLY | _SAFE, dir_fd=self._handle)
         try:
             os.ftruncate(handle, end)
@@ -117,6 +161,7 @@ class Folder:
 
     def write_new(self, name: str, body: bytes) -> None:
         """Write a file of which there must be none."""
+        self._has_written = True
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=self._handle)
         try:
             _write_all(handle, body)
@@ -134,6 +179,7 @@ class Folder:
 
     def remove(self, *names: str) -> None:
         """Remove those of these files that are there."""
+        self._has_written = True
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._handle)
@@ -155,24 +201,38 @@ class Folder:
     @contextmanager
     def locked(self, ids: Iterable[str], timeout: float) -> Iterator[None]:
         """Hold the locks of several sessions, taken in one order by everybody; SessionLocked if that takes too long."""
-        deadline = time.monotonic() + timeout
+        turn = None if self._has_written else self._turn
+        deadline = time.monotonic() + timeout if turn is None else turn.deadline
         with ExitStack() as held:
             for session_id in sorted(ids):
-                handle = self._lock(session_id, deadline, timeout)
+                if turn is not None and session_id in turn.blocked and time.monotonic() < deadline:
+                    raise PutBack(session_id)
+                handle = self._lock(session_id, deadline, timeout, turn)
                 held.callback(_unlock, handle)
             yield
 
-    def _lock(self, session_id: str, deadline: float, timeout: float) -> int:
+    def _lock(self, session_id: str, deadline: float, timeout: float, turn: Turn | None) -> int:
         name = lock_file(session_id)
         while True:
             handle = os.open(name, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=self._handle)
-            if not _flock(handle, deadline):
+            if not _flock(handle, deadline if turn is None else 0.0):
                 os.close(handle)
+                if turn is not None and time.monotonic() < deadline:
+                    raise PutBack(session_id)
                 raise SessionLocked(session_id, self.path / name, timeout)
             if self._is_named(handle, name):
                 return handle
             # A deletion has removed the lock that was waited for: whoever comes now locks another file.
             os.close(handle)
+
+    def _require_named(self, handle: int, name: str) -> None:
+        """Raise StoreError if what was written is in a file that nobody finds any more."""
+        self.require_in_place()
+        if not self._is_named(handle, name):
+            raise StoreError(
+                f"The file {self.path / name} was removed or replaced while it was written. Nothing was kept. "
+                "Put it back if it is missed, and repeat this."
+            )
 
     def _is_named(self, handle: int, name: str) -> bool:
         try:

@@ -159,6 +159,12 @@ class SessionLog:
         """The newest version; 0 if there is none."""
         return next(reversed(self.heads), 0)
 
+    @property
+    def birth(self) -> int:
+        """The time of its birth, in nanoseconds; 0 if its first line is damaged."""
+        found = LogKey.parse(self.key)
+        return found.birth if found else 0
+
     def is_claimed(self, at: float) -> bool:
         """Whether somebody's claim stands: its lease has not run out, nor its process ended."""
         return self.held is not None and self.held.expires > at and not self.held.holder.is_gone

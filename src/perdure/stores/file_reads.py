@@ -19,7 +19,8 @@ from perdure.stores.file_document import Header
 from perdure.stores.file_log import LogKey, SessionLog
 from perdure.stores.heads import StoredHead, decode_info
 from perdure.stores.memory import matches
-from perdure.stores.rows import Stretch, decode_row, runs_in
+from perdure.stores.rows import ListPlace, Stretch, decode_row, runs_in
+from perdure.stores.rows import page_start as list_start
 from perdure.stores.shelf import Shelf
 
 T = TypeVar("T")
@@ -137,7 +138,7 @@ def lapsed(directory: Directory, at: float) -> list[SessionId]:
     for session_id in directory.ids():
         with suppress(CorruptRecord, InvalidSessionFile):
             header, log = _since_document(directory, session_id)
-            place = header and _place_of(header.key)
+            place = header and _place_of(header)
             if place and log and log.held and not log.is_claimed(at):
                 found.append(place)
     return [SessionId(place.session_id) for place in sorted(found)]
@@ -165,10 +166,15 @@ def _existing(directory: Directory, session_id: str) -> SessionLog:
 
 
 class _Place(NamedTuple):
-    """A session's place in the order of creation."""
+    """A session's place in a list: by when it was created, which for one that was brought in was before its birth."""
 
+    created: float
     birth: int
     session_id: str
+
+    @property
+    def next(self) -> str:
+        return f"{ListPlace(self.created, self.birth).next}@{self.session_id}"
 
 
 def list_sessions(directory: Directory, query: SessionQuery) -> SessionInfoList:
@@ -183,7 +189,7 @@ def list_sessions(directory: Directory, query: SessionQuery) -> SessionInfoList:
         except (CorruptRecord, InvalidSessionFile) as error:
             damaged.append(error)
             continue
-        place = header and _place_of(header.key)
+        place = header and _place_of(header)
         if header and place and (before is None or place < before) and matches(header.info, query):
             found.append((place, header.info))
     # A damaged session has no known place; it stands on the first page.
@@ -210,18 +216,20 @@ def _is_met(directory: Directory, session_id: str, sought: Beginning) -> bool:
 
 
 def page_start(after: str | None) -> _Place | None:
-    """The place that a page's `next` stands for."""
+    """Return the place that a page's `next` stands for."""
     if after is None:
         return None
-    place = _place_of(after)
-    if place is None:
+    place, _, session_id = after.partition("@")
+    start = list_start(place)
+    if start is None or not session_id:
         raise InvalidData("$.after", f"{after!r} is not a page's `next`")
-    return place
+    return _Place(*start, session_id)
 
 
-def _place_of(key: str) -> _Place | None:
-    found = LogKey.parse(key)
-    return None if found is None or found.name else _Place(found.birth, found.owner)
+def _place_of(header: Header) -> _Place | None:
+    found = LogKey.parse(header.key)
+    created = header.info.created_at.timestamp()
+    return None if found is None or found.name else _Place(created, found.birth, found.owner)
 
 
 def _newest_header(directory: Directory, session_id: str) -> Header | None:
@@ -254,5 +262,5 @@ def _page(
     found.sort(key=lambda each: each[0], reverse=True)
     page = found[:limit]
     last = page[-1][0] if len(found) > limit else None
-    more = f"{last.session_id}@{last.birth}" if last else None
+    more = last.next if last else None
     return SessionInfoList((info for _, info in page), next=more, damaged=damaged)

@@ -17,14 +17,17 @@ from perdure.stores.search import Lent, Place, Query, attributed
 def places(directory: Directory, query: Query) -> Iterator[Place]:
     """Every message of every log, with the session that it is said to be of."""
     infos: dict[str, AgentSessionInfo] = {}
-    lent: dict[str, list[Lent]] = {}
+    shown: list[tuple[int, str, Lent]] = []
     for session_id in directory.ids():
         with suppress(CorruptRecord, InvalidData):
             log = directory.log(session_id)
             if log.version:
                 infos[session_id] = info = decode_info(log.heads[log.version], session_id, log.version)
-                for key, start, stop in log.shown():
-                    lent.setdefault(str(key), []).append(Lent(start, stop, info))
+                shown += [(log.birth, str(key), Lent(start, stop, info)) for key, start, stop in log.shown()]
+    lent: dict[str, list[Lent]] = {}
+    # Of those that show what is left of an erased session, the oldest here is said to have it, as in every store.
+    for _, key, stretch in sorted(shown, key=lambda each: each[0]):
+        lent.setdefault(key, []).append(stretch)
     for stem in (*infos, *sorted(directory.remainders())):
         with suppress(CorruptRecord):
             log = directory.log(stem)

@@ -15,6 +15,7 @@ from perdure.errors import (
     ClaimLost,
     CorruptRecord,
     InvalidSessionFile,
+    PerdureError,
     RunInterrupted,
     SessionBusy,
     SessionConflict,
@@ -27,7 +28,7 @@ from perdure.protocols import Appended, Claim, Entry, Key, StoredAt
 from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_document import document_file, encode_document
-from perdure.stores.file_folder import read_from, temporary
+from perdure.stores.file_folder import Turn, read_from, temporary
 from perdure.stores.file_log import Held, Line, LogKey, SessionLog, line, opening
 from perdure.stores.file_reads import assembled
 from perdure.stores.heads import decode_info, encode_head
@@ -81,7 +82,10 @@ def save(directory: Directory, write: Write) -> AgentSession:
             raise another_session(session)
         return log
 
-    return _write_version(directory, write, current)
+    kept = _write_version(directory, write, current)
+    if write.claim is not None:
+        directory.claims.discard(write.claim)
+    return kept
 
 
 class _Draft(NamedTuple):
@@ -165,7 +169,9 @@ def claim(
             raise SessionConflict(session_id, version, log.version)
         taken = Claim(session_id, log.epoch + 1, version, holder.owner, lease)
         held = line("claim", at=taken.epoch, body=msgspec.json.encode(Held(holder, at + lease)))
-        return taken, _put(directory, log, [held], "", rows, entries)
+        appended = _put(directory, log, [held], "", rows, entries)
+    directory.claims.add(taken)
+    return taken, appended
 
 
 def append(
@@ -199,7 +205,18 @@ def heartbeat(directory: Directory, claim: Claim, at: float) -> None:
         _commit(directory, log, [_beat(claim, at)])
 
 
+def lapse_all(directory: Directory, at: float) -> None:
+    """Have the claims lapse that were taken here and not given back: their runs cannot write any more."""
+    for claim in sorted(directory.claims, key=lambda claim: claim.session_id):
+        # Where the lock is not free at once, the claim lapses when its lease has run out.
+        with suppress(PerdureError, OSError), directory.folder.taking(Turn(deadline=0.0)):
+            log = directory.log(claim.session_id)
+            if log.epoch == claim.epoch and log.is_claimed(at):
+                release(directory, claim, interrupted=True)
+
+
 def release(directory: Directory, claim: Claim, interrupted: bool) -> None:
+    directory.claims.discard(claim)
     with directory.locked({claim.session_id}):
         log = directory.existing(claim.session_id)
         if log is not None and log.held is not None and log.epoch == claim.epoch:

@@ -39,7 +39,7 @@ from perdure.stores.memory_erasure import MemoryBench
 from perdure.stores.moving import MOVED, Material, archive, busy
 from perdure.stores.placement import Placement, consolidate, foreign_stretches
 from perdure.stores.redaction import Request, redact
-from perdure.stores.rows import another_session, runs_in
+from perdure.stores.rows import ListPlace, another_session, page_start, runs_in
 from perdure.stores.search import Lent, Place, Query, attributed, rank
 
 
@@ -57,6 +57,8 @@ class _Shelved:
         self.epoch = number << 20
         self.claim: Claim | None = None
         self.expires = now()
+
+        self.place = ListPlace(first.info.created_at.timestamp(), number)
 
     @property
     def info(self) -> AgentSessionInfo:
@@ -115,6 +117,8 @@ class MemoryStore:
         if shelved.info.created_at != session.info.created_at:
             raise another_session(session)
         _check_entries(entries)
+        if key is not None:
+            codec.check_text(f"{key.name}/{key.digest}", "$.key")
         kept = self._settled(shelved, session, written)
         shelved.versions.append(kept)
         _enter(shelved.record, entries)
@@ -191,15 +195,15 @@ class MemoryStore:
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         query = SessionQuery.of(filters)
-        before = _page_start(query.after)
-        found: list[tuple[int, AgentSessionInfo]] = []
-        for shelved in reversed(self._sessions.values()):
-            if (before is None or shelved.number < before) and matches(shelved.info, query):
-                found.append((shelved.number, shelved.info))
+        before = page_start(query.after)
+        found: list[tuple[ListPlace, AgentSessionInfo]] = []
+        for shelved in sorted(self._sessions.values(), key=lambda each: each.place, reverse=True):
+            if (before is None or shelved.place < before) and matches(shelved.info, query):
+                found.append((shelved.place, shelved.info))
                 if len(found) > query.limit:
                     break
         page = found[: query.limit]
-        more = str(page[-1][0]) if len(found) > query.limit else None
+        more = page[-1][0].next if len(found) > query.limit else None
         return SessionInfoList((info for _, info in page), next=more)
 
     async def ids_with_prefix(
@@ -425,14 +429,6 @@ def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
         or (query.updated_after is not None and info.updated_at <= query.updated_after)
         or (query.updated_before is not None and info.updated_at >= query.updated_before)
     )
-
-
-def _page_start(after: str | None) -> int | None:
-    if after is None:
-        return None
-    if not after.isdecimal():
-        raise InvalidData("$.after", f"{after!r} is not a page's `next`")
-    return int(after)
 
 
 def _require_unclaimed(shelved: _Shelved, take_over: bool = False) -> None:

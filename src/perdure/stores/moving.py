@@ -67,10 +67,15 @@ class Material(NamedTuple):
     inbox: tuple[Entry, ...] = ()
     keys: Mapping[str, tuple[str, int]] = EMPTY
     interrupted: bool = False
+    version: int = 0
+    """The newest version, as another row than its head tells."""
+    ends: Mapping[str, int] = EMPTY
+    """How far own logs go at least, by branch, as other rows than their messages tell."""
 
 
 def archive(material: Material, logs: LogsAtHand, *, alone: bool) -> ArchivedSession:
     """A session as it leaves a store; CorruptRecord if anything of it is missing or cannot be read."""
+    _require_whole(material)
     naming = _Naming(material.session_id, logs)
     heads, values = _portable(material, naming)
     lent: dict[str, dict[int, bytes]] = {}
@@ -92,6 +97,21 @@ def archive(material: Material, logs: LogsAtHand, *, alone: bool) -> ArchivedSes
         keys=material.keys,
         interrupted=material.interrupted,
     )
+
+
+def _require_whole(material: Material) -> None:
+    """Raise CorruptRecord if versions or messages are missing: a damaged index gives fewer rows, and no error."""
+    for version in range(1, material.version + 1):
+        if version not in material.heads:
+            raise CorruptRecord(material.session_id, f"head {version}", "it is missing")
+    for branch in {*material.own, *material.ends}:
+        rows = material.own.get(branch, {})
+        end = max(material.ends.get(branch, 0), max(rows, default=-1) + 1)
+        # A log that holds others' messages on their behalf has only those that are shown.
+        if not branch.startswith(LENT) and len(rows) != end:
+            missing = next(position for position in range(end) if position not in rows)
+            name = own_name(material.session_id, branch)
+            raise CorruptRecord(material.session_id, f"message {missing} of log {name}", "it is missing")
 
 
 def _portable(material: Material, naming: _Naming) -> tuple[tuple[bytes, ...], dict[str, bytes]]:

@@ -59,6 +59,7 @@ from perdure.stores.redaction import Request
 from perdure.stores.rows import page_start
 from perdure.stores.search import Query
 from perdure.stores.shelf import Shelf
+from perdure.waiting import see_through
 
 
 class PostgresStore:
@@ -79,6 +80,7 @@ class PostgresStore:
         self._live: LRU[str, Live] = LRU(cache)
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._open: _Open | None = None
+        self._claims: dict[tuple[str, int], Claim] = {}
 
     async def __aenter__(self) -> Self:
         if self._open is not None:
@@ -97,8 +99,12 @@ class PostgresStore:
     async def __aexit__(self, *_: object) -> None:
         if self._open is not None:
             opened, self._open = self._open, None
+            claims, self._claims = list(self._claims.values()), {}
             self._live.clear()
-            await opened.close()
+            if opened.link.is_abandoned:
+                opened.link.abandon()
+            else:
+                await see_through(opened.close(claims))
 
     @property
     def _db(self) -> _Open:
@@ -165,6 +171,7 @@ class PostgresStore:
 
     def _finish(self, change: Change, result: Any) -> Any:
         """Called by the writer with what came of a change, whether or not its caller still waits."""
+        self._note_claim(change, result)
         if not isinstance(change, Keep):
             return result
         session = consolidate(result.session)
@@ -172,6 +179,13 @@ class PostgresStore:
         if self._open is not None:
             self._live.keep(session.id, kept)
         return kept
+
+    def _note_claim(self, change: Change, result: Any) -> None:
+        """Know the claims that were taken here and not given back: they lapse when the store is closed."""
+        if isinstance(change, Take):
+            self._claims[change.session_id, result[0].epoch] = result[0]
+        elif isinstance(change, Keep) and change.claim is not None:
+            self._claims.pop((change.session_id, change.claim.epoch), None)
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
@@ -281,6 +295,7 @@ class PostgresStore:
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
         await journal.release(self._db.link, claim, interrupted)
+        self._claims.pop((claim.session_id, claim.epoch), None)
 
     async def append(
         self,
@@ -365,11 +380,15 @@ class _Open:
         self.writer = writer
         self.listener = Listener(link)
 
-    async def close(self) -> None:
-        await self.writer.close()
-        self.link.closed = True
-        await self.listener.close()
-        await self.link.close()
+    async def close(self, claims: Sequence[Claim]) -> None:
+        """Carry out what is waiting, have these claims lapse, and let go of the connections."""
+        try:
+            await self.writer.close()
+            await journal.lapse(self.link, claims)
+        finally:
+            self.link.closed = True
+            await self.listener.close()
+            await self.link.close()
 
 
 def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:

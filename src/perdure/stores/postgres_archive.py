@@ -22,7 +22,7 @@ from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy
 from perdure.stores.postgres_journal import entries_of
 from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_reads import unpacked_value
-from perdure.stores.postgres_rows import holder_of, plain, restored
+from perdure.stores.postgres_rows import KEY_IS_SOUND, LOG_IS_SOUND, holder_of, plain, restored
 from perdure.stores.rows import Stretch, check_row, checksum
 
 Db = psycopg.Connection[Any]
@@ -44,29 +44,63 @@ def write_many(db: Db, statement: str, rows: Iterable[Sequence[Any]]) -> None:
 
 
 def dump(db: Db, session_id: SessionId, origin: str, at: float | None, alone: bool) -> ArchivedSession:
-    row = first_row(db, f"SELECT sid, claim, expires > {_TIME} FROM session WHERE id = %s", at, str(session_id))
+    asked = f"SELECT sid, claim, expires > {_TIME}, version, msg_end FROM session WHERE id = %s"
+    row = first_row(db, asked, at, str(session_id))
     if row is None:
         raise SessionNotFound(session_id)
-    sid, claim, stands = row
+    sid, claim, stands, version, end = row
     holder = None if claim is None else holder_of(session_id, claim)
     if holder is not None and stands and not holder.is_gone:
         raise busy(session_id, holder.owner)
     logs = PostgresLogs(db, origin)
-    keys = rows_of(db, "SELECT name, digest, version FROM key WHERE sid = %s", sid)
+    keys = read_keys(db, session_id, sid)
     material = Material(
         session_id,
         read_heads(db, session_id, sid),
         lambda key: read_value(db, session_id, key),
-        {
-            restored(name): logs.rows(log, 0, None)
-            for log, name in rows_of(db, "SELECT log, name FROM log WHERE sid = %s", sid)
-        },
+        {restored(name): logs.rows(log, 0, None) for log, name in read_logs(db, session_id, sid)},
         _plain(read_record(db, session_id, sid)),
         _plain(read_inbox(db, session_id, sid)),
-        {restored(name): (restored(digest), version) for name, digest, version in keys},
+        keys,
         claim is not None,
+        version,
+        {**_ends_of_branches(db, session_id, sid), "": end},
     )
     return archive(material, logs, alone=alone)
+
+
+def _ends_of_branches(db: Db, session_id: str, sid: int) -> dict[str, int]:
+    """Return how far the logs of runs go, as the rows of the runs tell."""
+    sql = (
+        "SELECT run.log, log.name, max(end_pos) FROM run LEFT JOIN log ON log.log = run.log AND log.sid = run.sid"
+        " WHERE run.sid = %s GROUP BY run.log, log.name"
+    )
+    ends: dict[str, int] = {}
+    for log, name, end in rows_of(db, sql, sid):
+        if name is None:
+            raise CorruptRecord(session_id, f"log {log}", "it is missing")
+        ends[restored(name)] = end
+    return ends
+
+
+def read_keys(db: Db, session_id: str, sid: int) -> dict[str, tuple[str, int]]:
+    """Return the digests and versions of a session's keys, by name."""
+    sql = f"SELECT name, digest, version, {KEY_IS_SOUND} FROM key WHERE sid = %s"
+    keys: dict[str, tuple[str, int]] = {}
+    for name, digest, version, is_sound in rows_of(db, sql, sid):
+        if not is_sound:
+            raise CorruptRecord(session_id, f"key {restored(name)!r}", "its checksum does not match")
+        keys[restored(name)] = (restored(digest), version)
+    return keys
+
+
+def read_logs(db: Db, session_id: str, sid: int) -> list[tuple[int, str]]:
+    """Return the numbers and names of a session's logs."""
+    rows = rows_of(db, f"SELECT log, name, {LOG_IS_SOUND} FROM log WHERE sid = %s", sid)
+    for log, _, is_sound in rows:
+        if not is_sound:
+            raise CorruptRecord(session_id, f"log {log}", "its checksum does not match")
+    return [(log, name) for log, name, _ in rows]
 
 
 def read_heads(db: Db, session_id: str, sid: int) -> dict[int, bytes]:
@@ -107,6 +141,9 @@ def read_inbox(db: Db, session_id: str, sid: int, *, taken_too: bool = False) ->
         taken_too,
     )
     found = []
+    taken, end = first_row(db, "SELECT taken, inbox_end FROM session WHERE sid = %s", sid)
+    if [row[0] for row in rows] != [*range(1 if taken_too else min(taken, end) + 1, end + 1)]:
+        raise CorruptRecord(session_id, "of its inbox", f"there should be {end} items in order")
     for seq, run, kind, crc, body in rows:
         entry = Entry(restored(kind), codec.decode_plain(body), None if run is None else restored(run))
         if entry_checksum(sid, seq, entry.run, entry.kind, body) != crc:

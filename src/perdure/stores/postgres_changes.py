@@ -116,7 +116,7 @@ class Keep(Change):
         self._placement = placement
         self._time = at
         self._live = live
-        self._claim = claim
+        self.claim = claim
         self._batch = batch
         self._taken = taken
         self._key = key
@@ -189,7 +189,7 @@ class Keep(Change):
         key = self._key
         return {
             "version": self.session.version,
-            "epoch": self._claim.epoch if self._claim else None,
+            "epoch": self.claim.epoch if self.claim else None,
             "key_name": plain(key.name) if key else None,
             "key_digest": plain(key.digest) if key else None,
         }
@@ -205,9 +205,9 @@ class Keep(Change):
             return  # it was created meanwhile; the next look finds it
         if facts.sid is None:
             raise SessionNotFound(self.session_id)
-        if self._claim is not None and (facts.claim is None or facts.epoch != self._claim.epoch):
-            raise ClaimLost(self.session_id, self._claim.epoch)
-        if self._claim is None:
+        if self.claim is not None and (facts.claim is None or facts.epoch != self.claim.epoch):
+            raise ClaimLost(self.session_id, self.claim.epoch)
+        if self.claim is None:
             self._require_unclaimed(facts)
         if facts.version != self.session.version:
             raise SessionConflict(self.session_id, self.session.version, facts.version)

@@ -11,7 +11,7 @@ from perdure.stores.heads import StoredHead, decode_info
 from perdure.stores.moving import merged
 from perdure.stores.noted import Noted, wrong_notes
 from perdure.stores.postgres_archive import Db, first_row, read_heads, read_inbox, read_value, rows_of
-from perdure.stores.postgres_rows import plain
+from perdure.stores.postgres_rows import KEY_IS_SOUND, LOG_IS_SOUND, plain, restored
 from perdure.stores.sql_check import (
     COLUMNS,
     ENDS,
@@ -23,6 +23,7 @@ from perdure.stores.sql_check import (
 )
 
 _COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it anew."
+_BACKUP = "It has changed since it was written. Restore the database, or the session, from a backup."
 _INBOX = "If it has been dealt with, it is not needed, and copying the store into a new schema leaves it behind."
 _CLAIMS = "A killed run of it would not be found by `recover`. Run `recover` on the session by its id."
 _UNNOTED = (
@@ -44,7 +45,7 @@ _NEVER_FOUND = """
 
 def check(db: Db) -> list[Problem]:
     """All that is wrong, read in one snapshot."""
-    looks = (_meta, _left_over, _rules, _claims, _missing_values, _words, _heads)
+    looks = (_meta, _seals, _left_over, _rules, _claims, _missing_values, _words, _heads)
     return [problem for look in looks for problem in look(db)]
 
 
@@ -62,6 +63,12 @@ def _meta(db: Db) -> Iterator[Problem]:
         if highest is not None and (last is None or last < highest):
             what = "it is behind the highest number in use, so that a number might be given out twice"
             yield Problem(None, f"the sequence of {table}", what, _COPY)
+
+
+def _seals(db: Db) -> Iterator[Problem]:
+    for table, number, is_sound in (("key", "sid", KEY_IS_SOUND), ("log", "log", LOG_IS_SOUND)):
+        for found, name in rows_of(db, f"SELECT {number}, name FROM {table} WHERE NOT ({is_sound}) LIMIT 20"):
+            yield Problem(None, f"{table} {found}/{restored(name)}", "its checksum does not match", _BACKUP)
 
 
 def _left_over(db: Db) -> Iterator[Problem]:

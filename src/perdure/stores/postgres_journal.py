@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
 from perdure import codec
-from perdure.errors import ClaimLost, CorruptRecord, InvalidData, SessionNotFound
+from perdure.errors import ClaimLost, CorruptRecord, InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, Entry, JournalEntry, Key, RunOnRecord
 from perdure.stores.batches import LAST, Batch, batch_checksum, entry_checksum
 from perdure.stores.packing import unpack_entries
 from perdure.stores.postgres_link import Connection, Link
-from perdure.stores.postgres_rows import given_time, holder_of, plain, restored
+from perdure.stores.postgres_rows import KEY_IS_SOUND, given_time, holder_of, plain, restored
 from perdure.stores.rows import operation_id
 
 _TIME = "coalesce(%(at)s::double precision, extract(epoch FROM clock_timestamp())::double precision)"
@@ -31,6 +33,11 @@ _RELEASE = """
 _LAPSE = """
     UPDATE session SET expires = 0 WHERE id = %(id)s AND epoch = %(epoch)s AND claim IS NOT NULL RETURNING 1
 """
+_LAPSE_ALL = """
+    UPDATE session SET expires = 0 FROM unnest(%s::text[], %s::bigint[]) AS given (id, epoch)
+    WHERE session.id = given.id AND session.epoch = given.epoch AND claim IS NOT NULL RETURNING 1
+"""
+_LAST_WORD = 5.0
 _CLAIM = f"SELECT claim, expires > {_TIME} FROM session WHERE id = %(id)s"
 _LAPSED = f"""
     SELECT session.id, session.claim, session.expires <= {_TIME}
@@ -71,6 +78,15 @@ async def heartbeat(link: Link, claim: Claim) -> None:
 
 async def release(link: Link, claim: Claim, interrupted: bool) -> None:
     await link.rows(_LAPSE if interrupted else _RELEASE, {"id": str(claim.session_id), "epoch": claim.epoch})
+
+
+async def lapse(link: Link, claims: Sequence[Claim]) -> None:
+    """Have claims lapse, if the server can be reached at once: else they do when their leases have run out."""
+    if claims:
+        ids, epochs = [str(claim.session_id) for claim in claims], [claim.epoch for claim in claims]
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                await link.rows(_LAPSE_ALL, (ids, epochs))
 
 
 async def post(link: Link, session_id: SessionId, entry: Entry, body: bytes) -> int:
@@ -133,7 +149,7 @@ async def read_record(
     first, final = min(after, end) + 1, end
     if run is not None:
         asked = "SELECT first_seq, last_seq FROM run WHERE sid = %s AND loop = %s"
-        reach = await link.row(asked, (sid, plain(run))) or (1, 0)
+        reach = await link.row(asked, (sid, plain(run))) or await _no_such_run(link, session_id, sid, run)
         first, final = max(first, reach[0]), min(final, reach[1])
     elif last is not None:
         first = max(first, end - last + 1)
@@ -142,6 +158,13 @@ async def read_record(
     found = await _read_batches(link, session_id, sid, first, final)
     chosen = found if run is None else [entry for entry in found if entry.run == run]
     return chosen[:limit] if last is None else chosen[max(0, len(chosen) - last) :]
+
+
+async def _no_such_run(link: Link, session_id: str, sid: int, run: str) -> tuple[int, int]:
+    """Return the reach of nothing. Raise CorruptRecord if another index than the one that was asked finds the run."""
+    if await link.row("SELECT 1 FROM run WHERE sid = %s AND loop || '' = %s", (sid, plain(run))):
+        raise CorruptRecord(session_id, f"run {run}", "an index does not find it")
+    return 1, 0
 
 
 async def _ends(link: Link, session_id: str) -> Any:
@@ -188,7 +211,7 @@ async def runs(
     sid = (await _ends(link, session_id))[0]
     asked = {
         "sid": sid,
-        "before": LAST if before is None else before,
+        "before": LAST if before is None else min(before, LAST),
         "loop": None if run is None else plain(run),
         "limit": limit,
     }
@@ -213,11 +236,16 @@ async def lapsed(link: Link) -> Sequence[SessionId]:
 
 async def find_key(link: Link, session_id: str, name: str) -> tuple[Key, int] | None:
     asked = (
-        "SELECT key.digest, key.version FROM key JOIN session ON session.sid = key.sid"
+        f"SELECT key.digest, key.version, {KEY_IS_SOUND} FROM key JOIN session ON session.sid = key.sid"
         " WHERE session.id = %s AND key.name = %s"
     )
     row = await link.row(asked, (session_id, plain(name)))
-    return None if row is None else (Key(name, restored(row[0])), row[1])
+    if row is None:
+        return None
+    digest, version, is_sound = row
+    if not is_sound:
+        raise CorruptRecord(session_id, f"key {name!r}", "its checksum does not match")
+    return Key(name, restored(digest)), version
 
 
 async def is_interrupted(link: Link, session_id: str) -> bool:

@@ -7,20 +7,21 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import sql
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
+from perdure.stores import postgres_patience as patience
+from perdure.stores.postgres_patience import Impatient, ImpatientJob, completed_dsn, limiting
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
 
 GATE = 0x70657264
 """The advisory lock that erasures take for themselves, and shares those who are about to use a value or a log."""
-PATIENCE = 30.0
-"""How long a lost server is waited for, in seconds."""
 _PAUSE = 0.05
 _MOST_TRIES = 10
 # Plans are made once, for tables that may have been empty then: each row is to be found by an index all the same.
@@ -40,24 +41,27 @@ class Link:
     def __init__(self, dsn: str, schema: str, most: int) -> None:
         self.schema = schema
         self.channel = f"perdure {schema}"[:63]
-        self._dsn = conninfo.make_conninfo(dsn, fallback_application_name=self.channel)
+        self._dsn = completed_dsn(dsn, fallback_application_name=self.channel)
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self.closed = False
+        self._made: WeakSet[Connection] = WeakSet()
+        self._trusted: WeakSet[Connection] = WeakSet()
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._dsn,
+            connection_class=Impatient,
             open=False,
             min_size=min(2, most),
             max_size=most,
             kwargs={"autocommit": True, "prepare_threshold": 0},
             configure=self._configure,
-            timeout=PATIENCE,
+            timeout=patience.PATIENCE,
             name=f"perdure {schema}",
         )
 
     async def open(self) -> None:
         try:
-            await self._pool.open(wait=True, timeout=PATIENCE)
+            await self._pool.open(wait=True, timeout=patience.PATIENCE)
         except PoolTimeout as error:
             raise StoreError(
                 f"No connection to PostgreSQL: {str(error).rstrip('.? ')}. Check the DSN and that the server runs."
@@ -66,6 +70,18 @@ class Link:
     async def close(self) -> None:
         self.closed = True
         await self._pool.close()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Tell whether the process or the loop that has opened it is not there to close it."""
+        return self._pid != os.getpid() or self._loop.is_closed()
+
+    def abandon(self) -> None:
+        """Let go of the connections without a word to the server, which a forked child shares with its parent."""
+        self.closed = True
+        if self._pid == os.getpid():
+            for connection in list(self._made):
+                connection.pgconn.finish()
 
     def check(self) -> None:
         if self.closed:
@@ -84,12 +100,14 @@ class Link:
         return connection
 
     async def _configure(self, connection: Connection) -> None:
-        await connection.execute(self._setup(), prepare=False)
+        self._made.add(connection)
+        await connection.execute(self._setup(patience.LIMITS), prepare=False)
+        self._trusted.add(connection)
 
-    def _setup(self) -> sql.Composed:
+    def _setup(self, limits: dict[str, int]) -> sql.Composed:
         settings = [sql.SQL("SET {} = {}").format(sql.Identifier(k), sql.Literal(v)) for k, v in _SETTINGS.items()]
         path = sql.SQL("SET search_path = {}").format(sql.Identifier(self.schema))
-        return sql.SQL("; ").join([*settings, path])
+        return sql.SQL("; ").join([*settings, *limiting(self._dsn, limits), path])
 
     async def whole(self, job: Callable[[psycopg.Connection[Any]], T], *, snapshot: bool = False) -> T:
         """What a job does in one transaction, in a thread: for what takes many statements, and is not asked for often.
@@ -101,13 +119,13 @@ class Link:
             try:
                 return await asyncio.to_thread(self._in_transaction, job, snapshot)
             except psycopg.Error as error:
-                if not is_passing(error):
+                if not is_passing(error) and not isinstance(error, psycopg.errors.IdleInTransactionSessionTimeout):
                     raise as_store_error(error) from None
         raise StoreError("Others' writes have come in between again and again. Try it later.")
 
     def _in_transaction(self, job: Callable[[psycopg.Connection[Any]], T], snapshot: bool) -> T:
-        with psycopg.connect(self._dsn) as connection:
-            connection.execute(self._setup())
+        with ImpatientJob.connect(self._dsn) as connection:
+            connection.execute(self._setup(patience.LIMITS_OF_JOBS))
             connection.commit()
             if snapshot:
                 connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -124,10 +142,25 @@ class Link:
         task = asyncio.current_task()
         assert task is not None
         wishes = task.cancelling()
-        async with self._pool.connection() as connection:
+        async with self._trusted_connection() as connection:
             if task.cancelling() > wishes:
                 raise asyncio.CancelledError
             yield connection
+
+    @asynccontextmanager
+    async def _trusted_connection(self) -> AsyncIterator[Connection]:
+        """Yield a connection that was made since the last one was lost: where one is cut, the others may be too."""
+        while True:
+            async with self._pool.connection() as connection:
+                if connection not in self._trusted:
+                    await connection.close()  # the pool makes another for it
+                    continue
+                try:
+                    yield connection
+                finally:
+                    if connection.closed:
+                        self._trusted.clear()
+                return
 
     async def read(self, job: Callable[[Connection], Awaitable[T]]) -> T:
         """What a job reads, tried again while the server is lost, or others' locks are in the way.
@@ -135,14 +168,16 @@ class Link:
         If it writes, then what may be written twice.
         """
         self.check()
-        deadline = asyncio.get_running_loop().time() + PATIENCE
+        clock = asyncio.get_running_loop().time
+        failed_at: float | None = None
         while True:
             try:
                 async with self.connection() as connection:
                     return await job(connection)
             except Exception as error:  # around a request: what psycopg says is said in perdure's words
+                failed_at = failed_at or clock()
                 may_pass = is_lost(error) or is_passing(error)
-                if not may_pass or asyncio.get_running_loop().time() > deadline:
+                if not may_pass or clock() > failed_at + patience.PATIENCE:
                     raise as_store_error(error) from None
             await asyncio.sleep(_PAUSE)
 
@@ -162,7 +197,7 @@ class Link:
 
 def is_lost(error: BaseException) -> bool:
     """Whether an error says that the connection is gone, and that another may do."""
-    if isinstance(error, psycopg.InterfaceError):
+    if isinstance(error, psycopg.InterfaceError | psycopg.errors.IdleInTransactionSessionTimeout):
         return True
     if not isinstance(error, psycopg.OperationalError) or isinstance(error, PoolTimeout | PoolClosed):
         return False
@@ -186,8 +221,13 @@ def as_store_error(error: BaseException) -> BaseException:
         return CorruptRecord(None, "of the database", str(error))
     if isinstance(error, psycopg.errors.DiskFull):
         return StoreError("The server's disk is full. Nothing of this save was kept; free some space and repeat it.")
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return StoreError(
+            "Another client has held a lock for too long, and nothing was written. Repeat it; if that fails too, look "
+            "for that client in pg_stat_activity, or set a longer lock_timeout in the `options` of the DSN."
+        )
     if isinstance(error, PoolTimeout):
         return StoreError(
-            f"No connection to PostgreSQL within {PATIENCE:g} s. Check the server; or take a larger pool."
+            f"No connection to PostgreSQL within {patience.PATIENCE:g} s. Check the server; or take a larger pool."
         )
     return StoreError(f"PostgreSQL failed: {error}")

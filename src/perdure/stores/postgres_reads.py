@@ -19,7 +19,7 @@ from perdure.stores.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.memory import matches
 from perdure.stores.postgres_link import Link
 from perdure.stores.postgres_rows import Place, decode_rows, plain
-from perdure.stores.rows import page_start
+from perdure.stores.rows import ListPlace, page_start
 from perdure.stores.shelf import Shelf
 
 _PEEK = """
@@ -156,9 +156,10 @@ def list_query(query: SessionQuery) -> tuple[str, list[Any]]:
     """The statement of a page, and its values. The limit is not one of them: a plan depends on it."""
     where, values = _conditions(query)
     statement = (
-        "SELECT session.sid, session.id, session.version, session.status, head.crc, head.body FROM session"
+        "SELECT session.created, session.sid, session.id, session.version, session.status, head.crc, head.body"
+        " FROM session"
         " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
-        f" WHERE {' AND '.join(where)} ORDER BY session.sid DESC LIMIT {query.limit + 1:d}"
+        f" WHERE {' AND '.join(where)} ORDER BY session.created DESC, session.sid DESC LIMIT {query.limit + 1:d}"
     )
     return statement, values
 
@@ -170,10 +171,10 @@ async def list_sessions(link: Link, query: SessionQuery) -> SessionInfoList:
     damaged: list[CorruptRecord] = []
     for row in rows[: query.limit]:
         try:
-            infos.append(_info_of(query, *row))
+            infos.append(_info_of(query, *row[1:]))
         except CorruptRecord as error:
             damaged.append(error)
-    more = str(rows[query.limit - 1][0]) if len(rows) > query.limit else None
+    more = ListPlace(*rows[query.limit - 1][:2]).next if len(rows) > query.limit else None
     return SessionInfoList(infos, next=more, damaged=damaged)
 
 
@@ -212,15 +213,17 @@ def _conditions(query: SessionQuery) -> tuple[list[str], list[Any]]:
         ("session.created < %s", query.created_before),
         ("session.updated > %s", query.updated_after),
         ("session.updated < %s", query.updated_before),
-        ("session.sid < %s", page_start(query.after)),
     ]
     asked = [(condition, value) for condition, value in given if value is not None]
-    where = [condition for condition, _ in asked]
+    where, values = [condition for condition, _ in asked], [_bound(value) for _, value in asked]
+    if (start := page_start(query.after)) is not None:
+        where.append("(session.created, session.sid) < (%s, %s)")
+        values += start
     if query.status not in (None, SessionStatus.ACTIVE):
         where.append("session.status <> 'active'")  # what the indexes on the others say of themselves
     if not query.shows_deleted:
         where.append(f"session.status <> '{SessionStatus.DELETED.value}'")
-    return where or ["true"], [_bound(value) for _, value in asked]
+    return where or ["true"], values
 
 
 def _bound(value: Any) -> Any:

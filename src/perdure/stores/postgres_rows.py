@@ -21,6 +21,11 @@ from perdure.stores.rows import seed_of
 MOST_WANTED = 16
 MOST_AT_ONCE = 256
 
+KEY_IS_SOUND = (
+    "key.seal = hashtextextended(key.name, hashtextextended(key.digest, hashint8extended(key.version, key.sid)))"
+)
+LOG_IS_SOUND = "log.seal = hashtextextended(log.name, hashint8extended(log.sid, log.log))"
+
 
 def plain(text: str) -> str:
     """Text as PostgreSQL can hold it: it knows no NUL."""

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import InvalidData, StoreError
+from perdure.stores.postgres_patience import LIMITS, completed_dsn, limiting
 
 _LOCK = 0x70657265
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
@@ -24,9 +25,14 @@ def check_schema(name: str) -> str:
 
 async def migrate(dsn: str, schema: str) -> None:
     """Create the schema if there is none, and apply the migrations that it does not have yet."""
+    address = completed_dsn(dsn)
+    # No limit for locks: others that start up wait for the migration, however long it takes.
+    limits = limiting(dsn, {name: limit for name, limit in LIMITS.items() if name != "lock_timeout"})
     try:
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
             await connection.execute("SET client_min_messages = warning")
+            for limit in limits:
+                await connection.execute(limit)
             await connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
             if await _current(connection, schema) != len(migrations()):
                 async with connection.transaction():

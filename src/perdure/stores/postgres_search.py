@@ -12,7 +12,7 @@ from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.stores.postgres_link import Connection, Link
-from perdure.stores.postgres_rows import plain, restored
+from perdure.stores.postgres_rows import LOG_IS_SOUND, plain, restored
 from perdure.stores.postgres_words import all_phrases, all_words, decoded, index, lexemes
 from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, age, attributed, counts_of, score, show, weight
 
@@ -42,11 +42,12 @@ _LOGS_OF_OWNER = """
         SELECT 1 FROM log JOIN session AS own ON own.sid = log.sid WHERE log.log = ref.log AND own.status <> 'deleted'
     ) LIMIT %(most)s
 """
-_READ = """
+_READ = f"""
     SELECT msg.log, msg.pos, msg.crc, msg.body, session.id, session.agent, session.status, session.owner
     FROM unnest(%s::bigint[], %s::bigint[]) AS best (log, pos)
     JOIN msg ON msg.log = best.log AND msg.pos = best.pos
     LEFT JOIN log ON log.log = msg.log LEFT JOIN session ON session.sid = log.sid
+    WHERE log.log IS NULL OR {LOG_IS_SOUND}
 """
 _LENT = """
     SELECT ref.log, ref.start, ref.stop, session.id, session.agent, session.status, session.owner

@@ -14,9 +14,10 @@ from typing import Any
 import psycopg
 
 from perdure.errors import ClaimLost, PerdureError, SessionNotFound, StoreError
+from perdure.stores import postgres_patience as patience
 from perdure.stores.live import LRU
 from perdure.stores.postgres_changes import Append, Change, Keep
-from perdure.stores.postgres_link import GATE, PATIENCE, Connection, Link, as_store_error, is_lost, is_passing
+from perdure.stores.postgres_link import GATE, Connection, Link, as_store_error, is_lost, is_passing
 from perdure.stores.postgres_rows import Facts, Parcel, Place, plain
 
 MOST_PER_BATCH = 256
@@ -61,6 +62,7 @@ class Writer:
         self._link = link
         self._finish = finish
         self._waiting: list[Change] = []
+        self._under_way: list[Change] = []
         self._task: asyncio.Task[None] | None = None
         self._places: LRU[str, Place] = LRU(4096)
         self._branches: LRU[tuple[str, str], tuple[int, int]] = LRU(4096)
@@ -80,8 +82,21 @@ class Writer:
 
     def _queue(self, changes: Iterable[Change]) -> None:
         self._waiting += changes
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._serve(), name="perdure writer")
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Answer those who wait, if somebody has cancelled the task, as a shutdown does that cancels all of them."""
+        if task.cancelled():
+            unanswered, self._waiting = [*self._under_way, *self._waiting], []
+            self._fail(
+                [change for change in unanswered if not change.is_settled],
+                StoreError(
+                    "The store's writer was cancelled before it had an answer. Whether this was written is not known: "
+                    "load the session to see."
+                ),
+            )
 
     async def close(self) -> None:
         """Carry out what is waiting."""
@@ -92,19 +107,19 @@ class Writer:
         lost_since: float | None = None
         clock = asyncio.get_running_loop().time
         while self._waiting:
-            batch = self._next_batch()
+            batch = self._under_way = self._next_batch()
             try:
                 await self._carry_out(batch)
                 lost_since = None
             except Exception as error:  # around a request: without an answer those who wait would wait for ever
                 lost_since = lost_since or clock()
-                if is_lost(error) and clock() < lost_since + PATIENCE:
+                if is_lost(error) and clock() < lost_since + patience.PATIENCE:
                     left = [change for change in batch if not change.is_settled and change not in self._waiting]
                     self._waiting[:0] = left
                     await asyncio.sleep(_PAUSE)
                 else:
                     self._fail([change for change in batch if change not in self._waiting], error)
-        self._task = None
+        self._under_way = []
 
     def _next_batch(self) -> list[Change]:
         """Changes to different sessions; a second one to the same waits for what becomes of the first."""
@@ -208,8 +223,8 @@ class Writer:
             failure = as_store_error(error)
             if change.may_have_been_made and not isinstance(error, PerdureError):
                 failure = StoreError(
-                    f"The connection to PostgreSQL was lost and has not come back in {PATIENCE:g} s ({error}). Whether "
-                    "this was written is not known: load the session to see."
+                    f"The connection to PostgreSQL was lost, and not made again in {patience.PATIENCE:g} s ({error}). "
+                    "Whether this was written is not known: load the session to see."
                 )
             if not change.done.done() and not change.is_settled:
                 change.done.set_exception(failure)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionConflict
@@ -62,13 +64,29 @@ def operation_id() -> str:
     return new_id()[-12:]
 
 
-def page_start(after: str | None) -> int | None:
-    """The number that a page's `next` stands for."""
+class ListPlace(NamedTuple):
+    """A session's place in a list: lists go by when sessions were created, and then by their numbers in the store."""
+
+    created: float
+    number: int
+
+    @property
+    def next(self) -> str:
+        """What a page ends with, so that the next one begins behind this place."""
+        return f"{self.created!r}_{self.number}"
+
+
+def page_start(after: str | None) -> ListPlace | None:
+    """Return the place that a page's `next` stands for."""
     if after is None:
         return None
-    if not after.isdecimal() or len(after) > 18:
+    found = _NEXT.fullmatch(after)
+    if found is None or int(found["number"]) >= 2**63:
         raise InvalidData("$.after", f"{after!r} is not a page's `next`")
-    return int(after)
+    return ListPlace(float(found["created"]), int(found["number"]))
+
+
+_NEXT = re.compile(r"(?P<created>-?[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?)_(?P<number>[0-9]{1,19})")
 
 
 def another_session(session: AgentSession) -> SessionConflict:

@@ -34,7 +34,7 @@ from perdure.stores.heads import StoredHead, decode_info, encode_head, unpacked_
 from perdure.stores.live import Live
 from perdure.stores.memory import matches
 from perdure.stores.placement import Placement, foreign_stretches
-from perdure.stores.rows import Stretch, another_session, checksum, page_start
+from perdure.stores.rows import ListPlace, Stretch, another_session, checksum, page_start
 from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_tables import (
     first_row,
@@ -291,22 +291,22 @@ def list_sessions(db: apsw.Connection, query: SessionQuery) -> SessionInfoList:
     where, values = _conditions(query)
     rows = rows_of(
         db,
-        "SELECT session.sid, CAST(session.id AS BLOB), session.version, CAST(session.status AS BLOB), head.crc,"
-        " head.body FROM session"
+        "SELECT session.created, session.sid, CAST(session.id AS BLOB), session.version,"
+        " CAST(session.status AS BLOB), head.crc, head.body FROM session"
         " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
-        f" WHERE {' AND '.join(where)} ORDER BY session.sid DESC LIMIT ?",
+        f" WHERE {' AND '.join(where)} ORDER BY session.created DESC, session.sid DESC LIMIT ?",
         (*values, query.limit + 1),
     )
-    if any(newer[0] <= older[0] for newer, older in pairwise(rows)):
+    if any(newer[:2] <= older[:2] for newer, older in pairwise(rows)):
         raise CorruptRecord(None, "of the session table", "its rows are out of order")
     infos: list[AgentSessionInfo] = []
     damaged: list[CorruptRecord] = []
     for row in rows[: query.limit]:
         try:
-            infos.append(_info_of(query, *row))
+            infos.append(_info_of(query, *row[1:]))
         except CorruptRecord as error:
             damaged.append(error)
-    more = str(rows[query.limit - 1][0]) if len(rows) > query.limit else None
+    more = ListPlace(*rows[query.limit - 1][:2]).next if len(rows) > query.limit else None
     return SessionInfoList(infos, next=more, damaged=damaged)
 
 
@@ -348,15 +348,17 @@ def _conditions(query: SessionQuery) -> tuple[list[str], list[Any]]:
         ("session.created < ?", query.created_before),
         ("session.updated > ?", query.updated_after),
         ("session.updated < ?", query.updated_before),
-        ("session.sid < ?", page_start(query.after)),
     ]
     asked = [(sql, value) for sql, value in given if value is not None]
     where = [sql for sql, _ in asked]
+    values = [value.timestamp() if isinstance(value, datetime) else value for _, value in asked]
+    if (start := page_start(query.after)) is not None:
+        where.append("(session.created, session.sid) < (?, ?)")
+        values += start
     if query.status not in (None, SessionStatus.ACTIVE):
         where.append("session.status <> 'active'")  # what the index on the others says of itself
     if not query.shows_deleted:
         where.append(f"session.status <> '{SessionStatus.DELETED.value}'")
-    values = [value.timestamp() if isinstance(value, datetime) else value for _, value in asked]
     return where or ["1"], values
 
 

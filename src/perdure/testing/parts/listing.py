@@ -51,6 +51,23 @@ class Listing(Contract):
             assert ids_of(await store.list()) == names[::-1]
 
     @in_store
+    async def test_an_old_session_that_is_brought_in_is_not_the_newest(self, store: SessionStore) -> None:
+        """A list goes by when sessions were created, not by when they came into this store; pages do too."""
+        clock = FrozenClock(tick=1)
+        with ids.use(clock=clock):
+            old = [new_session("Hello", id=f"old{number}") for number in range(2)]
+            young = await create_many(store, 2, "young")
+            for session in reversed(old):
+                await store.create(session)
+            expected = [*young[::-1], "old1", "old0"]
+            assert ids_of(await store.list()) == expected
+            found, page = [], await store.list(limit=1)
+            while page.next is not None:
+                found += ids_of(page)
+                page = await store.list(limit=1, after=page.next)
+            assert found + ids_of(page) == expected
+
+    @in_store
     async def test_pages_have_neither_repeats_nor_gaps(self, store: SessionStore) -> None:
         """`next` leads from page to page until there is none."""
         with ids.use(clock=FrozenClock(tick=1)):

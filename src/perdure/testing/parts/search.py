@@ -115,6 +115,15 @@ class Searching(Contract):
         assert await store.search("words") == []
 
     @in_store
+    async def test_what_an_erased_session_has_left_is_the_oldest_forks(self, store: Any) -> None:
+        """Of several forks that show it, the first that was created has it, whatever their names."""
+        parent = await store.create(new_session("shared words"))
+        for name in ("zoe", "ann", "mia"):
+            await store.create(fork(parent, id=name))
+        await store.delete(parent.id)
+        assert [hit.session_id for hit in await store.search("shared")] == ["zoe"]
+
+    @in_store
     async def test_a_search_can_be_narrowed(self, store: Any) -> None:
         """To an owner's sessions, and to one session; another owner's are never shown."""
         ann = await store.create(new_session("tea time", owner="ann"))

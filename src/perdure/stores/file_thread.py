@@ -1,0 +1,181 @@
+"""The one thread that works in a directory of sessions. A job whose session is locked is put back; others go first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perdure.errors import StoreError
+from perdure.stores.file_directory import Directory
+from perdure.stores.file_folder import PutBack, Turn
+from perdure.waiting import see_through
+
+T = TypeVar("T")
+Job = Callable[[Directory], Any]
+
+
+class FileThread:
+    """A thread with an open directory. What was handed in is carried out, whether or not its caller still waits."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._put_back: list[_Request] = []
+        self._directory: Directory | None = None
+        self._closing = threading.Lock()
+        self._last: _Request | None = None
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    async def open(self, path: Path, lock_timeout: float) -> Directory:
+        """Open the directory; the thread ends if that fails."""
+
+        def opening() -> Directory:
+            self._directory = Directory(path, lock_timeout)
+            return self._directory
+
+        try:
+            opened: Directory = await self._ask(_Opening(opening, patient=True))
+        except BaseException:
+            await see_through(self.close(lambda _: None))
+            raise
+        return opened
+
+    @property
+    def is_inherited(self) -> bool:
+        """Tell whether this is a forked child, which has a copy of the directory's handle, and no thread."""
+        return self._pid != os.getpid()
+
+    def let_go(self) -> None:
+        """Close a forked child's copy of the handle."""
+        if self._directory is not None:
+            self._directory.close()
+
+    def check_process(self) -> None:
+        if self.is_inherited:
+            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
+
+    async def run(self, job: Callable[[Directory], T], *, patient: bool = False) -> T:
+        """Return what a job comes to. A patient one is not put back: others wait while it waits for a lock."""
+        self.check_process()
+        result: T = await self._ask(_Request(job, patient))
+        return result
+
+    async def _ask(self, request: _Request) -> Any:
+        with self._closing:
+            if self._last is not None:
+                raise StoreError(
+                    "This store is closed. Open it with `async with`, and keep the block open while it is used."
+                )
+            self._queue.put(request)
+        return await request.future
+
+    async def close(self, last: Job) -> None:
+        """Carry out what is waiting and then a last job, let go of the directory, and end the thread."""
+        ending = _Request(last, patient=True)
+        with self._closing:
+            if self._last is not None:
+                return
+            self._last = ending
+            self._queue.put(None)
+        await asyncio.wait({ending.future})
+        ending.future.exception()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (request := self._next()) is not None:
+            self._attempt(request)
+        while self._put_back:
+            time.sleep(_pause())
+            self._try_again()
+        assert self._last is not None
+        if self._directory is None:
+            self._last.deliver(None, None)
+        else:
+            self._attempt(self._last)
+            self._directory.close()
+
+    def _next(self) -> _Request | None:
+        """Return the next job, and see to those that were put back before it."""
+        while True:
+            try:
+                request = self._queue.get(timeout=_pause() if self._put_back else None)
+            except queue.Empty:
+                self._try_again()
+                continue
+            self._try_again()
+            return request
+
+    def _try_again(self) -> None:
+        waiting, self._put_back = self._put_back, []
+        for request in waiting:
+            self._attempt(request)
+
+    def _attempt(self, request: _Request) -> None:
+        """Do a job, unless it has to wait: for a lock, or for those who wait for the same lock already."""
+        try:
+            request.attempt(self._directory, {each.blocked_by for each in self._put_back})
+        except PutBack as locked:
+            request.blocked_by = locked.session_id
+            self._put_back.append(request)
+
+
+def _pause() -> float:
+    # Waiters that pause at random do not starve each other.
+    return random.uniform(0.0005, 0.003)
+
+
+class _Request:
+    """A job, and the future of the loop that waits for it."""
+
+    def __init__(self, job: Callable[..., Any], patient: bool) -> None:
+        self._job = job
+        self._patient = patient
+        self._turn: Turn | None = None
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+        self.blocked_by = ""
+
+    def attempt(self, directory: Directory | None, blocked: set[str]) -> None:
+        assert directory is not None, "it is opened first"
+        if not self._patient:
+            self._turn = self._turn or Turn(time.monotonic() + directory.lock_timeout)
+            self._turn.blocked = blocked
+        self._answer(lambda: directory.run(self._job, self._turn))
+
+    def _answer(self, work: Callable[[], Any]) -> None:
+        try:
+            result = work()
+        except PutBack:
+            raise
+        except BaseException as error:  # around a request: without an answer its caller would wait for ever
+            self.deliver(None, error)
+        else:
+            self.deliver(result, None)
+
+    def deliver(self, result: Any, error: BaseException | None) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._settle, result, error)
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():  # its caller was cancelled
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
+class _Opening(_Request):
+    """The first job, which makes the directory that the others work in."""
+
+    def attempt(self, directory: Directory | None, blocked: set[str]) -> None:
+        self._answer(self._job)
