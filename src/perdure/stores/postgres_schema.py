@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from perdure.errors import InvalidData, StoreError
 
@@ -24,6 +26,7 @@ def check_schema(name: str) -> str:
 
 async def migrate(dsn: str, schema: str) -> None:
     """Create the schema if there is none, and apply the migrations that it does not have yet."""
+    passwords = _passwords_in(dsn)
     try:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
             await connection.execute("SET client_min_messages = warning")
@@ -32,9 +35,38 @@ async def migrate(dsn: str, schema: str) -> None:
                 async with connection.transaction():
                     await _apply(connection, schema)
     except psycopg.Error as error:
+        said = str(error)
+        for password in passwords:
+            said = said.replace(password, "…")
         raise StoreError(
-            f"The schema {schema!r} cannot be opened: {error}. Check the DSN and the role's rights."
+            f"The schema {schema!r} cannot be opened: {said}. Check the DSN and the role's rights."
         ) from None
+
+
+def _passwords_in(dsn: str) -> list[str]:
+    """The passwords in a DSN that an error could quote; StoreError, without a word of it, if it cannot be read."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        raise _unreadable() from None
+    if _is_misread(dsn, parts):
+        raise _unreadable()
+    return [str(each) for name, each in parts.items() if "password" in name and len(str(each)) > 3]
+
+
+def _is_misread(dsn: str, parts: Mapping[str, Any]) -> bool:
+    """Whether part of a password is taken for a host, a port or a database, because of an @ or a / in it."""
+    _, is_url, rest = dsn.partition("://")
+    behind_host = rest.partition("/")[2].partition("?")[0] if is_url else ""
+    ports = str(parts.get("port", "")).split(",")
+    return "@" in f"{parts.get('host')}{behind_host}" or not all(port.isdecimal() for port in ports if port)
+
+
+def _unreadable() -> StoreError:
+    return StoreError(
+        "The DSN cannot be read. It is not shown, because it may contain a password. Write it as "
+        "postgresql://user:password@host:5432/database, with @ as %40, / as %2F and % as %25 in the password."
+    )
 
 
 async def _apply(connection: psycopg.AsyncConnection[Any], schema: str) -> None:
