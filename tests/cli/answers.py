@@ -8,7 +8,7 @@ ANSWERS = {
     "a paragraph": WORDS * 5,
     "paragraphs": "First of all.\n\nThen the second.\n\nAnd in the end the third.\n",
     "hard breaks": "Roses are red,  \nviolets are blue,\\\nsugar is sweet\nand soft.\n",
-    "headings": "# Title\n\nIntro.\n\n## Part\n\nMore.\n\n### Detail\nBelow.\n\n#### Four\n\n##### Five\n\n###### Six\n",
+    "headings": "# Title\n\nSo.\n\n## Part\n\nMore.\n\n### Detail\nBelow.\n\n#### Four\n\n##### Five\n\n###### Six\n",
     "setext headings": "Title\n=====\n\nIntro\n\nPart\n----\nText under it.\n",
     "a list": "- apple\n- pear\n- plum\n",
     "a loose list": "* apple\n\n* pear\n\n* plum\n\nThat was all.\n",

@@ -42,9 +42,11 @@ class ScreenModel:
             case "J", "":
                 del self._rows[self._row + 1 :]
                 del self._rows[self._row][self._column :]
+            case "K", "2":
+                self._rows[self._row].clear()
             case "h" | "l", "?7":
                 self._wraps = verb == "h"
-            case "m", _:
+            case ("m", _) | ("h" | "l", "?25"):  # colours, and whether the cursor is seen
                 pass
             case _:
                 raise AssertionError(f"the model knows no ESC [ {given} {verb}")

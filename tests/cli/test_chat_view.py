@@ -140,6 +140,7 @@ async def test_only_the_loops_own_thread_draws() -> None:
     threads = threading.active_count()
     terminal.view.hear(AgentStart())
     terminal.view.hear(MessageUpdate(message_id="m", kind="text", text="Hello"))
+    terminal.file.written.clear()
     await asyncio.wait_for(terminal.file.written.wait(), 10)
     assert terminal.screen == "Hello"
     assert threading.active_count() == threads

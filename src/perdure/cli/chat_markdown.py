@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markdown import Markdown, TableDataElement
+from rich.segment import Segment
+from rich.text import Text
 
 from perdure.cli.terminal import safe
 
-if TYPE_CHECKING:
-    from markdown_it import MarkdownIt
-    from markdown_it.token import Token
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-
+# Markdown as models write it. HTML is text, and so are link definitions: a later one must change no block.
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("reference")
 _DEEPEST = 18
 
 
@@ -26,7 +29,7 @@ def whole_blocks(text: str) -> list[str]:
     """
     complete = text[: text.rfind("\n") + 1]
     lines = complete.split("\n")
-    tokens = _parser().parse(complete)
+    tokens = _PARSER.parse(complete)
     begins = [token.map[0] for token in tokens if token.level == 0 and token.nesting >= 0 and token.map]
     edges = [0, *begins[1:]]
     return ["".join(f"{line}\n" for line in lines[start:stop]) for start, stop in pairwise(edges)]
@@ -101,16 +104,19 @@ class _Block:
         self._source = source.strip("\n")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-        from rich.text import Text
-
-        tokens = _parser().parse(self._source)
-        lines = console.render_lines(_laid_out(tokens), options, pad=False)
+        tokens = _PARSER.parse(self._source)
+        lines = console.render_lines(_Markdown(tokens), options, pad=False)
         if not _is_whole(tokens, (segment.text for line in lines for segment in line)):
             lines = console.render_lines(Text(self._source, overflow="fold"), options, pad=False)
-        for line in lines:
+        for line in _without_blank_ends(lines):
             yield from (Segment(safe(each.text), each.style) for each in line if not each.control)
             yield Segment.line()
+
+
+def _without_blank_ends(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """The lines from the first to the last that show something: rich puts blank ones around some blocks only."""
+    shown = [place for place, line in enumerate(lines) if "".join(each.text for each in line).strip()]
+    return lines[shown[0] : shown[-1] + 1] if shown else []
 
 
 def _is_whole(tokens: Sequence[Token], shown: Iterable[str]) -> bool:
@@ -134,32 +140,19 @@ def _said_by(tokens: Iterable[Token]) -> Iterator[str]:
             yield token.content
 
 
-@cache
-def _parser() -> MarkdownIt:
-    """Markdown as models write it. HTML is text, and so are link definitions: a later one must change no block."""
-    from markdown_it import MarkdownIt
-
-    return MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("reference")
-
-
-def _laid_out(tokens: list[Token]) -> RenderableType:
-    from rich.markdown import Markdown
-
-    document: Any = Markdown("", hyperlinks=False, code_theme="ansi_dark")
-    document.parsed = tokens
-    document.elements = {**document.elements, "th_open": _folded_cell(), "td_open": _folded_cell()}
-    laid_out: RenderableType = document
-    return laid_out
-
-
-@cache
-def _folded_cell() -> Any:
+class _FoldedCell(TableDataElement):
     """The cell of a table that breaks long words; rich's own cuts them off."""
-    from rich.markdown import TableDataElement
 
-    class FoldedCell(TableDataElement):
-        def __init__(self, justify: Any) -> None:
-            super().__init__(justify)
-            self.content.overflow = "fold"
+    def __init__(self, justify: Any) -> None:
+        super().__init__(justify)
+        self.content.overflow = "fold"
 
-    return FoldedCell
+
+class _Markdown(Markdown):
+    """Markdown that has been read already."""
+
+    elements = {**Markdown.elements, "th_open": _FoldedCell, "td_open": _FoldedCell}
+
+    def __init__(self, tokens: list[Token]) -> None:
+        super().__init__("", hyperlinks=False, code_theme="ansi_dark")
+        self.parsed = tokens

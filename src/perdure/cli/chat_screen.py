@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+from rich.console import Console, RenderableType
+from rich.segment import SegmentLines
 
 # Within the lines that change, a terminal that takes a character for wider than we do must not wrap: each of them
 # is one row, or the wrong rows are erased.
@@ -33,8 +32,6 @@ class Screen:
         return f"\x1b[{rows}A\r\x1b[J" if rows else ""
 
     def _drawn(self, changing: RenderableType | None) -> str:
-        from rich.segment import SegmentLines
-
         if changing is None or self.console.is_dumb_terminal:  # one that cannot go back is shown what is final only
             return ""
         # A row that has left the screen cannot be erased. One is the cursor's.

@@ -10,7 +10,10 @@ import time
 from asyncio import TimerHandle, get_running_loop
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from perdure.cli.chat_markdown import Answer
 from perdure.cli.chat_screen import Screen
@@ -28,9 +31,6 @@ from perdure.model.loop_events import (
 from perdure.model.message import ToolCall
 from perdure.model.step import ToolExecution
 from perdure.model.value import JSON
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 _ARGUMENTS, _RESULT = 72, 120
 _PAUSE = 1 / 12
@@ -203,9 +203,6 @@ class TerminalView:
 
     def _changing(self) -> RenderableType | None:
         """What is not final yet: the last block of the answer, and the tools that run."""
-        from rich.console import Group
-        from rich.text import Text
-
         if self._timer is None:
             return None
         running = []
@@ -222,14 +219,10 @@ class TerminalView:
         self._print(_outcome(sign, style, execution.call, outcome_of(execution)))
 
     def _note(self, text: str) -> None:
-        from rich.text import Text
-
         self._print(Text(text, style="dim"))
 
 
 def _outcome(sign: str, style: str, call: ToolCall, outcome: str) -> RenderableType:
-    from rich.text import Text
-
     return Text.assemble((f"{sign} ", style), (described(call), "bold"), (f"  {outcome}", "dim"))
 
 
