@@ -19,6 +19,8 @@ from types import TracebackType
 
 SECONDS = 60.0
 CTRL_C, CTRL_D = "\x03", "\x04"
+PROMPT = b"\x1b[1;32m> \x1b[0m"
+"""What a chat writes where a line is to be typed."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x01\x02\r]")
 
@@ -42,11 +44,14 @@ def clean_environment(home: Path, **more: str) -> dict[str, str]:
 
 
 class TerminalSession:
-    """A process whose terminal we are."""
+    """A process whose terminal we are: a quick one, or one that takes a little and then a pause, in seconds."""
 
-    def __init__(self, arguments: list[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], *, cwd: Path, env: Mapping[str, str], columns: int = 100, pause: float = 0.0
+    ) -> None:
+        self._pause = pause
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self._process = subprocess.Popen(
             arguments, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=dict(env), preexec_fn=_own_terminal
         )
@@ -88,6 +93,12 @@ class TerminalSession:
             self._seen = found + len(each)
         return self.text[begin : self._seen]
 
+    def prompted(self, times: int) -> None:
+        """Wait until the chat has asked for a line so many times."""
+        deadline = time.monotonic() + SECONDS
+        while self.raw.count(PROMPT) < times:
+            assert self._read(deadline), f"waited for prompt {times}, and got:\n{self.text}"
+
     def interrupt(self, wanted: str) -> int:
         """Press Ctrl-C, and wait for what it leads to; how often it was pressed.
 
@@ -121,10 +132,11 @@ class TerminalSession:
         if not ready:
             return False
         try:
-            chunk = os.read(self._master, 65536)
+            chunk = os.read(self._master, 512 if self._pause else 65536)
         except OSError:  # the other side is closed
             return False
         self.raw += chunk
+        time.sleep(self._pause)
         return bool(chunk)
 
 

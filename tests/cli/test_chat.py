@@ -167,7 +167,7 @@ def test_a_killed_run_is_recovered_when_the_session_is_opened(chatting: Chatting
     with chatting() as terminal:
         terminal.expect("> ")
         terminal.enter("slow(seconds=60)")
-        terminal.expect("slow(seconds=60)", "slow(seconds=60)")
+        terminal.expect("slow(seconds=60)  1 s")  # by then its start is on record
         terminal.kill()
     with chatting("-c") as terminal:
         terminal.expect("was killed", "outcome is unknown", "> ")
@@ -217,6 +217,32 @@ def test_compacting_and_uncompacting(chatting: Chatting) -> None:
         terminal.enter("/uncompact")
         terminal.expect("the model is shown 6 messages", "> ")
         left(terminal)
+
+
+def test_history_shows_the_result_of_a_tool_once(chatting: Chatting) -> None:
+    """The text of a tool's message is its result."""
+    with chatting() as terminal:
+        terminal.expect("> ")
+        terminal.enter("slow(seconds=0)")
+        terminal.expect("slow says", "> ")
+        terminal.enter("/history")
+        shown = terminal.expect("assistant: slow says", "> ")
+        assert shown.count("tool: done at last") == 1
+        assert shown.count("done at last") == 2, "once by the tool, and once in the answer"
+        left(terminal)
+
+
+def test_ctrl_c_while_a_command_is_completed(chatting: Chatting) -> None:
+    """What was begun is dropped, and no traceback shown."""
+    with chatting() as terminal:
+        terminal.expect("> ")
+        terminal.type("/\t\t")
+        terminal.expect("/uncompact")
+        terminal.interrupt("Ctrl-C again or Ctrl-D leaves")
+        terminal.expect("> ")
+        terminal.type(CTRL_D)
+        assert terminal.ends() == 0
+        assert "Traceback" not in terminal.text
 
 
 def test_tab_completes_commands(chatting: Chatting) -> None:

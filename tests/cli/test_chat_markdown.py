@@ -8,26 +8,33 @@ import pytest
 from rich.console import Console
 
 from perdure import Message, MessageEnd, MessageUpdate
-from perdure.cli.chat_markdown import settled
+from perdure.cli.chat_markdown import whole_blocks
 from perdure.cli.chat_view import PlainView, TerminalView
 
 
 @pytest.mark.parametrize(
     ("text", "final"),
     [
-        ("one", ""),
-        ("one\n\n", ""),
-        ("one\n\ntwo", "one\n\n"),
-        ("one\n\ntwo\n\nthree", "one\n\ntwo\n\n"),
-        ("1. one\n\n   goes on", ""),
-        ("```\none\n\ntwo", ""),
-        ("```\none\n\ntwo\n```\n\nthree", "```\none\n\ntwo\n```\n\n"),
-        ("~~~\n```\n\ntwo", ""),
+        ("one", []),
+        ("one\n\n", []),
+        ("one\n\ntwo", []),
+        ("one\n\ntwo\n", ["one\n\n"]),
+        ("one\n\ntwo\n\nthree\n", ["one\n\n", "two\n\n"]),
+        ("# one\ntwo\n", ["# one\n"]),
+        ("1. one\n\n   goes on\n", []),
+        ("- one\n\n- two\n", []),
+        ("- one\n\ntwo\n", ["- one\n\n"]),
+        ("> one\n#two\n", []),
+        ("```\none\n\ntwo\n", []),
+        ("```\none\n\ntwo\n```\n\nthree\n", ["```\none\n\ntwo\n```\n\n"]),
+        ("```\n```no end\n\ntwo\n", []),
+        ("~~~\n```\n\ntwo\n", []),
+        ("- ```\n  one\n  ```\n\ntwo\n", ["- ```\n  one\n  ```\n\n"]),
     ],
 )
-def test_whole_blocks_are_final(text: str, final: str) -> None:
-    """Up to a blank line that something not indented follows, and never inside a block of code."""
-    assert text[: settled(text)] == final
+def test_whole_blocks_are_final(text: str, final: list[str]) -> None:
+    """All but the last one, as far as lines are complete: nothing that follows can change them."""
+    assert whole_blocks(text) == final
 
 
 def drawn(view_text: str, *, pieces: int = 3) -> str:

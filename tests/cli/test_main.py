@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,20 +78,44 @@ def test_a_mistyped_command(perdure: Callable[..., Any]) -> None:
     assert "Did you mean 'search'?" in perdure("serch", code=2).err
 
 
-def test_a_reader_that_leaves(process: Callable[..., Any], home: Path) -> None:
-    """`perdure … | head` ends quietly."""
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_leaves(process: Callable[..., Any], options: list[str], unbuffered: str) -> None:
+    """`perdure … | head` ends quietly, and as one that was stopped by a broken pipe; many lines or a single one."""
     process("send", "--new", "long", "hello")
     for _ in range(2):
         process("inject", "long", "word\n" * 20_000)
-    child = subprocess.Popen([*COMMAND, "show", "long"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [*COMMAND, "show", "long", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )
     assert child.stdout is not None
     assert child.stderr is not None
-    child.stdout.readline()
+    child.stdout.read(100)
     child.stdout.close()
     err = child.stderr.read()
     child.stderr.close()
     assert child.wait(60) == 141
     assert err == b""
+
+
+def test_ctrl_c_while_a_shell_completes(home: Path) -> None:
+    """Completing an id may wait for a store; giving it up shows no traceback in the middle of the line."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/db"
+        words = {
+            "_PERDURE_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"perdure show --store {store} x",
+            "COMP_CWORD": "4",
+        }
+        child = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | words)
+        connection, _ = silent.accept()
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        connection.close()
+    assert (child.returncode, out, err) == (130, b"", b"")
 
 
 def test_a_pipe_that_knows_few_characters(perdure: Callable[..., Any], process: Callable[..., Any]) -> None:

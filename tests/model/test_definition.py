@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 
+import msgspec
 import pytest
 
+from perdure import codec
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
+from perdure.model.loop_events import LoopConfigSnapshot
 
 
 def test_a_name_is_enough():
@@ -118,6 +121,38 @@ def test_an_address_with_credentials_is_refused(url):
     """A base URL that carries credentials would be stored with every session."""
     with pytest.raises(ConfigurationError, match="credentials"):
         ModelConfig("m", base_url=url)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?api_key=s3cr3t", "?v=1&key=s3cr3t", "?a%70i-key=s3cr3t", "?accessToken=s3cr3t", "?sig=s3cr3t", "#token=s3cr3t"],
+)
+def test_a_key_in_the_parameters_of_an_address_is_refused(query):
+    """It would be stored with every definition, session and record. The error does not repeat it."""
+    with pytest.raises(ConfigurationError, match="credentials") as refusal:
+        ModelConfig("m", base_url=f"https://host/v1{query}")
+    assert "s3cr3t" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("query", ["?api-version=2026-01-01", "?api_key=", "?", "?a=1&b=2#part", "?keyword=x"])
+def test_other_parameters_of_an_address_are_kept(query):
+    """Azure, for one, needs its version there."""
+    assert ModelConfig("m", base_url=f"https://host/v1{query}").base_url == f"https://host/v1{query}"
+
+
+def test_a_key_that_an_earlier_release_has_stored_is_left_out():
+    """The definition still loads; nothing that is written from then on tells the key."""
+    plain = AgentDefinition("a", model=ModelConfig("m", base_url="https://host/v1?a=1&b=2")).to_dict()
+    plain["model"]["base_url"] = "https://host/v1?a=1&api_key=s3cr3t&b=2"
+    assert AgentDefinition.from_dict(plain).model.base_url == "https://host/v1?a=1&b=2"
+    raw = msgspec.json.encode({name: each for name, each in plain.items() if name != "format"})
+    assert codec.decode(AgentDefinition, raw).model.base_url == "https://host/v1?a=1&b=2"
+
+
+def test_a_record_tells_no_key_in_an_address():
+    """Nor does it where the run was another program's, whose events a recorder has heard."""
+    snapshot = LoopConfigSnapshot("m", "p", base_url="https://me:s3cr3t@host/v1?key=s3cr3t")
+    assert snapshot.base_url == "https://host/v1"
 
 
 def test_an_address_may_have_an_at_sign_in_its_path():

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
+from tests.stories import KINDS, opened
 
 from perdure import (
     AgentDefinition,
+    AutoCompaction,
     CompactTranscript,
     FileStore,
+    InjectMessage,
     LoopFactory,
     MemoryStore,
     Message,
+    ModelConfig,
+    ModelRequest,
     Redacted,
     SendMessage,
     SessionRuntime,
     SqliteStore,
+    StoreError,
     ToolCall,
+    recover,
     tool,
 )
+from perdure.archive import export_sessions, import_sessions
+from perdure.copying import copy
 from perdure.errors import InvalidData
+from perdure.loop.compaction_summary import INSTRUCTIONS
+from perdure.model.ids import use
 from perdure.stores import file_erasure
 from perdure.stores.file_document import encode_document
 from perdure.stores.file_folder import Folder
 from perdure.stores.packing import unpack
-from perdure.testing import ScriptedDriver
+from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
+from perdure.testing.parts.redaction import entries_with_secret, run_with_secret
 from perdure.testing.samples import fork, new_session, say, texts
 
 SECRET = "hunter2-4111-1111"
@@ -105,6 +118,76 @@ async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
         again = LoopFactory(driver=ScriptedDriver(["Fine."]))
         session = await runtime.execute(session.id, SendMessage("And now?", again))
         assert session.state.messages[-1].text == "Fine."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_runs_summary_comes_back_neither_by_search_nor_by_recovery(tmp_path: Path, kind: str) -> None:
+    """A run that compacted and was killed is redacted before it is recovered: the model is sent nothing of it."""
+    clock = FrozenClock(tick=0.0001)
+    with use(clock=clock):
+        async with opened(kind, tmp_path) as store:
+            runtime = SessionRuntime(store)
+            session = await runtime.create(AgentDefinition("agent"))
+            said = [Message.user(f"raspberry {SECRET}"), *(Message.user("y" * 1500) for _ in range(29))]
+            await runtime.execute(session.id, InjectMessage(*said))
+            await _killed_after_compacting(store, session.id)
+            clock.advance(60)
+            assert len(await store.search("strawberry")) == 1
+            assert await store.redact(session.id, [said[0].id]) == 1
+            assert await store.search("strawberry") == []
+            driver = ScriptedDriver(lambda request: "Fine.")
+            report = await recover(runtime, compacting(driver))
+            assert report.resumed == (session.id,)
+            assert "strawberry" not in str([driver.requests, await runtime.get_session(session.id)])
+            events = [event async for event in runtime.events(session.id)]
+            assert "strawberry" not in str(events)
+            assert (await runtime.get_session(session.id)).state.messages[-1].text == "Fine."
+
+
+def compacting(driver: ScriptedDriver) -> LoopFactory:
+    model = ModelConfig("scripted", context_window=8_000)
+    return LoopFactory(tools=[pay], driver=driver, model=model, compaction=AutoCompaction(compact_strategy="llm"))
+
+
+async def _killed_after_compacting(store: Any, session_id: str) -> None:
+    """Run until the view has been compacted; from then on nothing reaches the store, as after SIGKILL."""
+    failing = FailingStore(store)
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == INSTRUCTIONS:
+            return "They like strawberry."
+        if request.step == 0:
+            return ToolCall("pay", {"card": "5"}, id="c1")
+        failing.crash(call=1)
+        return "never stored"
+
+    loops = compacting(ScriptedDriver(reply))
+    with suppress(StoreError):
+        await SessionRuntime(failing).execute(session_id, SendMessage("go", loops))
+
+
+@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_redacted_session_is_the_same_in_every_store(tmp_path: Path, kind: str, other: str) -> None:
+    """A copy of it has no difference to report, and its export is taken for the same session where it came from."""
+    async with opened(kind, tmp_path / "one") as store, opened(other, tmp_path / "two") as target:
+        session = await store.create(new_session())
+        user = Message.user(f"Pay with {SECRET}", metadata={"channel": "web"})
+        ran = run_with_secret(session.with_state(session.state.with_messages(user)))
+        claim, appended = await store.claim(session.id, version=1, owner="me", messages=[user])
+        entries = entries_with_secret(user, ran)
+        saved = await store.save(ran, claim=claim, written=appended.written, entries=entries)
+        view = saved.state.transcript.cover(0, 1, [Message.assistant(f"sum of {SECRET}")], by="test")
+        saved = await store.save(saved.with_state(saved.state.with_transcript(view)))
+        await store.create(fork(saved))
+        await store.redact(saved.id, [user.id, *(message.id for message in saved.state.messages)])
+        for _ in range(2):
+            report = await copy(store, target)
+            assert (report.verified, report.differing) == (2, ())
+        file = tmp_path / "export.jsonl"
+        await export_sessions(store, file)
+        for each in (store, target):
+            assert (await import_sessions(each, file)).skipped == 2
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -224,6 +225,37 @@ async def test_a_url_can_name_the_schema(schema: str) -> None:
             store_of(f"postgresql://host/name?schema={odd}")
     with pytest.raises(ConfigurationError, match="2 schemas"):
         store_of("postgresql://ann:secret@host/name?schema=a&sslmode=require&schema=b")
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://me:a@s3cr3t@127.0.0.1:9/db",
+        "postgresql://me:a/s3cr3t@127.0.0.1:9/db",
+        "postgresql://me:1/s3cr3t@127.0.0.1:9/db",
+        "postgresql://me:%zzs3cr3t@127.0.0.1:9/db",
+        "postgresql://me:s3cr3t@[::1/db",
+        "postgresql//me:s3cr3t@127.0.0.1:9/db",
+        "host=127.0.0.1 port=9 password=my s3cr3t",
+        "host=127.0.0.1 port=s3cr3t",
+        "me:s3cr3t@127.0.0.1:9/db",
+    ],
+)
+async def test_a_dsn_that_cannot_be_read_is_not_shown(dsn: str) -> None:
+    """Any part of it may be the password, which libpq would quote."""
+    with pytest.raises(ConfigurationError, match="DSN cannot be read") as caught:
+        async with PostgresStore(dsn):
+            pass
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("options", ["password=s3cr3t&sslmode=s3cr3t", "sslpassword=s3cr3t&gssencmode=s3cr3t"])
+async def test_no_password_is_in_an_error(options: str) -> None:
+    """It is struck out of what libpq says; all else that it says stays."""
+    with pytest.raises(StoreError, match=r'invalid (ssl|gssenc)mode value: "…"') as caught:
+        async with PostgresStore(f"postgresql://127.0.0.1:9/db?{options}"):
+            pass
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_a_server_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

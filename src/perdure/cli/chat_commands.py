@@ -118,9 +118,8 @@ async def _history(desk: Desk, _: str) -> None:
 
 
 def show_message(desk: Desk, message: Message) -> None:
-    lines = [message.text] if message.text else []
+    lines = [message.text] if message.text else []  # results of tools included
     lines += [described(call) for call in message.tool_calls]
-    lines += [result.text for result in message.tool_results]
     desk.console.print(Text.assemble((f"{message.role}: ", "bold"), safe("\n".join(lines))))
 
 

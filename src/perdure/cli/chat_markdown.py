@@ -2,83 +2,157 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markdown import Markdown, TableDataElement
+from rich.segment import Segment
+from rich.text import Text
 
 from perdure.cli.terminal import safe
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+# Markdown as models write it. HTML is text, and so are link definitions: a later one must change no block.
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("reference")
+_DEEPEST = 18
 
-_FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
+def whole_blocks(text: str) -> list[str]:
+    """Return the blocks at the beginning of a text that no later text can change.
 
-def settled(text: str) -> int:
-    """How much of a text is whole blocks, which no later text can change: up to a blank line, outside of code.
-
-    A block that is followed by an indented line may go on with it, as an item of a list does.
+    Markdown is read line by line, and a block at the outermost level never opens again once the next has begun. So
+    all are whole but the last, as far as lines are complete.
     """
-    end = position = 0
-    fence = ""
-    after_blank = False
-    for line in text.splitlines(keepends=True):
-        found = _FENCE.match(line)
-        if after_blank and not fence and line.strip() and not line[0].isspace():
-            end = position
-        if found and (not fence or found[1].startswith(fence)):
-            fence = "" if fence else found[1]
-        after_blank = not line.strip()
-        position += len(line)
-    return end
+    complete = text[: text.rfind("\n") + 1]
+    lines = complete.split("\n")
+    tokens = _PARSER.parse(complete)
+    begins = [token.map[0] for token in tokens if token.level == 0 and token.nesting >= 0 and token.map]
+    edges = [0, *begins[1:]]
+    return ["".join(f"{line}\n" for line in lines[start:stop]) for start, stop in pairwise(edges)]
 
 
 class Answer:
-    """The text of one message as it comes."""
+    """The text of one message as it comes. What it gives out to be printed it gives out once."""
 
-    def __init__(self, console: Console) -> None:
-        self.tail = ""
+    def __init__(self) -> None:
         self.message_id = ""
-        self._console = console
+        self._said = ""
+        self._tail = ""
         self._has_blocks = False
 
-    def settle(self, length: int) -> None:
-        """Print the first so many characters for good."""
-        block, self.tail = self.tail[:length], self.tail[length:]
+    def hear(self, message_id: str, text: str) -> None:
+        """Take in a piece of a message."""
+        if message_id != self.message_id:
+            self.message_id, self._said = message_id, ""
+        self._said += text
+        self._tail += safe(text)
+
+    def hear_whole(self, message_id: str, text: str) -> None:
+        """Take in a message that is complete: of one that was streamed, only what has not been heard."""
+        if message_id != self.message_id:
+            self.hear(message_id, text)
+        elif text.startswith(self._said):
+            self.hear(message_id, text[len(self._said) :])
+
+    def begin_again(self) -> None:
+        """Forget what was not printed yet: the model says it once more."""
+        self._said, self._tail, self._has_blocks = "", "", False
+
+    def settled(self) -> Iterator[RenderableType]:
+        """Give out the blocks that have become whole."""
+        for block in whole_blocks(self._tail):
+            self._tail = self._tail[len(block) :]
+            yield from self._parted(block)
+
+    def rest(self) -> Iterator[RenderableType]:
+        """Give out all that is left: no more will come."""
+        yield from self.settled()
+        block, self._tail = self._tail, ""
+        yield from self._parted(block)
+        self._has_blocks = False
+
+    def unfinished(self, rows: int) -> RenderableType | None:
+        """The block that still grows; of one that is much higher than the screen, its end."""
+        if not self._tail.strip():
+            return None
+        first, *more = self._tail.split("\n")
+        if len(more) > 2 * rows:
+            is_code = first.lstrip().startswith(("```", "~~~"))
+            more = [*([first] if is_code else []), *more[-2 * rows :]]
+            return _Block("\n".join(more))
+        return _Block(self._tail)
+
+    def _parted(self, block: str) -> Iterator[RenderableType]:
         if block.strip():
             if self._has_blocks:
-                self._console.print()
-            self._console.print(_Clean(_markdown(block)))
+                yield ""
             self._has_blocks = True
-
-    def end(self) -> None:
-        """The message is whole."""
-        self.settle(len(self.tail))
-        self.tail, self._has_blocks = "", False
-
-    def unfinished(self) -> RenderableType:
-        """The block that still grows: of one that is higher than the screen, its end."""
-        return _Clean(_markdown(self.tail), most=max(self._console.height - 4, 1))
+            yield _Block(block)
 
 
-def _markdown(text: str) -> RenderableType:
-    from rich.markdown import Markdown
+class _Block:
+    """Markdown, laid out. What would not be shown whole is shown as it was written.
 
-    return Markdown(text, hyperlinks=False, code_theme="ansi_dark")
+    The text is made safe after it was laid out: Markdown can spell characters as `&#x202e;`.
+    """
 
-
-class _Clean:
-    """A renderable whose text is made safe after it was laid out: Markdown can spell characters as `&#x202e;`."""
-
-    def __init__(self, inner: RenderableType, *, most: int | None = None) -> None:
-        self._inner = inner
-        self._most = most
+    def __init__(self, source: str) -> None:
+        self._source = source.strip("\n")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-
-        lines = console.render_lines(self._inner, options, pad=False)
-        for line in lines if self._most is None else lines[-self._most :]:
-            for segment in line:
-                if not segment.control:
-                    yield Segment(safe(segment.text), segment.style)
+        tokens = _PARSER.parse(self._source)
+        lines = console.render_lines(_Markdown(tokens), options, pad=False)
+        if not _is_whole(tokens, (segment.text for line in lines for segment in line)):
+            lines = console.render_lines(Text(self._source, overflow="fold"), options, pad=False)
+        for line in _without_blank_ends(lines):
+            yield from (Segment(safe(each.text), each.style) for each in line if not each.control)
             yield Segment.line()
+
+
+def _without_blank_ends(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """The lines from the first to the last that show something: rich puts blank ones around some blocks only."""
+    shown = [place for place, line in enumerate(lines) if "".join(each.text for each in line).strip()]
+    return lines[shown[0] : shown[-1] + 1] if shown else []
+
+
+def _is_whole(tokens: Sequence[Token], shown: Iterable[str]) -> bool:
+    """Whether every character that a block says is there, however it is broken into lines and columns.
+
+    A narrow table is cut, deep lists have no room, and some kinds of block are left out by rich. The parser itself
+    leaves out what is nested more than 20 levels deep.
+    """
+    if any(token.level >= _DEEPEST for token in tokens):
+        return False
+    wanted = Counter("".join("".join(_said_by(tokens)).split()))
+    return wanted <= Counter("".join("".join(shown).split()))
+
+
+def _said_by(tokens: Iterable[Token]) -> Iterator[str]:
+    for token in tokens:
+        yield from (str(token.attrs[name]) for name in ("href", "src") if name in token.attrs)
+        if token.children is not None:
+            yield from _said_by(token.children)
+        elif token.type != "inline":
+            yield token.content
+
+
+class _FoldedCell(TableDataElement):
+    """The cell of a table that breaks long words; rich's own cuts them off."""
+
+    def __init__(self, justify: Any) -> None:
+        super().__init__(justify)
+        self.content.overflow = "fold"
+
+
+class _Markdown(Markdown):
+    """Markdown that has been read already."""
+
+    elements = {**Markdown.elements, "th_open": _FoldedCell, "td_open": _FoldedCell}
+
+    def __init__(self, tokens: list[Token]) -> None:
+        super().__init__("", hyperlinks=False, code_theme="ansi_dark")
+        self.parsed = tokens

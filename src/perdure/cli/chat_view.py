@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import json
 import time
+from asyncio import TimerHandle, get_running_loop
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from contextlib import suppress
+from typing import Any, Protocol, TextIO
 
-from perdure.cli.chat_markdown import Answer, settled
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from perdure.cli.chat_markdown import Answer
+from perdure.cli.chat_screen import Screen
 from perdure.cli.terminal import counted, safe
 from perdure.model.execution import PendingCall
 from perdure.model.loop_events import (
@@ -27,11 +33,9 @@ from perdure.model.message import ToolCall
 from perdure.model.step import ToolExecution
 from perdure.model.value import JSON
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-
 _ARGUMENTS, _RESULT = 72, 120
+_PAUSE = 1 / 12
+"""How long what is drawn stays as it is, in seconds."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -135,31 +139,34 @@ class PlainView:
 class TerminalView:
     """Markdown that grows as it is streamed, and tools that spin while they run.
 
-    What is final is printed for good; only what still changes is drawn again and again, at the bottom.
+    What is final is printed for good; only what still changes is drawn again and again, at the bottom. All of it is
+    drawn in the thread of the event loop: between the events of a run, and by the loop's own timer.
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
-        self._answer = Answer(console)
+        self._screen = Screen(console)
+        self._answer = Answer()
         self._running: dict[str, tuple[ToolCall, float, str]] = {}
+        self._timer: TimerHandle | None = None
 
     def hear(self, event: object) -> None:
         match event:
             case AgentStart():
-                self._start()
+                self._keep_drawing()
             case MessageUpdate(kind="text"):
-                self._answer.message_id = event.message_id
-                self._say(event.text)
+                if event.message_id != self._answer.message_id:
+                    self._print(*self._answer.rest())
+                self._answer.hear(event.message_id, event.text)
+                self._keep_drawing()
             case MessageUpdate(kind="restart"):
-                self._answer.tail = ""
-                self._note("the model begins its answer anew")
+                self._answer.begin_again()
+                self._note("the model begins its answer again")
             case MessageEnd() if event.message.role == "assistant":
-                if event.message.id != self._answer.message_id:
-                    self._say(event.message.text)
-                self._answer.end()
+                self._answer.hear_whole(event.message.id, event.message.text)
+                self._print(*self._answer.rest())
             case ToolExecutionStart():
                 self._running[event.call.id] = (event.call, time.monotonic(), "")
+                self._keep_drawing()
             case ToolExecutionUpdate() if event.call_id in self._running:
                 call, since, _ = self._running[event.call_id]
                 self._running[event.call_id] = (call, since, one_line(_plain(event.progress)))
@@ -172,60 +179,58 @@ class TerminalView:
                 self.finish()
 
     def finish(self) -> None:
-        self._answer.end()
-        for call, _, _ in self._running.values():
-            self._line("■", "yellow", call, "stopped")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        stopped = [_outcome("■", "yellow", call, "stopped") for call, _, _ in self._running.values()]
         self._running.clear()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._screen.show([*self._answer.rest(), *stopped])
 
-    def _start(self) -> None:
-        from rich.live import Live
+    def refresh(self) -> None:
+        """Print the blocks that are whole by now, and draw the rest."""
+        self._print(*self._answer.settled())
 
-        if self._live is None:
-            self._live = Live(
-                console=self._console,
-                get_renderable=self._changing,
-                transient=True,
-                refresh_per_second=12,
-                vertical_overflow="visible",
-            )
-            self._live.start()
+    def _keep_drawing(self) -> None:
+        """Refresh by the loop's timer from now on, unless that is under way."""
+        if self._timer is None:
+            self._wait(_PAUSE)
 
-    def _say(self, text: str) -> None:
-        self._answer.tail += safe(text)
-        done = settled(self._answer.tail)
-        if done:
-            self._answer.settle(done)
+    def _wait(self, seconds: float) -> None:
+        with suppress(RuntimeError):  # no loop is running: nothing can change until the next event
+            self._timer = get_running_loop().call_later(seconds, self._draw_again)
 
-    def _changing(self) -> RenderableType:
+    def _draw_again(self) -> None:
+        began = time.monotonic()
+        self.refresh()
+        # A slow terminal makes writing take long, and the loop has other work: it is not drawn on all the time.
+        self._wait(max(_PAUSE, 4 * (time.monotonic() - began)))
+
+    def _print(self, *final: RenderableType) -> None:
+        self._screen.show(final, self._changing())
+
+    def _changing(self) -> RenderableType | None:
         """What is not final yet: the last block of the answer, and the tools that run."""
-        from rich.console import Group
-        from rich.text import Text
-
+        if self._timer is None:
+            return None
         running = []
-        for call, since, progress in tuple(self._running.values()):
+        for call, since, progress in self._running.values():
             text = f"{described(call)}  {_elapsed(since)} {progress}"
             running.append(Text.assemble((_frame(), "cyan"), " ", text, no_wrap=True, overflow="ellipsis"))
-        if self._answer.tail:
-            return Group(self._answer.unfinished(), *running)
+        unfinished = self._answer.unfinished(self._screen.console.height)
+        if unfinished is not None:
+            return Group(unfinished, *running)
         return Group(*running) if running else Text(_frame(), style="cyan")
 
     def _show_outcome(self, execution: ToolExecution) -> None:
         sign, style = ("✗", "red") if execution.error else ("✓", "green")
-        self._line(sign, style, execution.call, outcome_of(execution))
-
-    def _line(self, sign: str, style: str, call: ToolCall, outcome: str) -> None:
-        from rich.text import Text
-
-        line = Text.assemble((f"{sign} ", style), (described(call), "bold"), (f"  {outcome}", "dim"))
-        self._console.print(line)
+        self._print(_outcome(sign, style, execution.call, outcome_of(execution)))
 
     def _note(self, text: str) -> None:
-        from rich.text import Text
+        self._print(Text(text, style="dim"))
 
-        self._console.print(Text(text, style="dim"))
+
+def _outcome(sign: str, style: str, call: ToolCall, outcome: str) -> RenderableType:
+    return Text.assemble((f"{sign} ", style), (described(call), "bold"), (f"  {outcome}", "dim"))
 
 
 def _elapsed(since: float) -> str:

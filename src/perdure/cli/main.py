@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from io import RawIOBase
 from typing import Any, NamedTuple
 
 import click
@@ -161,8 +162,19 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The installed command."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no error
-    cli(prog_name="perdure")
+    """Run the installed command."""
+    sys.stdout, sys.stderr = _fit(sys.stdout), _fit(sys.stderr)
+    try:
+        cli(prog_name="perdure")
+    except KeyboardInterrupt:  # while a shell has an id completed, which click does before it looks after errors
+        sys.exit(130)
+
+
+def _fit(stream: Any) -> Any:
+    """A stream that shows a character in writing where its terminal cannot, and that writes all or raises."""
+    if isinstance(getattr(stream, "buffer", None), RawIOBase):
+        # PYTHONUNBUFFERED: a write of which a pipe takes a part would drop the rest, and the broken pipe go unseen.
+        return open(stream.fileno(), "w", 1, stream.encoding, "backslashreplace", closefd=False)
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+    return stream

@@ -13,8 +13,9 @@ from perdure.codec.field_checks import check_fields
 from perdure.codec.json_checks import check_document, check_lossless
 from perdure.codec.pieces import BlockOf, DumpBlock, LogName, NameOf, SpanOf, dump_pieces, load_pieces
 from perdure.codec.unknown import is_marked, restored, stashed, type_info
-from perdure.errors import InvalidData, PerdureError
+from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.model.ids import SessionId
+from perdure.model.secrets import without_secrets
 from perdure.model.transcript import Block, Span, Tape, Transcript
 from perdure.model.value import Value
 
@@ -86,13 +87,29 @@ def convert(kind: type[V], plain: object, span_of: SpanOf | None = None, block_o
 
 def converted(kind: type[V], plain: object, span_of: SpanOf | None = None, block_of: BlockOf | None = None) -> V:
     """The same for plain data that has been checked already."""
+    hook = _read_hook(span_of, block_of)
     try:
         kept = stashed(type_info(kind), plain)  # type: ignore[arg-type]  # every type is hashable
-        value = msgspec.convert(kept, kind, dec_hook=_read_hook(span_of, block_of))
+        try:
+            value = msgspec.convert(kept, kind, dec_hook=hook)
+        except ConfigurationError:  # an earlier release has stored the key in an address
+            value = msgspec.convert(_without_keys(kept), kind, dec_hook=hook)
     except DECODE_ERRORS as error:
         raise invalid(error) from None
     check_fields(value, "$")
     return value
+
+
+def _without_keys(plain: Any) -> Any:
+    """Plain data with the secrets left out of every model's address."""
+    if isinstance(plain, list):
+        return [_without_keys(each) for each in plain]
+    if not isinstance(plain, dict):
+        return plain
+    return {
+        name: without_secrets(each) if name == "base_url" and isinstance(each, str) else _without_keys(each)
+        for name, each in plain.items()
+    }
 
 
 _AT = re.compile(r"^(?P<problem>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)

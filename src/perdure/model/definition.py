@@ -10,14 +10,10 @@ from msgspec.structs import force_setattr
 
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.execution import ExecutionBudget
+from perdure.model.secrets import refuse_secrets as refuse_secrets
+from perdure.model.secrets import without_secrets
 from perdure.model.value import EMPTY, Value, freeze
 
-_SECRET = re.compile(
-    r"(^|[-_.])(api[-_]?(key|token)s?|private[-_]?key|secret|password|passwd|authorization|bearer|cookie"
-    r"|(access|auth|refresh|session)[-_]?token)($|[-_.])",
-    re.IGNORECASE,
-)
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -43,7 +39,7 @@ class ModelConfig(Value, frozen=True):
                 "api_key_env is the name of an environment variable, such as 'OPENAI_API_KEY'; what was given is none, "
                 "and is not shown here because it may be the key itself."
             )
-        if self.base_url and "@" in self.base_url.split("//", 1)[-1].split("/", 1)[0]:
+        if self.base_url and without_secrets(self.base_url) != self.base_url:
             raise ConfigurationError(
                 "The model's base_url carries credentials, and would be stored with every session. "
                 "Leave them out and name the environment variable that holds the key: api_key_env='…'."
@@ -95,27 +91,6 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
     @property
     def model_config(self) -> ModelConfig | None:
         return None if self.model is None else ModelConfig.of(self.model)
-
-
-def refuse_secrets(mapping: Mapping[str, Any], path: str) -> None:
-    """Raise if a key of a mapping that will be stored, however deep, looks like the name of a secret."""
-    seen: set[int] = set()
-    todo: list[tuple[str, Any]] = [(path, mapping)]
-    while todo:
-        at, value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, Mapping):
-            for key in value:
-                if isinstance(key, str) and value[key] and _SECRET.search(_CAMEL.sub("_", key)):
-                    raise ConfigurationError(
-                        f"{at}.{key} looks like a secret, and would be stored with every session. Leave it out and "
-                        "name the environment variable that holds it: ModelConfig(api_key_env='…')."
-                    )
-            todo.extend((f"{at}.{key}"[:200] if isinstance(key, str) else at, value[key]) for key in value)
-        elif isinstance(value, list | tuple):
-            todo.extend((f"{at}[{place}]"[:200], item) for place, item in enumerate(value))
 
 
 def _names(field: str, names: object) -> tuple[str, ...] | None:

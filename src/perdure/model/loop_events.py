@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.message import Message, Role, ToolCall
+from perdure.model.secrets import without_secrets
 from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.stop import StopSignal
 from perdure.model.usage import Usage
@@ -32,6 +34,10 @@ class LoopConfigSnapshot(Value, frozen=True):
     max_tokens: int | None = None
     thinking_level: str | None = None
     temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.base_url:
+            force_setattr(self, "base_url", without_secrets(self.base_url))
 
 
 class ContinuationKind(Value, frozen=True):

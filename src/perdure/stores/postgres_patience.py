@@ -6,7 +6,7 @@ The server ends a transaction whose client says nothing more. The client closes 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from time import monotonic
 from typing import Any
 
@@ -52,11 +52,25 @@ def _read(dsn: str) -> dict[str, Any]:
         given = conninfo.conninfo_to_dict(dsn)
     except psycopg.Error:
         raise unreadable from None
-    # A password with an @ or a / in it reaches into the host or the port, and libpq would quote those.
-    port = str(given.get("port", "")).replace(",", "")
-    if "@" in str(given.get("host")) or (port and not port.isdecimal()):
+    if _is_misread(dsn, given):
         raise unreadable from None
     return dict(given)
+
+
+def _is_misread(dsn: str, given: Mapping[str, Any]) -> bool:
+    """Tell whether a part of a password is taken for a host, a port or a database, because of an @ or a / in it.
+
+    libpq would quote it as one in its errors.
+    """
+    _, is_url, rest = dsn.partition("://")
+    behind_host = rest.partition("/")[2].partition("?")[0] if is_url else ""
+    ports = str(given.get("port", "")).split(",")
+    return "@" in f"{given.get('host')}{behind_host}" or not all(port.isdecimal() for port in ports if port)
+
+
+def passwords_in(dsn: str) -> list[str]:
+    """Return the passwords in a DSN, so that no error quotes them."""
+    return [str(each) for name, each in _read(dsn).items() if "password" in name and len(str(each)) > 3]
 
 
 def limiting(dsn: str, limits: dict[str, int]) -> list[sql.Composed]:

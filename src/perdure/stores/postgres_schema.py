@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import InvalidData, StoreError
-from perdure.stores.postgres_patience import LIMITS, completed_dsn, limiting
+from perdure.stores.postgres_patience import LIMITS, completed_dsn, limiting, passwords_in
 
 _LOCK = 0x70657265
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
@@ -25,7 +25,7 @@ def check_schema(name: str) -> str:
 
 async def migrate(dsn: str, schema: str) -> None:
     """Create the schema if there is none, and apply the migrations that it does not have yet."""
-    address = completed_dsn(dsn)
+    address, passwords = completed_dsn(dsn), passwords_in(dsn)
     # No limit for locks: others that start up wait for the migration, however long it takes.
     limits = limiting(dsn, {name: limit for name, limit in LIMITS.items() if name != "lock_timeout"})
     try:
@@ -38,8 +38,11 @@ async def migrate(dsn: str, schema: str) -> None:
                 async with connection.transaction():
                     await _apply(connection, schema)
     except psycopg.Error as error:
+        said = str(error)
+        for password in passwords:
+            said = said.replace(password, "…")
         raise StoreError(
-            f"The schema {schema!r} cannot be opened: {error}. Check the DSN and the role's rights."
+            f"The schema {schema!r} cannot be opened: {said}. Check the DSN and the role's rights."
         ) from None
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import traceback
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -229,6 +230,67 @@ async def test_no_key_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
             await made.ask(OPENAI)
     assert caught.value.__cause__ is None
     assert KEY not in "".join(traceback.format_exception(caught.value))
+
+
+OWN_VARIABLES = {
+    OPENAI: "OPENAI_API_KEY",
+    RESPONSES: "OPENAI_API_KEY",
+    ANTHROPIC: "ANTHROPIC_API_KEY",
+    GOOGLE: "GOOGLE_API_KEY",
+}
+
+
+def refused_key(model: str, said: str) -> Reply:
+    if model == GOOGLE:
+        return Reply(401, google_error(401, "UNAUTHENTICATED", said))
+    return Reply(401, anthropic_error("authentication_error", said) if model == ANTHROPIC else openai_error(said))
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("model", OWN_VARIABLES)
+async def test_no_key_in_an_error_wherever_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, model: str, is_named: bool, end: str
+) -> None:
+    """The provider's own variable is as good as one that is named. A newline at the end is not part of a key."""
+    reply = refused_key(model, f"Bad key {KEY}, or {KEY[:9]}%0A; see {KEY}")
+    async with asking(monkeypatch, reply) as made:
+        monkeypatch.setenv(KEY_ENV, KEY + end if is_named else "unused")
+        monkeypatch.setenv(OWN_VARIABLES[model], "unused" if is_named else KEY + end)
+        given = ModelConfig(model, base_url=made.url(model), api_key_env=KEY_ENV if is_named else None)
+        with pytest.raises(RequestRefused, match="Bad key …, or sk-loopba%0A; see …") as caught:
+            await made.driver.respond(ModelRequest(given, HI), made.hear)
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("variable", ["AWS_SECRET_ACCESS_KEY", "PROXY_PASSWORD", "gateway_token"])
+async def test_no_other_secret_of_the_environment_is_in_an_error(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """A gateway may quote what it was sent in any form. Short values are words, and stay."""
+    secret = 'p4ss "wörd" 4711'
+    said = f"401 for {secret}, {quote(secret)}, {secret.encode()!r} and false"
+    async with asking(monkeypatch, Reply(401, openai_error(said))) as made:
+        monkeypatch.setenv(variable, f" {secret}\n")
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+        with pytest.raises(RequestRefused, match="401 for …, …, b'…' and false"):
+            await made.ask(OPENAI)
+
+
+@pytest.mark.parametrize("key", ["sk-löve-0123456789", "sk-0123\n456789"])
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("model", OWN_VARIABLES)
+async def test_a_key_that_cannot_be_sent_is_refused_before_it_is(
+    monkeypatch: pytest.MonkeyPatch, model: str, is_named: bool, key: str
+) -> None:
+    """No header can carry it, and what the client says of it would quote it."""
+    async with asking(monkeypatch) as made:
+        monkeypatch.setenv(KEY_ENV if is_named else OWN_VARIABLES[model], key)
+        given = ModelConfig(model, base_url=made.url(model), api_key_env=KEY_ENV if is_named else None)
+        with pytest.raises(ConfigurationError, match="cannot be sent") as caught:
+            await made.driver.respond(ModelRequest(given, HI), made.hear)
+        assert made.server.requests == []
+    assert "456789" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_a_request_that_the_model_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.errors import ConfigurationError, TransientDriverError
-from perdure.loop.drivers.provider_errors import FAILURES, driver_error, not_set_up, unset
+from perdure.loop.drivers.provider_errors import FAILURES, driver_error, keys_of, not_set_up, unfit, unset
 from perdure.loop.drivers.provider_messages import CallIds, Deltas, Origin, from_pydantic, to_pydantic, usage_of
 from perdure.model.definition import ModelConfig
 from perdure.model.step import InferenceResponse
@@ -82,6 +82,7 @@ def open_model(config: ModelConfig) -> Model[Any]:
         raise not_set_up(config, error) from None
     except (ImportError, ValueError) as error:
         raise ConfigurationError(f"{config.name} cannot be asked: {error}.") from None
+    _settle_key(config, model)
     _switch_off_retries(model)
     return model
 
@@ -204,10 +205,20 @@ def _provider(config: ModelConfig, name: str) -> Provider[Any]:
 
 
 def _key(config: ModelConfig, variable: str) -> str:
-    key = os.environ.get(variable)
+    key = os.environ.get(variable, "").strip()  # a secret that is mounted as a file ends with a newline
     if not key:
         raise unset(config, variable)
     return key
+
+
+def _settle_key(config: ModelConfig, model: Model[Any]) -> None:
+    """Make the key of a client fit for a header, as if it came from `api_key_env`; ConfigurationError if it cannot."""
+    client: Any = getattr(model.provider, "client", None)
+    if isinstance(getattr(client, "api_key", None), str):
+        client.api_key = client.api_key.strip()
+    for key in keys_of(model):
+        if not (key.strip().isascii() and key.strip().isprintable()):
+            raise unfit(config)
 
 
 def _switch_off_retries(model: Model[Any]) -> None:

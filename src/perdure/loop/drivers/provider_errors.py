@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 from pydantic_ai.exceptions import AgentRunError, ModelHTTPError, UserError
 from pydantic_ai.models import Model
@@ -20,6 +21,9 @@ FAILURES = (AgentRunError, UserError)
 
 _PASSING = {408, 409, 429}
 _VARIABLE = re.compile(r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)`")
+_SECRET_VARIABLE = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+# The value of a variable that is shorter may be a word, as in TOKENIZERS_PARALLELISM=false.
+_SHORTEST = 8
 _NO_CREDIT = re.compile(r"quota|billing|credit|(spend|usage)_limit")
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|window|size)|(prompt|input|request)( is |_)too[ _](long|large)"
@@ -65,6 +69,14 @@ def unset(config: ModelConfig, variable: str) -> ConfigurationError:
     )
 
 
+def unfit(config: ModelConfig) -> ConfigurationError:
+    where = config.api_key_env or "its environment variable"
+    return ConfigurationError(
+        f"{config.name} cannot be asked: the key in {where} cannot be sent, because it contains a line break or a "
+        "character outside ASCII. Copy the key again."
+    )
+
+
 def _may_pass(error: Exception, status: int | None) -> bool:
     """Whether asking again may help. Without a status it was the connection; an empty account is no rate limit."""
     if status is None:
@@ -88,15 +100,37 @@ def _kind(error: Exception) -> str:
 
 
 def _reason(error: Exception, config: ModelConfig, model: Model[Any]) -> str:
-    """What the provider said, in one line of bounded length, with the key struck out should it have been quoted."""
+    """What the provider said, in one line of bounded length, with secrets struck out."""
     message = _said(error).get("message")
     text = message if isinstance(message, str) and message.strip() else str(error)
-    for secret in _secrets(config, model):
+    return " ".join(clean_text(_struck(text, config, model)).split())[:500].rstrip(". ")
+
+
+def keys_of(model: Model[Any]) -> list[str]:
+    """The keys that a model's client holds, wherever its maker keeps them."""
+    client = getattr(model.provider, "client", None)
+    holders = (client, getattr(client, "_api_client", None))  # the second is Google's
+    found = [getattr(holder, name, None) for holder in holders for name in ("api_key", "auth_token")]
+    return [key for key in found if isinstance(key, str)]
+
+
+def _struck(text: str, config: ModelConfig, model: Model[Any]) -> str:
+    """A text without secrets, in whichever form it quotes them."""
+    for secret in sorted(_secrets(config, model), key=len, reverse=True):
         text = text.replace(secret, "…")
-    return " ".join(clean_text(text).split())[:500].rstrip(". ")
+    return text
 
 
 def _secrets(config: ModelConfig, model: Model[Any]) -> set[str]:
-    client = getattr(model.provider, "client", None)
-    known = [os.environ.get(config.api_key_env or ""), getattr(client, "api_key", None)]
-    return {secret for secret in known if isinstance(secret, str) and len(secret) > 3}
+    named = [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)]
+    known = {value.strip() for value in named if len(value.strip()) >= _SHORTEST}
+    # What is known to be a key is one at almost any length.
+    keys = (os.environ.get(config.api_key_env or "", "").strip(), *(key.strip() for key in keys_of(model)))
+    known |= {key for key in keys if len(key) > 3}
+    return {form for secret in known for form in _forms(secret)}
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    """A secret as it is, escaped as Python and JSON escape it, and as it stands in an address."""
+    plain = secret.encode("utf-8", "surrogateescape")
+    return secret, repr(secret)[1:-1], repr(plain)[2:-1], json.dumps(secret)[1:-1], quote(plain), quote_plus(plain)

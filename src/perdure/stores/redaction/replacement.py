@@ -127,6 +127,10 @@ class Replacement:
         return changed
 
     def _walked_under(self, key: str, value: Any, *, is_touched: bool) -> Any:
+        if key == "stop_signals" and isinstance(value, list):
+            return [self._signal(each, is_touched=is_touched) for each in value]
+        if key == "denied" and isinstance(value, dict):
+            return {call: self._reason(call, each, is_touched=is_touched) for call, each in value.items()}
         if key in _TOLD_BY_TOOLS:  # data of any form: no error or message, though it may look like one
             return self._scrubbed(value) if is_touched else value
         return self._walked(value, is_touched=is_touched)
@@ -142,8 +146,20 @@ class Replacement:
             changed["error"] = self._error(changed["error"], is_touched=True)
         return changed
 
+    def _signal(self, plain: Any, *, is_touched: bool) -> Any:
+        """A stop signal. What a filter, a guard or an error says of a message may quote any piece of it."""
+        if is_touched and isinstance(plain, dict) and plain.get("message") and not plain.get("limit"):
+            return {**plain, "message": self._text}
+        return self._scrubbed(plain)
+
+    def _reason(self, call: str, reason: Any, *, is_touched: bool) -> Any:
+        """Why a person has denied a call."""
+        is_told = is_touched or call in self._traces.calls | self._traces.results
+        return self._text if is_told else self._scrubbed(reason)
+
     def _call(self, plain: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: plain[name] for name in ("type", "name", "id", "provider") if name in plain}
+        """A call without its arguments, its fields in the order in which they are stored."""
+        kept = {name: each for name, each in plain.items() if name in _CALL_KEEPS}
         return {**kept, "arguments": {MARK: self._text}} if plain.get("arguments") else kept
 
     def _error(self, plain: Mapping[str, Any], *, is_touched: bool) -> dict[str, Any]:
@@ -165,7 +181,8 @@ class Replacement:
         return value
 
 
-_FREE_TEXT = {"message", "progress", "metadata", "denied", "rejection", "strategy", "configs"}
+_CALL_KEEPS = {"type", "name", "arguments", "id", "provider"}
+_FREE_TEXT = {"message", "progress", "metadata", "rejection", "strategy", "configs"}
 _TOLD_BY_TOOLS = {"result", "arguments"}
 _POINTS_AT_MESSAGE = {"$said": True}
 

@@ -46,6 +46,13 @@ class Traces:
             if entry.kind == "message_end" and entry.run and entry.body["message"]["id"] in self.ids:
                 self.runs.add(entry.run)
 
+    def made_by_unsaved(self, entries: Iterable[Entry]) -> set[str]:
+        """Return the ids of the messages that compactions have made whose blocks are in no version."""
+        known = self.blocks | self.other_blocks
+        told = [entry.body for entry in entries if entry.kind == "compaction"]
+        shown = [part for body in told if body["block"]["id"] not in known for part in body.get("shown", ())]
+        return {part["message"]["id"] for part in shown if part.get("message")}
+
     def tells(self, made: Mapping[str, Any]) -> bool:
         """Whether a message made for a block may tell of those replaced; one with calls only, if of the same calls."""
         parts = made.get("parts", ())

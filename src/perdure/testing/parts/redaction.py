@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 
+from perdure import codec
 from perdure.errors import InvalidData, SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import now
 from perdure.model.message import Message, Opaque, Thinking, ToolCall
 from perdure.model.session import AgentSession
 from perdure.model.step import AgentStep, ToolExecution
+from perdure.model.stop import StopReason, StopSignal
 from perdure.model.value import ErrorRecord
-from perdure.protocols import Entry, Erasure
+from perdure.protocols import Archive, Entry, Erasure
 from perdure.testing.samples import fork, new_session, note, say, show, tell, texts
 from perdure.testing.scene import Contract, in_directory, in_store, refused
 
@@ -61,6 +63,7 @@ def run_with_secret(session: AgentSession) -> AgentSession:
     state = session.state.with_execution_started().with_current_step(step).with_current_step_completed()
     assert state.execution is not None
     wrong = state.execution.with_error(ErrorRecord("DriverError", f"refused: …{SECRET[:12]}", None))
+    wrong = wrong.with_stop_signal(StopSignal(StopReason.ERROR_FORBADE, f"it says {SECRET[:9]}", source="filter"))
     return session.with_state(state.with_execution(wrong.ended(ExecutionStatus.FAILED)))
 
 
@@ -74,7 +77,17 @@ def entries_with_secret(user: Message, session: AgentSession) -> list[Entry]:
     at = "2026-01-01T00:00:00Z"
     asked, answered = session.state.messages[-2:]
     return [
-        Entry("agent_start", {"agent_id": "a", "seq": 1, "at": at}, loop),
+        Entry(
+            "agent_start",
+            {
+                "agent_id": "a",
+                "seq": 1,
+                "at": at,
+                "denied": {"call-2": f"not {SECRET[:9]}"},
+                "metadata": {"denied": True, "stop_signals": ["any"]},
+            },
+            loop,
+        ),
         Entry("message_end", {"seq": 2, "at": at, "message": {"role": "user", "id": user.id}}, loop),
         Entry("input_rejected", {"seq": 3, "at": at, "reason": f"it says {SECRET[:9]}"}, loop),
         Entry("message_end", {"seq": 4, "at": at, "message": {"role": "user", "id": asked.id}}, loop),
@@ -92,7 +105,14 @@ def entries_with_secret(user: Message, session: AgentSession) -> list[Entry]:
         Entry("message_end", {"seq": 7, "at": at, "message": {"role": "user", "id": answered.id}}, loop),
         Entry(
             "agent_end",
-            {"seq": 8, "at": at, "status": "failed", "errors": [error], "rejection": f"it says {SECRET[:9]}"},
+            {
+                "seq": 8,
+                "at": at,
+                "status": "failed",
+                "errors": [error],
+                "rejection": f"it says {SECRET[:9]}",
+                "stop_signals": [{"reason": "error_forbade", "message": f"it says {SECRET[:9]}", "source": "filter"}],
+            },
             loop,
         ),
     ]
@@ -165,7 +185,7 @@ class Redaction(Contract):
 
     @in_store
     async def test_runs_tell_nothing_of_it(self, store: Any) -> None:
-        """Arguments, results, thoughts, errors and rejections go from steps, record and inbox; names and ids stay."""
+        """All that quotes it goes from steps, record and inbox, reasons to stop or deny too; names and ids stay."""
         session = await store.create(new_session())
         user = Message.user(f"Pay with {SECRET}", metadata={"channel": "web", "raw": f"Pay with {SECRET}"})
         ran = run_with_secret(tell(session, user))
@@ -188,6 +208,8 @@ class Redaction(Contract):
         execution = loaded.state.execution
         assert [error.type for error in execution.all_errors] == ["DriverError", "ValueError"]
         assert [each.call.name for each in execution.steps[0].tool_executions] == ["pay", "pay"]
+        assert execution.stop_reason is StopReason.ERROR_FORBADE
+        assert (await store.read(saved.id))[0].body["denied"] == {"call-2": "[redacted]"}
 
     @in_store
     async def test_parts_of_every_kind_are_replaced(self, store: Any) -> None:
@@ -260,6 +282,47 @@ class Redaction(Contract):
         assert (await store.load(session.id)).version == 1
         assert await store.lapsed() == [session.id]
         assert SECRET not in await everything(store, session.id)
+
+    @in_store
+    async def test_the_summary_of_a_killed_run_goes_too(self, store: Any) -> None:
+        """A run that compacted and was killed has a summary in its log that no version shows yet."""
+        session = await store.create(new_session(f"code {SECRET}", "ok"))
+        made = Message.user(f"They said raspberry, {SECRET[:10]}")
+        told = {
+            "block": {"id": "block-1", "by": "summary", "covered": 2, "summary": made.text},
+            "shown": [{"message": {"role": "user", "id": made.id}}],
+        }
+        said, entries = [Message.user("and now?"), made], [Entry("compaction", told, "run-1")]
+        await store.claim(session.id, version=1, owner="me", lease=0.0, messages=said, entries=entries)
+        assert len(await store.search("raspberry")) == 1
+        assert await store.redact(session.id, [session.state.messages[0].id]) == 1
+        assert SECRET[:10] not in await everything(store, session.id)
+        assert await store.search("raspberry") == []
+        log, end = await store.log_of(session.id)
+        assert [each.id for each in await store.messages(log, 0, end)][-1] == made.id
+
+    @in_store
+    async def test_a_redacted_session_moves_as_any_other(self, store: Any) -> None:
+        """What was replaced is in canonical form: an export is the same session where it came from."""
+        if not issubclass(type(store), Archive):
+            return
+        session = await store.create(new_session())
+        user = Message.user(f"Pay with {SECRET}", metadata={"channel": "web"})
+        ran = note(run_with_secret(tell(session, user)), "last", f"Pay with {SECRET}")
+        view = ran.state.transcript.cover(0, 1, [Message.assistant(f"sum of {SECRET}")], by="test")
+        saved = await store.save(show(ran, view))
+        child = await store.create(fork(saved))
+        await store.redact(saved.id, [user.id, *(message.id for message in saved.state.messages)])
+        for each in (saved, child):
+            archived = await store.dump(each.id)
+            for rows in archived.logs.values():
+                assert [codec.encode_message(codec.decode_message(raw)) for raw in rows.values()] == [*rows.values()]
+            assert await store.restore(archived) is False
+        alone = await store.dump(saved.id)
+        await store.delete(child.id)
+        await store.delete(saved.id)
+        assert await store.restore(alone) is True
+        assert await store.dump(saved.id) == alone
 
     @in_store
     async def test_a_copy_that_a_fork_has_of_its_own_goes_too(self, store: Any) -> None:
