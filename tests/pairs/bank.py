@@ -1,0 +1,82 @@
+"""The tools of a world, and the ledger outside of it that every call of one is written into."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from tests.pairs.model import Model
+
+from perdure import AgentDefinition, tool
+from perdure.protocols import ToolContext
+
+TELLER = AgentDefinition("teller", tools=("note", "charge", "pay", "lookup", "clerk"))
+CLERK = AgentDefinition("clerk", description="Pays.", tools=("pay", "lookup"))
+REPEATABLE = ("lookup",)
+
+
+class Bank:
+    """The tools as one process has them. `look` is a store that is read behind the process's back."""
+
+    def __init__(self, model: Model, look: Any, require_alive: Callable[[], None], *, asks: bool = True) -> None:
+        self._model = model
+        self._look = look
+        self._require_alive = require_alive
+        self._asks = asks
+
+    def tools(self) -> list[Any]:
+        @tool
+        def note(about: str, context: ToolContext) -> str:
+            self._require_alive()
+            self._enter("note", {"about": about}, context, recorded=False)
+            return f"noted {about}"
+
+        @tool
+        async def charge(about: str, amount: int, context: ToolContext) -> str:
+            return await self._made("charge", {"about": about, "amount": amount}, context)
+
+        @tool(needs_approval=self._asks)
+        async def pay(about: str, amount: int, context: ToolContext) -> str:
+            return await self._made("pay", {"about": about, "amount": amount}, context)
+
+        @tool(idempotent=True)
+        async def lookup(about: str, context: ToolContext) -> str:
+            return await self._made("lookup", {"about": about}, context)
+
+        return [note, charge, pay, lookup]
+
+    async def _made(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
+        self._require_alive()
+        recorded = await self._is_recorded(context)
+        self._require_alive()
+        self._enter(name, arguments, context, recorded=recorded)
+        await asyncio.sleep(0)
+        self._require_alive()
+        return f"done: {name} {arguments['about']}"
+
+    async def _is_recorded(self, context: ToolContext) -> bool:
+        """Return whether the result of a call is on record already."""
+        entries = await self._look.read(context.session_id, run=context.execution_id)
+        ended = [entry for entry in entries if entry.kind == "tool_execution_end"]
+        return any(f'"{context.call_id}"' in msgspec.json.encode(entry.body).decode() for entry in ended)
+
+    def _enter(self, name: str, arguments: dict[str, Any], context: ToolContext, *, recorded: bool) -> None:
+        written = canonical(arguments)
+        session = str(context.session_id)
+        self._model.note(
+            "made",
+            tool=name,
+            session=session,
+            execution=context.execution_id,
+            call=context.call_id,
+            arguments=written,
+            recorded=recorded,
+            approved=self._model.may_pay(session, context.call_id, written),
+        )
+
+
+def canonical(arguments: Any) -> str:
+    """Return arguments as one text, whatever their order."""
+    return msgspec.json.encode(dict(arguments), order="sorted").decode()

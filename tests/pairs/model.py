@@ -1,0 +1,104 @@
+"""The small reference model: what a world was told, was shown and has done, as facts that promises are compared with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WORD = re.compile(r"\b[wtd]\d+x\d+\b")
+"""A word that occurs nowhere else: `w` a caller has said, `t` the model has, `d` is the reason of a denial."""
+
+
+def words_in(text: str) -> set[str]:
+    return set(WORD.findall(text))
+
+
+class Made(NamedTuple):
+    """A tool call as the outside world has seen it."""
+
+    tool: str
+    session: str
+    execution: str
+    call: str
+    arguments: str
+    recorded: bool
+    """Whether a result of this very call was on record when it was made."""
+    approved: bool
+
+
+class Answered(NamedTuple):
+    """What a key was answered with."""
+
+    version: int
+    text: str
+    is_final: bool
+    """Whether its run is over and was not stopped: a later answer is the same one."""
+
+
+class Model:
+    """Facts, each noted as it happens. With a `sink` they outlive the process that notes them."""
+
+    def __init__(self, sink: Path | None = None) -> None:
+        self.said: dict[str, set[str]] = defaultdict(set)
+        self.redacted: dict[str, str] = {}
+        self.erased: set[str] = set()
+        self.forks: list[str] = []
+        self.made: list[Made] = []
+        self.approved: set[tuple[str, str, str]] = set()
+        self.keys: dict[str, str] = {}
+        self.answers: dict[str, list[Answered]] = defaultdict(list)
+        self.broken: list[str] = []
+        """Promises that were seen to be broken on the way."""
+        self._sink = sink
+
+    def note(self, fact: str, **facts: Any) -> None:
+        """Take in a fact, on disk first."""
+        if self._sink is not None:
+            with self._sink.open("a") as file:
+                file.write(json.dumps({"fact": fact, **facts}) + "\n")
+        getattr(self, f"_note_{fact}")(**facts)
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Take in the facts that another process has noted; the last line may be cut off."""
+        for line in lines:
+            if line.endswith("\n"):
+                facts: Mapping[str, Any] = json.loads(line)
+                getattr(self, f"_note_{facts['fact']}")(**{k: v for k, v in facts.items() if k != "fact"})
+
+    def lasting(self, session: str) -> set[str]:
+        """The words that a session's history has to show."""
+        return set() if session in self.erased else self.said[session] - self.redacted.keys()
+
+    def may_pay(self, session: str, call: str, arguments: str) -> bool:
+        return (session, call, arguments) in self.approved
+
+    def _note_said(self, session: str, words: list[str]) -> None:
+        self.said[session] |= set(words)
+
+    def _note_redacted(self, session: str, words: list[str]) -> None:
+        self.redacted |= dict.fromkeys(words, session)
+
+    def _note_erased(self, session: str) -> None:
+        self.erased.add(session)
+
+    def _note_forked(self, session: str) -> None:
+        self.forks.append(session)
+
+    def _note_made(self, **call: Any) -> None:
+        self.made.append(Made(**call))
+
+    def _note_approved(self, session: str, call: str, arguments: str) -> None:
+        self.approved.add((session, call, arguments))
+
+    def _note_key(self, key: str, text: str) -> None:
+        self.keys[key] = text
+
+    def _note_answered(self, key: str, version: int, text: str, is_final: bool) -> None:
+        self.answers[key].append(Answered(version, text, is_final))
+
+    def _note_broken(self, what: str) -> None:
+        self.broken.append(what)

@@ -1,0 +1,236 @@
+"""A session under test: processes that work on it through the public face, the bank they charge, and what is known."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests import postgres_server
+from tests.pairs.bank import CLERK, TELLER, Bank, canonical
+from tests.pairs.mind import ASKS, Mind, Quirk
+from tests.pairs.model import Model, words_in
+from tests.pairs.wire import Died, Hook, HookRaised, Tamper, Wire
+
+import perdure
+from perdure import AgentSession, PerdureError, Sessions, ToolCall
+from perdure.actions import running
+from perdure.model.ids import use
+from perdure.stores.urls import store_of
+from perdure.testing import FrozenClock
+
+LEASE_AND_MORE = 61.0
+MAIN = "main"
+
+
+class Process:
+    """A connection to the store, as a process of its own would have it."""
+
+    def __init__(self, world: World) -> None:
+        self.wire = Wire(world.new_store(), Random(world.chance.random()), world.tampers)
+        self.hook = Hook()
+        self.mind = Mind(world.seed, world.quirk, world.model, self.wire.require_alive, world.new_word)
+        tools = Bank(world.model, world.look, self.wire.require_alive, asks=world.asks).tools()
+        self.sessions = connect_hooked(self.wire, self.hook, driver=self.mind, tools=tools, subagents=[CLERK])
+        self._is_open = False
+
+    async def open(self) -> None:
+        await self.sessions.__aenter__()
+        self._is_open = True
+
+    def heal(self) -> None:
+        self.wire.heal()
+        self.hook.heal()
+
+    @property
+    def has_failed(self) -> bool:
+        return self.wire.has_failed or self.hook.has_raised
+
+    async def close(self) -> None:
+        """Let go of the threads and handles; of a dead process too, which is known to nobody any more."""
+        if self._is_open and not self.wire.is_dead:
+            await self.sessions.__aexit__(None, None, None)
+        elif self._is_open:
+            await self.wire.store.__aexit__(None, None, None)
+
+
+def connect_hooked(store: Any, hook: Hook, **options: Any) -> Sessions:
+    """Connect with a controller; by the runtime, until `connect` takes one itself."""
+    if "controller" in inspect.signature(perdure.connect).parameters:
+        return perdure.connect(store, controller=hook, **options)  # type: ignore[call-arg]
+    sessions = perdure.connect(store, **options)
+    sessions.runtime._controller = hook
+    return sessions
+
+
+class World:
+    """One case's store, with all that lives on it. Everything by chance comes from its seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        kind: str,
+        folder: Path,
+        *,
+        model: Model | None = None,
+        tampers: Mapping[str, Tamper] | None = None,
+        asks: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.kind = kind
+        self.folder = folder
+        self.chance = Random(f"world {seed}")
+        self.quirk = Quirk(self.chance)
+        self.model = model or Model()
+        self.tampers = tampers or {}
+        self.asks = asks
+        self.clock = FrozenClock(tick=0.0001)
+        self.main = MAIN
+        self.processes: list[Process] = []
+        self.story: list[str] = []
+        """What was done, for those who read a failure."""
+        self._numbers = count(1)
+        self._memory = store_of("memory://")
+        self._background: list[asyncio.Task[None]] = []
+
+    # Processes and stores
+
+    def new_store(self) -> Any:
+        match self.kind:
+            case "memory":
+                return self._memory
+            case "file":
+                return store_of(f"file://{self.folder / 'files'}")
+            case "sqlite":
+                return store_of(f"sqlite:///{self.folder / 'sessions.db'}")
+        return store_of(f"{postgres_server.dsn()}&schema={postgres_server.schema_of(self.folder)}")
+
+    async def begin(self, *, is_new: bool = True) -> None:
+        """Open the store, with the session in it."""
+        self.look = Wire(self.new_store(), tampers=self.tampers)
+        await self.look.__aenter__()
+        self.face = perdure.connect(self.look, driver=Mind(0, self.quirk, self.model, lambda: None, self.new_word))
+        if is_new:
+            process = await self.process()
+            await process.sessions.open(self.main, TELLER)
+
+    async def process(self) -> Process:
+        """Return a process that lives: the one there is, or a new one."""
+        alive = [each for each in self.processes if not each.wire.is_dead]
+        return alive[0] if alive else await self.new_process()
+
+    async def second_process(self) -> Process:
+        alive = [each for each in self.processes if not each.wire.is_dead]
+        return alive[1] if len(alive) > 1 else await self.new_process()
+
+    async def new_process(self) -> Process:
+        process = Process(self)
+        await process.open()
+        self.processes.append(process)
+        return process
+
+    async def end(self) -> None:
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        for process in self.processes:
+            await process.close()
+        await self.look.__aexit__(None, None, None)
+        if self.kind == "postgres":
+            await asyncio.to_thread(postgres_server.drop, postgres_server.dsn(), [postgres_server.schema_of(self.folder)])
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # What was said and decided
+
+    def new_word(self, kind: str = "w") -> str:
+        return f"{kind}{next(self._numbers)}x{self.seed}"
+
+    def new_text(self, asks: str | None = None) -> str:
+        return f"{asks or self.chance.choice(ASKS)} {self.new_word()}"
+
+    def new_id(self) -> str:
+        """Return an id of the form of perdure's own, the same in every run of a case."""
+        number = next(self._numbers)
+        return str(uuid.UUID(int=(0x019000000000 + number) << 80 | 7 << 76 | 2 << 62 | self.seed % 2**62))
+
+    async def shown(self) -> AgentSession | None:
+        """Return the session as anybody sees it; None if there is none any more."""
+        return await self.look.load(self.main)
+
+    async def family(self, session_id: str) -> list[AgentSession]:
+        """Return a session and its sub-agents' sessions, and theirs."""
+        found = await self.look.load(session_id)
+        if found is None:
+            return []
+        children = [each.id for each in await self.look.list(parent=session_id, limit=1000) if each.spawn_ref]
+        return [found, *[member for child in children for member in await self.family(child)]]
+
+    async def approve_as_seen(self, session_id: str) -> list[ToolCall]:
+        """Note every call that a person sees waiting before approving it; return those of the session itself."""
+        family = await self.family(session_id)
+        for member in family:
+            for call in pending_in(member):
+                self.model.note("approved", session=member.id, call=call.id, arguments=canonical(call.arguments))
+        return pending_in(family[0]) if family else []
+
+    async def see(self, session_id: str | None = None) -> None:
+        """Note what stands in the history: it was shown, so it is to stay."""
+        session_id = session_id or self.main
+        if await self.look.exists(session_id):
+            said = {word for message in await self.face.history(session_id) for word in words_in(message.text)}
+            self.model.note("said", session=session_id, words=sorted(said - self.model.redacted.keys()))
+
+    # Work
+
+    def begin_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.create_task(self.tolerate("background", work)))
+
+    @property
+    def is_at_work(self) -> bool:
+        return any(not task.done() for task in self._background)
+
+    async def wait_for_background(self) -> None:
+        while self.is_at_work:
+            await asyncio.wait(self._background)
+
+    async def tolerate(self, name: str, work: Coroutine[Any, Any, None]) -> BaseException | None:
+        """Do something that may be refused; note a broken promise if it fails in any other way."""
+        try:
+            await work
+        except (PerdureError, HookRaised, Died) as error:
+            self.story.append(f"{name}: {type(error).__name__}: {str(error)[:150]}")
+            return error
+        except Exception as error:
+            self.story.append(f"{name}: {type(error).__name__}: {error}")
+            self.model.note("broken", what=f"0: {name} raised {type(error).__name__}: {str(error)[:200]}")
+            return error
+        self.story.append(f"{name}: done")
+        return None
+
+
+def pending_in(session: AgentSession) -> list[ToolCall]:
+    """Return the calls that wait for a person in a session."""
+    execution = session.state.execution
+    return list(execution.pending_calls) if execution else []
+
+
+@asynccontextmanager
+async def opened(world: World, *, is_new: bool = True) -> AsyncIterator[World]:
+    """Keep a world open: with its own clock and ids, and runs that look into their inbox often."""
+    patience, running.LOOK_EVERY = running.LOOK_EVERY, 0.002
+    try:
+        with use(clock=world.clock, ids=world.new_id):
+            await world.begin(is_new=is_new)
+            try:
+                yield world
+            finally:
+                await world.end()
+    finally:
+        running.LOOK_EVERY = patience
