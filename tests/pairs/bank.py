@@ -26,12 +26,18 @@ class Bank:
         self._require_alive = require_alive
         self._asks = asks
 
-    def tools(self) -> list[Any]:
-        @tool
+    def tools(self, *, in_thread: bool = True) -> list[Any]:
+        """Return them. `note` is a plain function, unless no thread is to make a case play another way each time."""
+
         def note(about: str, context: ToolContext) -> str:
+            """Write something down."""
             self._require_alive()
             self._enter("note", {"about": about}, context, recorded=False)
             return f"noted {about}"
+
+        async def note_here(about: str, context: ToolContext) -> str:
+            """Write something down."""
+            return note(about, context)
 
         @tool
         async def charge(about: str, amount: int, context: ToolContext) -> str:
@@ -45,7 +51,8 @@ class Bank:
         async def lookup(about: str, context: ToolContext) -> str:
             return await self._made("lookup", {"about": about}, context)
 
-        return [note, charge, pay, lookup]
+        plain = tool(note) if in_thread else tool(name="note")(note_here)
+        return [plain, charge, pay, lookup]
 
     async def _made(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
         self._require_alive()

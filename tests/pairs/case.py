@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.pairs.promises import broken_in
 from tests.pairs.settling import settle
-from tests.pairs.steps import BEFORE, FAULTS, PREPARED, VERBS, send
+from tests.pairs.steps import BEFORE, FAULTS, PREPARED, VERBS, Step, send
 from tests.pairs.wire import Died
 from tests.pairs.world import Process, World, opened
 
@@ -67,8 +67,22 @@ async def _before(world: World, chance: Random) -> None:
         prepared = PREPARED.get(step.__name__)
         if prepared is not None:
             await world.tolerate(f"before {step.__name__}", prepared(world, await world.process()))
-        await world.tolerate(step.__name__, step(world, await world.process()))
+        await _followed(world, step.__name__, step, await world.process())
         await world.see()
+
+
+async def _followed(world: World, name: str, step: Step, at: Process) -> BaseException | None:
+    """Do a verb, and follow what the session shows by it. Beside other work, that is not known."""
+    await world.follow()
+    if world.is_at_work or await _is_claimed(world):
+        world.views.lose()
+    error = await world.tolerate(name, step(world, at))
+    if at.has_failed or at.wire.is_dead:
+        world.views.lose()
+    if name == "undo":
+        await world.compare_undo(error)
+    await world.follow()
+    return error
 
 
 async def _pair(world: World, case: Case) -> None:
@@ -119,7 +133,7 @@ async def _alone(world: World, name: str, at: Process) -> None:
         return
     is_quiet = not world.is_at_work and not await _is_claimed(world)
     before = await _trace(world)
-    error = await world.tolerate(name, VERBS[name](world, at))
+    error = await _followed(world, name, VERBS[name], at)
     refused = isinstance(error, PerdureError) and not isinstance(error, RunFailed) and not at.has_failed
     if is_quiet and refused and not world.is_at_work and await _trace(world) != before:
         world.model.note("broken", what=f"0: {name} was refused ({type(error).__name__}), and something has changed")

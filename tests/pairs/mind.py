@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from random import Random
+from typing import Protocol
 
 from tests.pairs.model import Model, words_in
 from tests.pairs.request_form import problems_of
@@ -28,40 +29,49 @@ class Quirk:
         (self.fails, self.blank) = chance.choices(((0.0, False), (0.15, False), (0.0, True)), (78, 15, 7))[0]
 
 
+class Surroundings(Protocol):
+    """What a model needs of its world."""
+
+    seed: int
+    quirk: Quirk
+    model: Model
+
+    def new_word(self, kind: str) -> str: ...
+
+    async def take_time(self) -> None: ...
+
+
 class Mind:
     """A driver. Its answers hold a word of their own and none of the caller's, so that a redaction can be told."""
 
-    def __init__(self, seed: int, quirk: Quirk, model: Model, require_alive: Callable[[], None], new_word: _NewWord):
-        self._seed = seed
-        self._quirk = quirk
-        self._model = model
+    def __init__(self, world: Surroundings, require_alive: Callable[[], None]) -> None:
+        self._world = world
         self._require_alive = require_alive
-        self._new_word = new_word
         self.requests = 0
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self._require_alive()
         self.requests += 1
         for problem in problems_of(request):
-            self._model.note("broken", what=f"4: {problem}")
+            self._world.model.note("broken", what=f"4: {problem}")
         if not request.tools:
             return _reply(Message.assistant("summary of " + " ".join(sorted(_words_of(request)))))
         asked, word = _asked(request)
-        chance = Random(f"{self._seed}/{word}/{request.step}")
+        chance = Random(f"{self._world.seed}/{word}/{request.step}")
         await self._take_time(asked, chance)
-        if chance.random() < self._quirk.fails:
+        if chance.random() < self._world.quirk.fails:
             raise DriverError("The model was told to fail.")
         calls = self._calls(asked, word, request, chance)
         if calls:
             return await self._streamed(Message.assistant(tool_calls=calls), [], on_delta)
-        if self._quirk.blank and chance.random() < 0.3:
+        if self._world.quirk.blank and chance.random() < 0.3:
             return await self._streamed(Message("assistant", Message.user(" ").parts), [], on_delta)
-        pieces = ["answer ", self._new_word("t"), " and", " so on"]
+        pieces = ["answer ", self._world.new_word("t"), " and", " so on"]
         return await self._streamed(Message.assistant("".join(pieces)), pieces, on_delta)
 
     async def _take_time(self, asked: str, chance: Random) -> None:
         for _ in range(chance.randint(5, 30) if asked == "slow" else 0):
-            await asyncio.sleep(0.001)
+            await self._world.take_time()
         self._require_alive()
 
     def _calls(self, asked: str, word: str, request: ModelRequest, chance: Random) -> list[ToolCall]:
@@ -79,10 +89,10 @@ class Mind:
         about = f"{step}.{place}.{_disguised(word)}"
         arguments: dict[str, object] = {"about": about}
         if name == "clerk":
-            arguments = {"prompt": f"{chance.choice(('pay', 'pay', 'ask'))} {self._new_word('t')}"}
+            arguments = {"prompt": f"{chance.choice(('pay', 'pay', 'ask'))} {self._world.new_word('t')}"}
         elif name in ("charge", "pay"):
             arguments["amount"] = chance.randint(1, 9)
-        match self._quirk.ids:
+        match self._world.quirk.ids:
             case "again":
                 return ToolCall(name, arguments, id=f"call_{place}")
             case "odd":
@@ -95,9 +105,6 @@ class Mind:
             await asyncio.sleep(0)
         self._require_alive()
         return _reply(message)
-
-
-_NewWord = Callable[[str], str]
 
 
 def _asked(request: ModelRequest) -> tuple[str, str]:

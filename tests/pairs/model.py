@@ -102,3 +102,36 @@ class Model:
 
     def _note_broken(self, what: str) -> None:
         self.broken.append(what)
+
+
+class Views:
+    """What a session has shown, one view behind the other: undo goes back along them, a step at a time."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[str, ...]] | None = None
+        """None while it is not known: two verbs at once may come in either order."""
+        self.version = 0
+
+    def follow(self, version: int, view: tuple[str, ...]) -> None:
+        """Take in the next version, whatever has made it, unless that was an undo."""
+        if self.version == 0:
+            self.stack = []
+        if self.stack is not None and (not self.stack or self.stack[-1] != view):
+            self.stack.append(view)
+        self.version = version
+
+    def undo(self, version: int) -> tuple[str, ...] | None:
+        """Take the last view off; return the one before it, None if there is none or it is not known."""
+        self.version = version
+        if self.stack is None or len(self.stack) < 2:
+            return None
+        self.stack.pop()
+        return self.stack[-1]
+
+    @property
+    def can_undo(self) -> bool:
+        return self.stack is not None and len(self.stack) > 1
+
+    def lose(self) -> None:
+        """Know no longer what undo goes back to."""
+        self.stack = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tests.pairs.steps import repeat, say
 from tests.pairs.world import LEASE_AND_MORE, Process, World, pending_in
 
@@ -26,9 +24,10 @@ async def settle(world: World) -> None:
     world.clock.advance(LEASE_AND_MORE if has_died or has_failed else 0)
     at = await world.process()
     await _recover(world, at)
+    was_shut = await _is_shut(world)
     for session_id in (world.main, *world.model.forks):
         await _end(world, at, session_id)
-    await _require_empty_inbox(world, is_excused=has_died or has_failed)
+    await _require_empty_inbox(world, is_excused=has_died or has_failed or was_shut)
     await _use(world, at)
     await _repeat_keys(world, at)
     for session_id in (world.main, *world.model.forks):
@@ -48,7 +47,12 @@ async def _idle(world: World) -> None:
     for _ in range(200):
         if not await world.look.exists(world.main) or not await world.look.is_claimed(world.main):
             return
-        await asyncio.sleep(0.005)
+        await world.take_time()
+
+
+async def _is_shut(world: World) -> bool:
+    session = await world.shown()
+    return session is not None and session.status in CLOSED
 
 
 async def _recover(world: World, at: Process) -> None:

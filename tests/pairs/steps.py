@@ -119,7 +119,7 @@ async def _while_running(world: World, at: Process) -> None:
         return
     world.begin_in_background(_said(world, at, world.new_text("slow")))
     for _ in range(100):
-        await asyncio.sleep(0.0005)
+        await world.take_time()
         if not world.is_at_work or await world.look.is_claimed(world.main):
             return
 

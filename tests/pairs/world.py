@@ -16,11 +16,11 @@ from typing import Any
 from tests import postgres_server
 from tests.pairs.bank import CLERK, TELLER, Bank, canonical
 from tests.pairs.mind import ASKS, Mind, Quirk
-from tests.pairs.model import Model, words_in
+from tests.pairs.model import Model, Views, words_in
 from tests.pairs.wire import Died, Hook, HookRaised, Tamper, Wire
 
 import perdure
-from perdure import AgentSession, PerdureError, Sessions, ToolCall
+from perdure import AgentSession, InvalidData, PerdureError, Sessions, ToolCall
 from perdure.actions import running
 from perdure.model.ids import use
 from perdure.stores.urls import store_of
@@ -36,8 +36,9 @@ class Process:
     def __init__(self, world: World) -> None:
         self.wire = Wire(world.new_store(), Random(world.chance.random()), world.tampers)
         self.hook = Hook()
-        self.mind = Mind(world.seed, world.quirk, world.model, self.wire.require_alive, world.new_word)
-        tools = Bank(world.model, world.look, self.wire.require_alive, asks=world.asks).tools()
+        self.mind = Mind(world, self.wire.require_alive)
+        bank = Bank(world.model, world.look, self.wire.require_alive, asks=world.asks)
+        tools = bank.tools(in_thread=not world.is_exact)
         self.sessions = connect_hooked(self.wire, self.hook, driver=self.mind, tools=tools, subagents=[CLERK])
         self._is_open = False
 
@@ -94,9 +95,11 @@ class World:
         self.clock = FrozenClock(tick=0.0001)
         self.main = MAIN
         self.processes: list[Process] = []
+        self.views = Views()
         self.story: list[str] = []
         """What was done, for those who read a failure."""
         self._numbers = count(1)
+        self._id_bits = Random(f"ids {seed}")
         self._memory = store_of("memory://")
         self._background: list[asyncio.Task[None]] = []
 
@@ -116,7 +119,7 @@ class World:
         """Open the store, with the session in it."""
         self.look = Wire(self.new_store(), tampers=self.tampers)
         await self.look.__aenter__()
-        self.face = perdure.connect(self.look, driver=Mind(0, self.quirk, self.model, lambda: None, self.new_word))
+        self.face = perdure.connect(self.look, driver=Mind(self, lambda: None))
         if is_new:
             process = await self.process()
             await process.sessions.open(self.main, TELLER)
@@ -147,6 +150,16 @@ class World:
             await asyncio.to_thread(postgres_server.drop, postgres_server.dsn(), [postgres_server.schema_of(self.folder)])
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether a case plays the same each time: with no thread and no clock in it, the event loop's turns decide."""
+        return self.kind == "memory"
+
+    async def take_time(self) -> None:
+        """Wait for a moment, in which others get on with their work."""
+        for _ in range(10 if self.is_exact else 1):
+            await asyncio.sleep(0 if self.is_exact else 0.001)
+
     # What was said and decided
 
     def new_word(self, kind: str = "w") -> str:
@@ -157,8 +170,8 @@ class World:
 
     def new_id(self) -> str:
         """Return an id of the form of perdure's own, the same in every run of a case."""
-        number = next(self._numbers)
-        return str(uuid.UUID(int=(0x019000000000 + number) << 80 | 7 << 76 | 2 << 62 | self.seed % 2**62))
+        number, random = next(self._numbers), self._id_bits.getrandbits(62)
+        return str(uuid.UUID(int=(0x019000000000 + number) << 80 | 7 << 76 | 2 << 62 | random))
 
     async def shown(self) -> AgentSession | None:
         """Return the session as anybody sees it; None if there is none any more."""
@@ -186,6 +199,26 @@ class World:
         if await self.look.exists(session_id):
             said = {word for message in await self.face.history(session_id) for word in words_in(message.text)}
             self.model.note("said", session=session_id, words=sorted(said - self.model.redacted.keys()))
+
+    async def follow(self) -> None:
+        """Take in what the versions show that have been made since."""
+        session = await self.shown()
+        for version in range(self.views.version + 1, session.version + 1 if session else 0):
+            self.views.follow(version, ids_in(await self.look.load(self.main, version)))
+
+    async def compare_undo(self, error: BaseException | None) -> None:
+        """Compare what an undo shows with the view before the last change; nothing is left to undo at the first."""
+        session = await self.shown()
+        if session is None or self.views.stack is None:
+            return
+        if error is not None:
+            if isinstance(error, InvalidData) and self.views.can_undo:
+                self.model.note("broken", what="0: undo finds nothing, and there is something to be undone")
+            return
+        expected, found = self.views.undo(session.version), ids_in(session)
+        if found != expected:
+            self.model.note("broken", what=f"0: undo shows {len(found)} messages, not the view before the last change")
+            self.views.lose()
 
     # Work
 
@@ -215,6 +248,11 @@ class World:
         return None
 
 
+def ids_in(session: AgentSession) -> tuple[str, ...]:
+    """Return the ids of the messages that a session shows."""
+    return tuple(message.id for message in session.state.messages)
+
+
 def pending_in(session: AgentSession) -> list[ToolCall]:
     """Return the calls that wait for a person in a session."""
     execution = session.state.execution
@@ -224,7 +262,7 @@ def pending_in(session: AgentSession) -> list[ToolCall]:
 @asynccontextmanager
 async def opened(world: World, *, is_new: bool = True) -> AsyncIterator[World]:
     """Keep a world open: with its own clock and ids, and runs that look into their inbox often."""
-    patience, running.LOOK_EVERY = running.LOOK_EVERY, 0.002
+    patience, running.LOOK_EVERY = running.LOOK_EVERY, 0.0 if world.is_exact else 0.002
     try:
         with use(clock=world.clock, ids=world.new_id):
             await world.begin(is_new=is_new)
