@@ -94,6 +94,8 @@ async def _pair(world: World, case: Case) -> None:
     for place, name in enumerate(names):
         if name in PREPARED and (case.at_once or place == 0):
             await world.tolerate(f"before {name}", PREPARED[name](world, await _alive(world, places[place])))
+    if case.chance.random() < 0.15:
+        world.limit = 9  # from here on nobody is asked; what waits for a person waits on
     if case.at_once:
         await _at_once(world, names, places)
     else:

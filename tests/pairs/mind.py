@@ -59,7 +59,7 @@ class Mind:
         asked, word = _asked(request)
         chance = Random(f"{self._world.seed}/{word}/{request.step}")
         await self._take_time(asked, chance)
-        if chance.random() < self._world.quirk.fails:
+        if Random(f"{self.requests}/{word}").random() < self._world.quirk.fails:
             raise DriverError("The model was told to fail.")
         calls = self._calls(asked, word, request, chance)
         if calls:

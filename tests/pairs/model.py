@@ -37,6 +37,8 @@ class Answered(NamedTuple):
     text: str
     is_final: bool
     """Whether its run is over and was not stopped: a later answer is the same one."""
+    waits: bool
+    """Whether it tells of calls that wait for a person."""
 
 
 class Model:
@@ -44,7 +46,9 @@ class Model:
 
     def __init__(self, sink: Path | None = None) -> None:
         self.said: dict[str, set[str]] = defaultdict(set)
-        self.redacted: dict[str, str] = {}
+        self.redacted: set[str] = set()
+        self.doubtful: set[str] = set()
+        """Words that were to be redacted, and sessions that were to be erased: both may be gone, or not."""
         self.erased: set[str] = set()
         self.forks: list[str] = []
         self.made: list[Made] = []
@@ -71,7 +75,8 @@ class Model:
 
     def lasting(self, session: str) -> set[str]:
         """The words that a session's history has to show."""
-        return set() if session in self.erased else self.said[session] - self.redacted.keys()
+        is_gone = session in self.erased or session in self.doubtful
+        return set() if is_gone else self.said[session] - self.redacted - self.doubtful
 
     def may_pay(self, session: str, call: str, arguments: str) -> bool:
         return (session, call, arguments) in self.approved
@@ -79,8 +84,11 @@ class Model:
     def _note_said(self, session: str, words: list[str]) -> None:
         self.said[session] |= set(words)
 
-    def _note_redacted(self, session: str, words: list[str]) -> None:
-        self.redacted |= dict.fromkeys(words, session)
+    def _note_in_doubt(self, what: str) -> None:
+        self.doubtful.add(what)
+
+    def _note_redacted(self, word: str) -> None:
+        self.redacted.add(word)
 
     def _note_erased(self, session: str) -> None:
         self.erased.add(session)
@@ -97,8 +105,8 @@ class Model:
     def _note_key(self, key: str, text: str) -> None:
         self.keys[key] = text
 
-    def _note_answered(self, key: str, version: int, text: str, is_final: bool) -> None:
-        self.answers[key].append(Answered(version, text, is_final))
+    def _note_answered(self, key: str, **answer: Any) -> None:
+        self.answers[key].append(Answered(**answer))
 
     def _note_broken(self, what: str) -> None:
         self.broken.append(what)

@@ -29,7 +29,7 @@ async def broken_in(world: World) -> list[str]:
 
 async def nothing_said_is_lost(world: World) -> AsyncIterator[str]:
     for session_id in world.model.said:
-        if session_id in world.model.erased:
+        if session_id in world.model.erased | world.model.doubtful:
             continue
         if not await world.look.exists(session_id):
             yield f"1: session {session_id} is gone"
@@ -136,7 +136,7 @@ async def key_and_reply_agree(world: World) -> AsyncIterator[str]:
 
 
 def _is_redacted(world: World, text: str) -> bool:
-    return "[redacted]" in text or bool(words_in(text) & world.model.redacted.keys())
+    return "[redacted]" in text or bool(words_in(text) & world.model.redacted)
 
 
 async def redacted_text_is_nowhere(world: World) -> AsyncIterator[str]:

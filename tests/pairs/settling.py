@@ -127,20 +127,29 @@ async def _repeat_keys(world: World, at: Process) -> None:
         session = await world.shown()
         if session is None or session.status is not SessionStatus.ACTIVE:
             return
-        if await world.tolerate(name, _answered(world, at, name)) is not None:
-            continue
-        await _end(world, at, world.main)
         asked = at.mind.requests
         error = await world.tolerate(name, _answered(world, at, name))
-        if error is not None:
-            world.model.note("broken", what=f"7: {name} was answered, and then: {type(error).__name__}: {error}")
-        elif world.model.answers[name][-1].is_final and at.mind.requests > asked and _was_final(world, name):
-            world.model.note("broken", what=f"7: {name} was answered, and is run again")
+        if isinstance(error, RunFailed) and at.mind.requests == asked:
+            world.model.note("broken", what=f"7: {name} fails for ever: its run failed, and is not run again")
+        if error is None:
+            await _end(world, at, world.main)
+            await _repeat_once_more(world, at, name)
+
+
+async def _repeat_once_more(world: World, at: Process, name: str) -> None:
+    before, asked = world.model.answers[name][-1], at.mind.requests
+    error = await world.tolerate(name, _answered(world, at, name))
+    session = await world.shown()
+    if error is not None and not before.is_final:
+        return  # it was stopped, and may be run again
+    if error is not None:
+        world.model.note("broken", what=f"7: {name} was answered, and then: {type(error).__name__}: {error}")
+    elif before.is_final and at.mind.requests > asked:
+        world.model.note("broken", what=f"7: {name} was answered, and is run again")
+    elif world.model.answers[name][-1].waits and session is not None and not pending_in(session):
+        world.model.note("broken", what=f"7: {name} is answered with calls that wait, and nothing waits")
 
 
 async def _answered(world: World, at: Process, name: str) -> None:
     await repeat(world, at, name)
 
-
-def _was_final(world: World, name: str) -> bool:
-    return len(world.model.answers[name]) > 1 and world.model.answers[name][-2].is_final

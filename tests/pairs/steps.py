@@ -99,7 +99,8 @@ async def repeat(world: World, at: Process, name: str, **options: Any) -> Reply:
     reply = await say(world, at, world.model.keys[name], key=name, **options)
     if not reply.queued:
         is_final = not reply.pending_calls and reply.stop_reason is StopReason.COMPLETED
-        world.model.note("answered", key=name, version=reply.session.version, text=reply.text, is_final=is_final)
+        facts = {"version": reply.session.version, "text": reply.text, "waits": bool(reply.pending_calls)}
+        world.model.note("answered", key=name, is_final=is_final, **facts)
     return reply
 
 
@@ -197,7 +198,7 @@ async def adopt(world: World, at: Process) -> None:
     shown = await at.sessions.session(branch)
     await at.sessions.adopt(world.main, branch)
     said = {word for message in shown.state.messages for word in words_in(message.text)}
-    world.model.note("said", session=world.main, words=sorted(said - world.model.redacted.keys()))
+    world.model.note("said", session=world.main, words=sorted(said - world.model.redacted))
 
 
 async def _with_a_fork(world: World, at: Process) -> None:
@@ -232,8 +233,9 @@ async def redact(world: World, at: Process) -> None:
             if {"user": "w", "assistant": "t", "tool": "d"}.get(message.role) == word[0] and not message.tool_calls:
                 found.setdefault(word, []).append(message.id)
     word = world.chance.choice(sorted(found)) if found else ""
+    world.model.note("in_doubt", what=word)
     await at.sessions.redact(world.main, found.get(word, ["nothing"]))
-    world.model.note("redacted", session=world.main, words=[word])
+    world.model.note("redacted", word=word)
 
 
 # A session's life
@@ -264,6 +266,7 @@ async def delete(world: World, at: Process) -> None:
     if world.chance.random() < 0.5:
         await at.sessions.execute(world.main, DeleteSession())
         return
+    world.model.note("in_doubt", what=world.main)
     await at.sessions.delete(world.main)
     if not await world.look.exists(world.main):
         world.model.note("erased", session=world.main)

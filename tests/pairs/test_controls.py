@@ -48,7 +48,7 @@ async def redacted(world: World) -> None:
     first = (await at.sessions.history(MAIN))[0]
     (word,) = world.model.said[MAIN] & set(first.text.split())
     await at.sessions.redact(MAIN, [first.id])
-    world.model.note("redacted", session=MAIN, words=[word])
+    world.model.note("redacted", word=word)
 
 
 async def reset(world: World) -> None:
@@ -111,8 +111,17 @@ async def test_a_completed_call_made_again_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_an_undecided_call_is_noticed(tmp_path: Path) -> None:
-    """3: a payment that asks nobody."""
-    assert await played(tmp_path, said("pay"), asks=False) == {"3"}
+    """3: a payment that waits, and is made once nobody asks for an approval any more."""
+
+    async def unasked(world: World) -> None:
+        world.limit = 9
+
+    async def made(world: World) -> None:
+        at = await world.process()
+        await at.sessions.approve(MAIN)
+
+    assert await played(tmp_path, said("pay"), made) == {"3"}
+    assert await played(tmp_path, unasked, said("pay")) == set()
 
 
 async def test_an_invalid_request_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

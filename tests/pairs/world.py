@@ -37,8 +37,7 @@ class Process:
         self.wire = Wire(world.new_store(), Random(world.chance.random()), world.tampers)
         self.hook = Hook()
         self.mind = Mind(world, self.wire.require_alive)
-        bank = Bank(world.model, world.look, self.wire.require_alive, asks=world.asks)
-        tools = bank.tools(in_thread=not world.is_exact)
+        tools = Bank(world, self.wire.require_alive).tools(in_thread=not world.is_exact)
         self.sessions = connect_hooked(self.wire, self.hook, driver=self.mind, tools=tools, subagents=[CLERK])
         self._is_open = False
 
@@ -82,7 +81,7 @@ class World:
         *,
         model: Model | None = None,
         tampers: Mapping[str, Tamper] | None = None,
-        asks: bool = True,
+        limit: int = 0,
     ) -> None:
         self.seed = seed
         self.kind = kind
@@ -91,7 +90,8 @@ class World:
         self.quirk = Quirk(self.chance)
         self.model = model or Model()
         self.tampers = tampers or {}
-        self.asks = asks
+        self.limit = limit
+        """Payments over it need somebody's approval."""
         self.clock = FrozenClock(tick=0.0001)
         self.main = MAIN
         self.processes: list[Process] = []
@@ -198,7 +198,7 @@ class World:
         session_id = session_id or self.main
         if await self.look.exists(session_id):
             said = {word for message in await self.face.history(session_id) for word in words_in(message.text)}
-            self.model.note("said", session=session_id, words=sorted(said - self.model.redacted.keys()))
+            self.model.note("said", session=session_id, words=sorted(said - self.model.redacted))
 
     async def follow(self) -> None:
         """Take in what the versions show that have been made since."""
