@@ -45,14 +45,19 @@ async def broken_by(case: Case, folder: Path, **options: Any) -> tuple[list[str]
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(_told(context)))
     try:
         async with asyncio.timeout(PATIENCE), opened(world):
-            await _before(world, case.chance)
-            await _pair(world, case)
-            await world.see()
+            await play(world, case)
             await settle(world)
             found = await broken_in(world)
     except TimeoutError:
         return [f"0: it hung for {PATIENCE:g} s"], world.story
     return [*found, *(f"0: nobody heard of {each}" for each in dict.fromkeys(stray) if each)], world.story
+
+
+async def play(world: World, case: Case) -> None:
+    """Bring the session where the case begins, and do the pair."""
+    await _before(world, case.chance)
+    await _pair(world, case)
+    await world.see()
 
 
 def _told(context: dict[str, Any]) -> str:

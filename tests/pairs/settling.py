@@ -12,10 +12,10 @@ CLOSED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 ROUNDS = 8
 
 
-async def settle(world: World) -> None:
+async def settle(world: World, *, has_died: bool = False) -> None:
     """Recover what was killed, open what was closed, decide what waits, and let everything queued be sent."""
     await world.wait_for_background()
-    has_died = any(each.wire.is_dead for each in world.processes)
+    has_died |= any(each.wire.is_dead for each in world.processes)
     has_failed = any(each.has_failed for each in world.processes)
     for process in world.processes:
         process.heal()
