@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.pairs.promises import broken_in
 from tests.pairs.settling import settle
-from tests.pairs.steps import BEFORE, FAULTS, PREPARED, VERBS, Step, send
+from tests.pairs.steps import BEFORE, FAULTS, PREPARED, VERBS, Step, go_on
 from tests.pairs.wire import Died
 from tests.pairs.world import Process, World, opened
 
@@ -82,7 +82,7 @@ async def _followed(world: World, name: str, step: Step, at: Process) -> BaseExc
     if world.is_at_work or await _is_claimed(world):
         world.views.lose()
     error = await world.tolerate(name, step(world, at))
-    if at.has_failed or at.wire.is_dead:
+    if at.has_failed or at.is_gone:
         world.views.lose()
     if name == "undo":
         await world.compare_undo(error)
@@ -91,7 +91,7 @@ async def _followed(world: World, name: str, step: Step, at: Process) -> BaseExc
 
 
 async def _pair(world: World, case: Case) -> None:
-    """Do both verbs, at once or one after the other. A fault strikes the verb beside it; two faults, a message."""
+    """Do both verbs, at once or one after the other. A fault strikes the verb beside it, or what comes next."""
     at = await world.process()
     other = await world.second_process() if case.two_processes else at
     places = dict(zip((0, 1), (at, other), strict=True))
@@ -105,6 +105,9 @@ async def _pair(world: World, case: Case) -> None:
         await _at_once(world, names, places)
     else:
         await _in_turn(world, names, places)
+    for process in world.processes:
+        for _ in range(2 if process.is_armed else 0):
+            await world.tolerate("go on", go_on(world, process))
 
 
 async def _at_once(world: World, names: list[str], places: dict[int, Process]) -> None:
@@ -113,9 +116,14 @@ async def _at_once(world: World, names: list[str], places: dict[int, Process]) -
     for name in names:
         if name in FAULTS:
             await VERBS[name](world, struck)
-    works = [(name, VERBS[name](world, at)) for name, at in verbs] or [("send", send(world, struck))]
     world.story.append("at once: " + ", ".join(names))
-    await asyncio.gather(*(world.tolerate(name, work) for name, work in works))
+    await asyncio.gather(*(_soon(world, name, at) for name, at in verbs))
+
+
+async def _soon(world: World, name: str, at: Process) -> None:
+    """Begin a verb after a while, so that it meets the other one in its middle too."""
+    await world.wait_turns(world.chance.choice((0, 0, 0, 5, 20, 60)))
+    await world.tolerate(name, VERBS[name](world, at))
 
 
 async def _in_turn(world: World, names: list[str], places: dict[int, Process]) -> None:
@@ -136,7 +144,7 @@ async def _alone(world: World, name: str, at: Process) -> None:
     """Do a verb with nothing beside it. Should it be refused, nothing has changed."""
     if name in FAULTS:
         await VERBS[name](world, at)
-        await world.tolerate("send", send(world, at))
+        await world.tolerate("go on", go_on(world, at))
         return
     is_quiet = not world.is_at_work and not await _is_claimed(world)
     before = await _trace(world)
@@ -162,4 +170,4 @@ async def _trace(world: World) -> list[object]:
 
 
 async def _alive(world: World, process: Process) -> Process:
-    return await world.process() if process.wire.is_dead else process
+    return await world.process() if process.is_gone else process

@@ -17,6 +17,7 @@ from perdure import (
     FailSession,
     Message,
     Reply,
+    ResumeSession,
     RunFailed,
     SessionStatus,
     StopReason,
@@ -54,8 +55,7 @@ async def send(world: World, at: Process) -> None:
 async def _leave_early(world: World, work: Any) -> None:
     """Cancel a request after a while, as a client does that goes away."""
     task = asyncio.create_task(work)
-    for _ in range(world.chance.randint(0, 60)):
-        await asyncio.sleep(0)
+    await world.wait_turns(world.chance.randint(0, 60))
     task.cancel()
     try:
         await task
@@ -127,6 +127,12 @@ async def _while_running(world: World, at: Process) -> None:
 
 async def _said(world: World, at: Process, text: str, session_id: str | None = None) -> None:
     await say(world, at, text, session_id)
+
+
+async def _with_something_said(world: World, at: Process) -> None:
+    session = await world.shown()
+    if session is not None and session.status is SessionStatus.ACTIVE and len(session.state.messages) < 3:
+        await _said(world, at, world.new_text())
 
 
 # Deciding
@@ -280,6 +286,19 @@ async def fail(world: World, at: Process) -> None:
     await at.sessions.execute(world.main, FailSession())
 
 
+async def go_on(world: World, at: Process) -> None:
+    """Do what comes next in a session: open it, decide what waits, say something."""
+    session = await world.shown()
+    if session is None or session.status is SessionStatus.DELETED:
+        return
+    if pending_in(session):
+        await (approve if world.chance.random() < 0.7 else deny)(world, at)
+    elif session.status is not SessionStatus.ACTIVE:
+        await at.sessions.execute(world.main, ResumeSession())
+    else:
+        await say(world, at, world.new_text())
+
+
 # Faults
 
 
@@ -292,7 +311,17 @@ async def store(world: World, at: Process) -> None:
 
 
 async def dies(world: World, at: Process) -> None:
-    at.wire.die(world.chance)
+    """Die at one of the next calls; now and then, leave in good order in the middle of what is done."""
+    if world.chance.random() < 0.75:
+        at.wire.die(world.chance)
+    else:
+        world.begin_in_background(_left(world, at))
+
+
+async def _left(world: World, at: Process) -> None:
+    await world.wait_turns(world.chance.randint(1, 150))
+    world.story.append("(the process leaves)")
+    await at.leave()
 
 
 VERBS: dict[str, Step] = {
@@ -305,6 +334,7 @@ VERBS: dict[str, Step] = {
 """The 24 verbs whose pairs are tried."""
 
 PREPARED: dict[str, Step] = {
+    **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact"), _with_something_said),
     "queue": _while_running,
     "steer": _while_running,
     "cancel": _while_running,

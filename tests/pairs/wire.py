@@ -69,6 +69,11 @@ class Wire:
         """Let nothing more go wrong."""
         self._failing.heal()
         self._last = None
+        self._error = self._error if self.has_failed else None
+
+    @property
+    def is_armed(self) -> bool:
+        return self._last is not None or (self._error is not None and not self.has_failed)
 
     @property
     def has_failed(self) -> bool:
@@ -118,6 +123,10 @@ class Hook:
 
     def heal(self) -> None:
         self._stage = None
+
+    @property
+    def is_armed(self) -> bool:
+        return self._stage is not None
 
     def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
         if stage is self._stage:

@@ -39,15 +39,30 @@ class Process:
         self.mind = Mind(world, self.wire.require_alive)
         tools = Bank(world, self.wire.require_alive).tools(in_thread=not world.is_exact)
         self.sessions = connect_hooked(self.wire, self.hook, driver=self.mind, tools=tools, subagents=[CLERK])
+        self.has_left = False
         self._is_open = False
 
     async def open(self) -> None:
         await self.sessions.__aenter__()
         self._is_open = True
 
+    async def leave(self) -> None:
+        """End in good order, whatever is still under way."""
+        self.has_left = True
+        await self.sessions.__aexit__(None, None, None)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.has_left or self.wire.is_dead
+
     def heal(self) -> None:
         self.wire.heal()
         self.hook.heal()
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether a fault still waits to strike here."""
+        return not self.is_gone and (self.wire.is_armed or self.hook.is_armed)
 
     @property
     def has_failed(self) -> bool:
@@ -55,10 +70,12 @@ class Process:
 
     async def close(self) -> None:
         """Let go of the threads and handles; of a dead process too, which is known to nobody any more."""
-        if self._is_open and not self.wire.is_dead:
-            await self.sessions.__aexit__(None, None, None)
-        elif self._is_open:
+        if not self._is_open or self.has_left:
+            return
+        if self.wire.is_dead:
             await self.wire.store.__aexit__(None, None, None)
+        else:
+            await self.leave()
 
 
 def connect_hooked(store: Any, hook: Hook, **options: Any) -> Sessions:
@@ -126,11 +143,11 @@ class World:
 
     async def process(self) -> Process:
         """Return a process that lives: the one there is, or a new one."""
-        alive = [each for each in self.processes if not each.wire.is_dead]
+        alive = [each for each in self.processes if not each.is_gone]
         return alive[0] if alive else await self.new_process()
 
     async def second_process(self) -> Process:
-        alive = [each for each in self.processes if not each.wire.is_dead]
+        alive = [each for each in self.processes if not each.is_gone]
         return alive[1] if len(alive) > 1 else await self.new_process()
 
     async def new_process(self) -> Process:
@@ -154,6 +171,11 @@ class World:
     def is_exact(self) -> bool:
         """Whether a case plays the same each time: with no thread and no clock in it, the event loop's turns decide."""
         return self.kind == "memory"
+
+    async def wait_turns(self, turns: int) -> None:
+        """Let the event loop turn a few times."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
 
     async def take_time(self) -> None:
         """Wait for a moment, in which others get on with their work."""
