@@ -1,4 +1,4 @@
-"""The small reference model: what a world was told, was shown and has done, as facts that promises are compared with."""
+"""The small reference model: what a world was told and shown, and has done, as facts to compare promises with."""
 
 from __future__ import annotations
 

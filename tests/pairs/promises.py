@@ -6,7 +6,6 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 
-import msgspec
 from tests.pairs.bank import REPEATABLE
 from tests.pairs.model import Made, words_in
 from tests.pairs.settling import waiting_in
@@ -51,7 +50,9 @@ async def no_completed_tool_repeats(world: World) -> AsyncIterator[str]:
     for made in world.model.made:
         if made.recorded:
             yield f"2: {made.tool} {made.call} was made though its result was on record"
-    calls = Counter((made.session, made.execution, made.call) for made in world.model.made if made.tool not in REPEATABLE)
+    calls = Counter(
+        (made.session, made.execution, made.call) for made in world.model.made if made.tool not in REPEATABLE
+    )
     for (_, _, call), times in calls.items():
         if times > 1:
             yield f"2: call {call} was made {times} times"
@@ -144,16 +145,24 @@ async def redacted_text_is_nowhere(world: World) -> AsyncIterator[str]:
         return
     places = {"the export": await _exported(world)}
     for session in await _all(world):
-        told = [str([await world.face.loop(session.id, each.loop_id)]) for each in (await world.face.record(session.id)).loops]
         places[f"the history of {_kind(session)}"] = str(await world.face.history(session.id))
-        places[f"the record of {_kind(session)}"] = "".join(told)
-        versions = [str((await world.look.load(session.id, version + 1)).state.messages) for version in range(session.version)]
-        places[f"a version of {_kind(session)}"] = "".join(versions)
+        places[f"the record of {_kind(session)}"] = await _recorded(world, session)
+        places[f"a version of {_kind(session)}"] = await _shown_ever(world, session)
     for word in world.model.redacted:
         places["a search"] = str([hit.snippet for hit in await world.face.search(word)])
         for place, text in places.items():
             if word in words_in(text):
                 yield f"8: redacted text is in {place}"
+
+
+async def _recorded(world: World, session: AgentSession) -> str:
+    loops = (await world.face.record(session.id)).loops
+    return str([await world.face.loop(session.id, loop.loop_id) for loop in loops])
+
+
+async def _shown_ever(world: World, session: AgentSession) -> str:
+    versions = [await world.look.load(session.id, version) for version in range(1, session.version + 1)]
+    return str([version.state.messages for version in versions if version is not None])
 
 
 async def _exported(world: World) -> str:

@@ -152,4 +152,3 @@ async def _repeat_once_more(world: World, at: Process, name: str) -> None:
 
 async def _answered(world: World, at: Process, name: str) -> None:
     await repeat(world, at, name)
-

@@ -349,6 +349,8 @@ PREPARED: dict[str, Step] = {
 BEFORE: dict[Step, int] = {
     **dict.fromkeys((stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt), 2),
     **dict.fromkeys((compact, uncompact, redact, key, inject, kill_a_run), 2),
-    **{send: 8, complete: 1, fail: 1},
+    send: 8,
+    complete: 1,
+    fail: 1,
 }
 """What a session may have gone through before a pair meets it, and how often."""

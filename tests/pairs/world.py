@@ -164,7 +164,8 @@ class World:
             await process.close()
         await self.look.__aexit__(None, None, None)
         if self.kind == "postgres":
-            await asyncio.to_thread(postgres_server.drop, postgres_server.dsn(), [postgres_server.schema_of(self.folder)])
+            schemas = [postgres_server.schema_of(self.folder)]
+            await asyncio.to_thread(postgres_server.drop, postgres_server.dsn(), schemas)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
