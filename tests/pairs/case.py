@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,8 +39,10 @@ class Case:
         return f"{self.seed}-{self.kind}-{self.first}-{how}-{self.second}"
 
 
-async def broken_by(case: Case, folder: Path, **options: Any) -> tuple[list[str], list[str]]:
-    """Play a case to its end; return the promises that it broke, and the story of it."""
+async def broken_by(
+    case: Case, folder: Path, *, show: Callable[[World], Awaitable[None]] | None = None, **options: Any
+) -> tuple[list[str], list[str]]:
+    """Play a case to its end; return the promises that it broke, and the story of it. `show` is given its world."""
     world = World(case.seed, case.kind, folder, **options)
     stray: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(_told(context)))
@@ -48,6 +51,8 @@ async def broken_by(case: Case, folder: Path, **options: Any) -> tuple[list[str]
             await play(world, case)
             await settle(world)
             found = await broken_in(world)
+            if show is not None:
+                await show(world)
     except TimeoutError:
         return [f"0: it hung for {PATIENCE:g} s"], world.story
     return [*found, *(f"0: nobody heard of {each}" for each in dict.fromkeys(stray) if each)], world.story

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tests.pairs.steps import repeat, say
-from tests.pairs.world import LEASE_AND_MORE, Process, World, pending_in
+from tests.pairs.world import LEASE_AND_MORE, Process, World, named, pending_in
 
 from perdure import PerdureError, ResumeSession, RunFailed, SessionStatus
-from perdure.actions.running import QUEUE, STEER
 
 CLOSED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 ROUNDS = 8
@@ -16,22 +15,24 @@ async def settle(world: World, *, has_died: bool = False) -> None:
     """Recover what was killed, open what was closed, decide what waits, and let everything queued be sent."""
     await world.wait_for_background()
     has_died |= any(each.wire.is_dead for each in world.processes)
-    has_failed = any(each.has_failed for each in world.processes)
+    has_lost_its_store = has_died or any(each.wire.has_failed for each in world.processes)
+    has_failed = has_lost_its_store or any(each.hook.has_raised for each in world.processes)
     for process in world.processes:
         process.heal()
-    if not (has_died or has_failed):
+    if not has_lost_its_store:
         await _require_no_claim(world)
-    world.clock.advance(LEASE_AND_MORE if has_died or has_failed else 0)
+    world.clock.advance(LEASE_AND_MORE if has_failed else 0)
     at = await world.process()
     await _recover(world, at)
     was_shut = await _is_shut(world)
     for session_id in (world.main, *world.model.forks):
         await _end(world, at, session_id)
-    await _require_empty_inbox(world, is_excused=has_died or has_failed or was_shut)
+    await _require_empty_inbox(world, is_excused=has_failed or was_shut)
     await _use(world, at)
     await _repeat_keys(world, at)
     for session_id in (world.main, *world.model.forks):
         await _end(world, at, session_id)
+    await _idle(world)
 
 
 async def _require_no_claim(world: World) -> None:
@@ -43,9 +44,13 @@ async def _require_no_claim(world: World) -> None:
 
 
 async def _idle(world: World) -> None:
-    """Wait until no run is under way; not for long, since one that nobody works at never ends."""
+    """Wait until no run is under way and nothing waits to be sent; not for long, since it may wait for ever."""
     for _ in range(200):
-        if not await world.look.exists(world.main) or not await world.look.is_claimed(world.main):
+        session = await world.shown()
+        if session is None:
+            return
+        is_left = session.status is SessionStatus.ACTIVE and await waiting_in(world, world.main)
+        if not is_left and not await world.look.is_claimed(world.main):
             return
         await world.take_time()
 
@@ -86,7 +91,7 @@ async def _resume(at: Process, session_id: str) -> None:
 async def _decide(world: World, at: Process, session_id: str) -> None:
     if world.chance.random() < 0.5:
         calls = await world.approve_as_seen(session_id)
-        await at.sessions.approve(session_id, [call.id for call in calls])
+        await at.sessions.approve(session_id, named(calls))
     else:
         await at.sessions.deny(session_id, f"no {world.new_word('d')}")
 
@@ -103,7 +108,7 @@ async def _require_empty_inbox(world: World, *, is_excused: bool) -> None:
 
 async def waiting_in(world: World, session_id: str) -> list[int]:
     """Return the numbers of the messages that still wait to be sent."""
-    return [entry.seq for entry in await world.look.read(session_id, inbox=True) if entry.kind in (QUEUE, STEER)]
+    return [entry.seq for entry in await world.look.read(session_id, inbox=True) if entry.kind in ("queue", "steer")]
 
 
 async def _use(world: World, at: Process) -> None:

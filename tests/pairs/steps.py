@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from tests.pairs.model import words_in
-from tests.pairs.world import LEASE_AND_MORE, Process, World, pending_in
+from tests.pairs.world import LEASE_AND_MORE, Process, World, named, pending_in
 
 from perdure import (
     ClearSession,
@@ -21,6 +21,7 @@ from perdure import (
     RunFailed,
     SessionStatus,
     StopReason,
+    ToolCall,
 )
 
 Step = Callable[[World, Process], Awaitable[None]]
@@ -153,11 +154,10 @@ async def deny(world: World, at: Process) -> None:
     await at.sessions.deny(world.main, f"no {world.new_word('d')}", calls)
 
 
-def _chosen(world: World, calls: list[Any]) -> list[str] | None:
-    ids = [call.id for call in calls]
-    if not ids or world.chance.random() < 0.3:
+def _chosen(world: World, calls: list[ToolCall]) -> list[Any] | None:
+    if not calls or world.chance.random() < 0.3:
         return None
-    return ids if world.chance.random() < 0.6 else [world.chance.choice(ids)]
+    return named(calls if world.chance.random() < 0.6 else [world.chance.choice(calls)])
 
 
 async def _with_something_to_decide(world: World, at: Process) -> None:
@@ -273,7 +273,7 @@ async def delete(world: World, at: Process) -> None:
         await at.sessions.execute(world.main, DeleteSession())
         return
     world.model.note("in_doubt", what=world.main)
-    await at.sessions.delete(world.main)
+    await getattr(at.sessions, "erase", at.sessions.delete)(world.main)
     if not await world.look.exists(world.main):
         world.model.note("erased", session=world.main)
 
@@ -347,9 +347,10 @@ PREPARED: dict[str, Step] = {
 """What is done before a verb, most of the time, so that it finds something to do."""
 
 BEFORE: dict[Step, int] = {
-    **dict.fromkeys((stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt), 2),
+    **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
     **dict.fromkeys((compact, uncompact, redact, key, inject, kill_a_run), 2),
     send: 8,
+    undo: 4,
     complete: 1,
     fail: 1,
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.pairs.case import Case, _alone, broken_by
+from tests.pairs.case import PAIRS, Case, _alone, broken_by
 from tests.pairs.mind import Mind
 from tests.pairs.model import Model
 from tests.pairs.promises import broken_in
@@ -78,6 +79,30 @@ async def test_a_case_plays_the_same_each_time(tmp_path: Path) -> None:
     for seed in (5, 40, 77, 300):
         first, second = [await broken_by(Case(seed), tmp_path / each) for each in "ab"]
         assert first == second
+
+
+async def test_cases_reach_what_they_are_about(tmp_path: Path) -> None:
+    """Runs are steered and cancelled, payments approved, processes killed, stores and hooks made to fail."""
+    seen: Counter[str] = Counter()
+
+    async def show(world: World) -> None:
+        for loop in (await world.face.record(MAIN)).loops if await world.look.exists(MAIN) else ():
+            messages = (await world.face.loop(MAIN, loop.loop_id)).messages
+            seen["steered"] += sum(message.role == "user" for message in messages) > 1
+            seen["cancelled"] += loop.stop_reason == "user_requested"
+        for process in world.processes:
+            seen["died"] += process.wire.is_dead
+            seen["store failed"] += process.wire.has_failed
+            seen["hook raised"] += process.hook.has_raised
+        seen["paid"] += sum(made.tool == "pay" for made in world.model.made)
+        seen["redacted"] += len(world.model.redacted)
+        seen["forked"] += len(world.model.forks)
+        seen["erased"] += len(world.model.erased)
+
+    for seed in range(0, len(PAIRS), 7):
+        await broken_by(Case(seed), tmp_path / str(seed), show=show)
+    wanted = ("steered", "cancelled", "died", "store failed", "hook raised", "paid", "redacted", "forked", "erased")
+    assert [each for each in wanted if not seen[each]] == []
 
 
 async def test_a_lost_text_is_noticed(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -282,16 +282,28 @@ def pending_in(session: AgentSession) -> list[ToolCall]:
     return list(execution.pending_calls) if execution else []
 
 
+def named(calls: Iterable[ToolCall]) -> list[Any]:
+    """Return calls as a decision names them."""
+    return [call.id for call in calls]
+
+
 @asynccontextmanager
 async def opened(world: World, *, is_new: bool = True) -> AsyncIterator[World]:
     """Keep a world open: with its own clock and ids, and runs that look into their inbox often."""
-    patience, running.LOOK_EVERY = running.LOOK_EVERY, 0.0 if world.is_exact else 0.002
+    often = 0.0 if world.is_exact else 0.002
+    with _looking_every(often), use(clock=world.clock, ids=world.new_id):
+        await world.begin(is_new=is_new)
+        try:
+            yield world
+        finally:
+            await world.end()
+
+
+@contextmanager
+def _looking_every(seconds: float) -> Iterator[None]:
+    """Have runs look into their inbox so often. A case lasts milliseconds, and its runs are to be steered too."""
+    before, running.LOOK_EVERY = running.LOOK_EVERY, seconds
     try:
-        with use(clock=world.clock, ids=world.new_id):
-            await world.begin(is_new=is_new)
-            try:
-                yield world
-            finally:
-                await world.end()
+        yield
     finally:
-        running.LOOK_EVERY = patience
+        running.LOOK_EVERY = before
