@@ -46,6 +46,8 @@ class Model:
 
     def __init__(self, sink: Path | None = None) -> None:
         self.said: dict[str, set[str]] = defaultdict(set)
+        self.heard: dict[str, set[str]] = defaultdict(set)
+        """What was streamed to somebody, whether or not the answer came to its end."""
         self.redacted: set[str] = set()
         self.doubtful: set[str] = set()
         """Words that were to be redacted, and sessions that were to be erased: both may be gone, or not."""
@@ -76,13 +78,16 @@ class Model:
     def lasting(self, session: str) -> set[str]:
         """The words that a session's history has to show."""
         is_gone = session in self.erased or session in self.doubtful
-        return set() if is_gone else self.said[session] - self.redacted - self.doubtful
+        return set() if is_gone else (self.said[session] | self.heard[session]) - self.redacted - self.doubtful
 
     def may_pay(self, session: str, call: str, arguments: str) -> bool:
         return (session, call, arguments) in self.approved
 
     def _note_said(self, session: str, words: list[str]) -> None:
         self.said[session] |= set(words)
+
+    def _note_heard(self, session: str, words: list[str]) -> None:
+        self.heard[session] |= set(words)
 
     def _note_in_doubt(self, what: str) -> None:
         self.doubtful.add(what)

@@ -27,7 +27,7 @@ async def broken_in(world: World) -> list[str]:
 
 
 async def nothing_said_is_lost(world: World) -> AsyncIterator[str]:
-    for session_id in world.model.said:
+    for session_id in (*world.model.said, *(world.model.heard.keys() - world.model.said.keys())):
         if session_id in world.model.erased | world.model.doubtful:
             continue
         if not await world.look.exists(session_id):
@@ -37,7 +37,9 @@ async def nothing_said_is_lost(world: World) -> AsyncIterator[str]:
         lost = world.model.lasting(session_id) - history
         if lost and await waiting_in(world, session_id) and not await _is_active(world, session_id):
             continue  # it waits until somebody opens the session again
-        if lost:
+        if lost - world.model.said[session_id]:
+            yield f"1: {session_id} has lost what was streamed: {sorted(lost)}"
+        elif lost:
             yield f"1: {session_id} has lost {sorted(lost)}"
 
 

@@ -91,7 +91,7 @@ async def _resume(at: Process, session_id: str) -> None:
 async def _decide(world: World, at: Process, session_id: str) -> None:
     if world.chance.random() < 0.5:
         calls = await world.approve_as_seen(session_id)
-        await at.sessions.approve(session_id, named(calls))
+        await at.sessions.approve(session_id, world.chance.choice((None, named(calls))))
     else:
         await at.sessions.deny(session_id, f"no {world.new_word('d')}")
 

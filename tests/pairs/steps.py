@@ -71,11 +71,11 @@ async def stream(world: World, at: Process) -> None:
         async for chunk in chunks:
             heard += chunk
             if chunk.reply is not None:
-                heard += text + chunk.reply.text
+                world.model.note("said", session=world.main, words=sorted(words_in(text + chunk.reply.text)))
             most -= 1
             if not most:
                 break
-    world.model.note("said", session=world.main, words=sorted(words_in(heard)))
+    world.model.note("heard", session=world.main, words=sorted(words_in(heard)))
 
 
 async def queue(world: World, at: Process) -> None:
@@ -145,19 +145,17 @@ async def approve(world: World, at: Process) -> None:
     calls = pending_in(session) if session else []
     if session is not None and session.status in (SessionStatus.ACTIVE, SessionStatus.SUSPENDED):
         calls = await world.approve_as_seen(world.main)
-    await at.sessions.approve(world.main, _chosen(world, calls))
+    await at.sessions.approve(world.main, _chosen(world, calls) or ["nothing"])
 
 
 async def deny(world: World, at: Process) -> None:
     session = await world.shown()
     calls = _chosen(world, pending_in(session) if session else [])
-    await at.sessions.deny(world.main, f"no {world.new_word('d')}", calls)
+    await at.sessions.deny(world.main, f"no {world.new_word('d')}", calls or None)
 
 
-def _chosen(world: World, calls: list[ToolCall]) -> list[Any] | None:
-    if not calls or world.chance.random() < 0.3:
-        return None
-    return named(calls if world.chance.random() < 0.6 else [world.chance.choice(calls)])
+def _chosen(world: World, calls: list[ToolCall]) -> list[Any]:
+    return named(calls if not calls or world.chance.random() < 0.7 else [world.chance.choice(calls)])
 
 
 async def _with_something_to_decide(world: World, at: Process) -> None:
