@@ -102,7 +102,8 @@ async def _pair(world: World, case: Case) -> None:
     places = dict(zip((0, 1), (at, other), strict=True))
     names = [case.first, case.second]
     for place, name in enumerate(names):
-        if name in PREPARED and (case.at_once or place == 0):
+        comes_first = case.at_once or place == 0 or names[0] in FAULTS
+        if name in PREPARED and comes_first:
             await world.tolerate(f"before {name}", PREPARED[name](world, await _alive(world, places[place])))
     if case.chance.random() < 0.15:
         world.limit = 9  # from here on nobody is asked; what waits for a person waits on
