@@ -84,7 +84,7 @@ async def _before(world: World, chance: Random) -> None:
 async def _followed(world: World, name: str, step: Step, at: Process) -> BaseException | None:
     """Do a verb, and follow what the session shows by it. Beside other work, that is not known."""
     await world.follow()
-    if world.is_at_work or await _is_claimed(world):
+    if world.is_at_work or await _is_busy(world):
         world.views.lose()
     error = await world.tolerate(name, step(world, at))
     if at.has_failed or at.is_gone:
@@ -152,7 +152,7 @@ async def _alone(world: World, name: str, at: Process) -> None:
         await VERBS[name](world, at)
         await world.tolerate("go on", go_on(world, at))
         return
-    is_quiet = not world.is_at_work and not await _is_claimed(world)
+    is_quiet = not world.is_at_work and not await _is_busy(world)
     before = await _trace(world)
     error = await _followed(world, name, VERBS[name], at)
     refused = isinstance(error, PerdureError) and not isinstance(error, RunFailed) and not at.has_failed
@@ -160,10 +160,12 @@ async def _alone(world: World, name: str, at: Process) -> None:
         world.model.note("broken", what=f"0: {name} was refused ({type(error).__name__}), and something has changed")
 
 
-async def _is_claimed(world: World) -> bool:
+async def _is_busy(world: World) -> bool:
+    """Return whether a run is under way, or was killed, or may begin at any moment."""
     if not await world.look.exists(world.main):
         return False
-    return await world.look.is_claimed(world.main) or await world.look.is_interrupted(world.main)
+    is_held = await world.look.is_claimed(world.main) or await world.look.is_interrupted(world.main)
+    return is_held or bool(await world.waiting_in(world.main))
 
 
 async def _trace(world: World) -> list[object]:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 
 from tests.pairs.bank import REPEATABLE
 from tests.pairs.model import Made, words_in
-from tests.pairs.settling import waiting_in
 from tests.pairs.world import World, pending_in
 
 from perdure import AgentSession, LoopRecord, LoopStatus
@@ -35,7 +34,7 @@ async def nothing_said_is_lost(world: World) -> AsyncIterator[str]:
             continue
         history = {word for message in await world.face.history(session_id) for word in words_in(message.text)}
         lost = world.model.lasting(session_id) - history
-        if lost and await waiting_in(world, session_id) and not await _is_active(world, session_id):
+        if lost and await world.waiting_in(session_id) and not await _is_active(world, session_id):
             continue  # it waits until somebody opens the session again
         if lost - world.model.said[session_id]:
             yield f"1: {session_id} has lost what was streamed: {sorted(lost)}"

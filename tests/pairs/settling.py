@@ -9,6 +9,8 @@ from perdure import PerdureError, ResumeSession, RunFailed, SessionStatus
 
 CLOSED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 ROUNDS = 8
+SHORT = 60
+"""How often to look whether those who live have done their work, where the claims of the dead may stand for ever."""
 
 
 async def settle(world: World, *, has_died: bool = False) -> None:
@@ -19,7 +21,9 @@ async def settle(world: World, *, has_died: bool = False) -> None:
     has_failed = has_lost_its_store or any(each.hook.has_raised for each in world.processes)
     for process in world.processes:
         process.heal()
-    if not has_lost_its_store:
+    if has_lost_its_store:
+        await world.idle(SHORT)
+    else:
         await _require_no_claim(world)
     world.clock.advance(LEASE_AND_MORE if has_failed else 0)
     at = await world.process()
@@ -32,27 +36,15 @@ async def settle(world: World, *, has_died: bool = False) -> None:
     await _repeat_keys(world, at)
     for session_id in (world.main, *world.model.forks):
         await _end(world, at, session_id)
-    await _idle(world)
+    await world.idle()
 
 
 async def _require_no_claim(world: World) -> None:
     """With nobody at work, dead or failed, no claim may stand. Queued messages may still be sent for a moment."""
-    await _idle(world)
+    await world.idle()
     if await world.look.exists(world.main) and await world.look.is_claimed(world.main):
         world.model.note("broken", what="6: a claim stands though nobody works, and nothing has failed")
         world.clock.advance(LEASE_AND_MORE)
-
-
-async def _idle(world: World) -> None:
-    """Wait until no run is under way and nothing waits to be sent; not for long, since it may wait for ever."""
-    for _ in range(200):
-        session = await world.shown()
-        if session is None:
-            return
-        is_left = session.status is SessionStatus.ACTIVE and await waiting_in(world, world.main)
-        if not is_left and not await world.look.is_claimed(world.main):
-            return
-        await world.take_time()
 
 
 async def _is_shut(world: World) -> bool:
@@ -98,17 +90,12 @@ async def _decide(world: World, at: Process, session_id: str) -> None:
 
 async def _require_empty_inbox(world: World, *, is_excused: bool) -> None:
     """Messages that were left with a run have been sent by now, unless something has failed or the session is shut."""
-    await _idle(world)
+    await world.idle()
     session = await world.shown()
     if session is None or is_excused or session.status is not SessionStatus.ACTIVE:
         return
-    if await waiting_in(world, world.main):
+    if await world.waiting_in(world.main):
         world.model.note("broken", what="1: a message still waits in the inbox of an idle session")
-
-
-async def waiting_in(world: World, session_id: str) -> list[int]:
-    """Return the numbers of the messages that still wait to be sent."""
-    return [entry.seq for entry in await world.look.read(session_id, inbox=True) if entry.kind in ("queue", "steer")]
 
 
 async def _use(world: World, at: Process) -> None:
@@ -122,7 +109,7 @@ async def _use(world: World, at: Process) -> None:
         return
     except PerdureError as error:
         world.model.note("broken", what=f"6: an active session takes no message: {type(error).__name__}: {error}")
-    await _idle(world)
+    await world.idle()
     await _end(world, at, world.main)
 
 

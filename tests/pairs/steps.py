@@ -251,13 +251,15 @@ async def recover(world: World, at: Process) -> None:
 
 async def kill_a_run(world: World, at: Process) -> None:
     """Have a process of its own die in the middle of a run, and its claim lapse most of the time."""
+    is_found_soon = world.chance.random() < 0.8
+    if is_found_soon:
+        await world.wait_for_background()
+        await world.idle()
     doomed = await world.new_process()
     doomed.wire.die(world.chance)
     await world.tolerate("doomed", _said(world, doomed, world.new_text()))
     doomed.heal()
-    if world.chance.random() < 0.8:
-        await world.wait_for_background()
-        world.clock.advance(LEASE_AND_MORE)
+    world.clock.advance(LEASE_AND_MORE if is_found_soon else 0)
 
 
 async def _with_a_killed_run(world: World, at: Process) -> None:

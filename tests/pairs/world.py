@@ -21,7 +21,7 @@ from tests.pairs.model import Model, Views, words_in
 from tests.pairs.wire import Died, Hook, HookRaised, Tamper, Wire
 
 import perdure
-from perdure import AgentSession, InvalidData, PerdureError, Sessions, ToolCall
+from perdure import AgentSession, InvalidData, PerdureError, Sessions, SessionStatus, ToolCall
 from perdure.model.ids import use
 from perdure.stores.urls import store_of
 from perdure.testing import FrozenClock
@@ -255,6 +255,22 @@ class World:
     async def wait_for_background(self) -> None:
         while self.is_at_work:
             await asyncio.wait(self._background)
+
+    async def idle(self, patience: int = 200) -> None:
+        """Wait until no run is under way and nothing waits to be sent; not for long, since it may wait for ever."""
+        for _ in range(patience):
+            session = await self.shown()
+            if session is None:
+                return
+            is_left = session.status is SessionStatus.ACTIVE and await self.waiting_in(self.main)
+            if not is_left and not await self.look.is_claimed(self.main):
+                return
+            await self.take_time()
+
+    async def waiting_in(self, session_id: str) -> list[int]:
+        """Return the numbers of the messages that still wait to be sent."""
+        inbox = await self.look.read(session_id, inbox=True)
+        return [entry.seq for entry in inbox if entry.kind in ("queue", "steer")]
 
     async def tolerate(self, name: str, work: Coroutine[Any, Any, None]) -> BaseException | None:
         """Do something that may be refused; note a broken promise if it fails in any other way."""
