@@ -257,14 +257,17 @@ class World:
             await asyncio.wait(self._background)
 
     async def idle(self, patience: int = 200) -> None:
-        """Wait until no run is under way and nothing waits to be sent; not for long, since it may wait for ever."""
-        for _ in range(patience):
-            session = await self.shown()
-            if session is None:
+        """Wait until no run is under way and nothing waits to be sent, as long as there is something new to be seen."""
+        seen: tuple[int, int, list[int]] | None = None
+        left = patience
+        while left and (session := await self.shown()) is not None:
+            inbox = await self.waiting_in(self.main)
+            is_sent = session.status is not SessionStatus.ACTIVE or not inbox
+            if is_sent and not await self.look.is_claimed(self.main):
                 return
-            is_left = session.status is SessionStatus.ACTIVE and await self.waiting_in(self.main)
-            if not is_left and not await self.look.is_claimed(self.main):
-                return
+            now = (session.version, len(await self.look.read(self.main)), inbox)
+            left = left - 1 if now == seen else patience
+            seen = now
             await self.take_time()
 
     async def waiting_in(self, session_id: str) -> list[int]:
