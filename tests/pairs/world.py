@@ -211,10 +211,20 @@ class World:
     async def approve_as_seen(self, session_id: str) -> list[ToolCall]:
         """Note every call that a person sees waiting before approving it; return those of the session itself."""
         family = await self.family(session_id)
-        for member in family:
+        calls = pending_in(family[0]) if family else []
+        shows_all = all(hasattr(call, "waits_for") for call in calls)
+        for member in family[:1] if shows_all else family:
             for call in pending_in(member):
-                self.model.note("approved", session=member.id, call=call.id, arguments=canonical(call.arguments))
-        return pending_in(family[0]) if family else []
+                self._approve(member.id, call)
+        return calls
+
+    def _approve(self, session_id: str, call: ToolCall) -> None:
+        """Note a call as approved; of a sub-agent's, the calls that it is shown to wait for."""
+        below = getattr(call, "waits_for", ())
+        for each in below:
+            self._approve(call.session_id, each)  # type: ignore[attr-defined]
+        if not below:
+            self.model.note("approved", session=session_id, call=call.id, arguments=canonical(call.arguments))
 
     async def see(self, session_id: str | None = None) -> None:
         """Note what stands in the history: it was shown, so it is to stay."""
@@ -302,8 +312,8 @@ def pending_in(session: AgentSession) -> list[ToolCall]:
 
 
 def named(calls: Iterable[ToolCall]) -> list[Any]:
-    """Return calls as a decision names them."""
-    return [call.id for call in calls]
+    """Return calls as a decision names them: as they were shown, or by their ids where those are not taken."""
+    return [call if hasattr(call, "digest") else call.id for call in calls]
 
 
 @asynccontextmanager
