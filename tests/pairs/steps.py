@@ -1,0 +1,357 @@
+"""The verbs of a pair. Each is done through the public face; what it was answered with is noted as a fact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from tests.pairs.model import words_in
+from tests.pairs.world import LEASE_AND_MORE, Process, World, named, pending_in
+
+from perdure import (
+    ClearSession,
+    CompleteSession,
+    DeleteSession,
+    FailSession,
+    Message,
+    Reply,
+    ResumeSession,
+    RunFailed,
+    SessionStatus,
+    StopReason,
+    ToolCall,
+)
+
+Step = Callable[[World, Process], Awaitable[None]]
+
+FAULTS = ("hook", "store", "dies")
+"""What is no verb of its own: it is armed, and strikes the verb beside it."""
+
+
+# Talking
+
+
+async def say(world: World, at: Process, text: str, session_id: str | None = None, **options: Any) -> Reply:
+    """Send a text. Once that returns, or says that the run has failed, the text is acknowledged."""
+    session_id = session_id or world.main
+    try:
+        reply = await at.sessions.send(session_id, text, **options)
+    except RunFailed:
+        world.model.note("said", session=session_id, words=sorted(words_in(text)))
+        raise
+    world.model.note("said", session=session_id, words=sorted(words_in(text) | words_in(reply.text)))
+    return reply
+
+
+async def send(world: World, at: Process) -> None:
+    work = say(world, at, world.new_text())
+    if world.chance.random() < 0.85:
+        await work
+    else:
+        await _leave_early(world, work)
+
+
+async def _leave_early(world: World, work: Any) -> None:
+    """Cancel a request after a while, as a client does that goes away."""
+    task = asyncio.create_task(work)
+    await world.wait_turns(world.chance.randint(0, 60))
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        world.story.append("(its caller went away)")
+
+
+async def stream(world: World, at: Process) -> None:
+    text, most = world.new_text(), world.chance.choice((1, 2, 3, 99))
+    heard = ""
+    async with aclosing(at.sessions.stream(world.main, text)) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            heard += chunk
+            if chunk.reply is not None:
+                world.model.note("said", session=world.main, words=sorted(words_in(text + chunk.reply.text)))
+            most -= 1
+            if not most:
+                break
+    world.model.note("heard", session=world.main, words=sorted(words_in(heard)))
+
+
+async def queue(world: World, at: Process) -> None:
+    await say(world, at, world.new_text(), when_busy="queue")
+
+
+async def steer(world: World, at: Process) -> None:
+    await say(world, at, world.new_text(), when_busy="steer")
+
+
+async def key(world: World, at: Process) -> None:
+    """Send under a key: under a new one, or once more what was sent under an old one."""
+    keys = world.model.keys
+    if not keys or world.chance.random() < 0.3:
+        world.model.note("key", key=f"key-{len(keys)}", text=world.new_text())
+    name = world.chance.choice([*keys])
+    await repeat(world, at, name, when_busy=world.chance.choice(("raise", "queue")))
+
+
+async def repeat(world: World, at: Process, name: str, **options: Any) -> Reply:
+    """Send what belongs to a key under it, and note the answer."""
+    reply = await say(world, at, world.model.keys[name], key=name, **options)
+    if not reply.queued:
+        is_final = not reply.pending_calls and reply.stop_reason is StopReason.COMPLETED
+        facts = {"version": reply.session.version, "text": reply.text, "waits": bool(reply.pending_calls)}
+        world.model.note("answered", key=name, is_final=is_final, **facts)
+    return reply
+
+
+async def inject(world: World, at: Process) -> None:
+    message = Message.user(world.new_text())
+    await at.sessions.inject(world.main, message)
+    world.model.note("said", session=world.main, words=sorted(words_in(message.text)))
+
+
+async def cancel(world: World, at: Process) -> None:
+    await at.sessions.cancel(world.main)
+
+
+async def _while_running(world: World, at: Process) -> None:
+    """Begin a slow run, most of the time, and wait until it is under way."""
+    if world.is_at_work or world.chance.random() < 0.3:
+        return
+    world.begin_in_background(_said(world, at, world.new_text("slow")))
+    for _ in range(100):
+        await world.take_time()
+        if not world.is_at_work or await world.look.is_claimed(world.main):
+            return
+
+
+async def _said(world: World, at: Process, text: str, session_id: str | None = None) -> None:
+    await say(world, at, text, session_id)
+
+
+async def _with_something_said(world: World, at: Process) -> None:
+    session = await world.shown()
+    if session is not None and session.status is SessionStatus.ACTIVE and len(session.state.messages) < 3:
+        await _said(world, at, world.new_text())
+
+
+# Deciding
+
+
+async def approve(world: World, at: Process) -> None:
+    """Approve what is seen: all of it, or one call. What is seen in a closed session can be approved by nobody."""
+    session = await world.shown()
+    calls = pending_in(session) if session else []
+    if session is not None and session.status in (SessionStatus.ACTIVE, SessionStatus.SUSPENDED):
+        calls = await world.approve_as_seen(world.main)
+    await at.sessions.approve(world.main, _chosen(world, calls) or ["nothing"])
+
+
+async def deny(world: World, at: Process) -> None:
+    session = await world.shown()
+    calls = _chosen(world, pending_in(session) if session else [])
+    await at.sessions.deny(world.main, f"no {world.new_word('d')}", calls or None)
+
+
+def _chosen(world: World, calls: list[ToolCall]) -> list[Any]:
+    return named(calls if not calls or world.chance.random() < 0.7 else [world.chance.choice(calls)])
+
+
+async def _with_something_to_decide(world: World, at: Process) -> None:
+    session = await world.shown()
+    is_open = session is not None and session.status is SessionStatus.ACTIVE and not pending_in(session)
+    if is_open and world.chance.random() < 0.85:
+        await _said(world, at, world.new_text(world.chance.choice(("pay", "clerk"))))
+
+
+# Changing what is shown
+
+
+async def undo(world: World, at: Process) -> None:
+    await at.sessions.undo(world.main)
+
+
+async def rewind(world: World, at: Process) -> None:
+    session = await at.sessions.session(world.main)
+    ids = [message.id for message in session.state.messages]
+    to = world.chance.choice(ids) if ids and world.chance.random() < 0.4 else world.chance.randint(1, session.version)
+    await at.sessions.rewind(world.main, to)
+
+
+async def reset(world: World, at: Process) -> None:
+    await at.sessions.reset(world.main)
+
+
+async def clear(world: World, at: Process) -> None:
+    await at.sessions.execute(world.main, ClearSession())
+
+
+async def fork(world: World, at: Process) -> None:
+    session = await at.sessions.session(world.main)
+    version = world.chance.choice((None, None, world.chance.randint(1, session.version)))
+    made = await at.sessions.fork(world.main, f"fork-{world.new_word()}", version=version)
+    world.model.note("forked", session=made.id)
+    if world.chance.random() < 0.6:
+        await _said(world, at, world.new_text(), made.id)
+
+
+async def adopt(world: World, at: Process) -> None:
+    forks = [each for each in world.model.forks if each not in world.model.erased]
+    branch = world.chance.choice(forks) if forks else world.main
+    shown = await at.sessions.session(branch)
+    await at.sessions.adopt(world.main, branch)
+    said = {word for message in shown.state.messages for word in words_in(message.text)}
+    world.model.note("said", session=world.main, words=sorted(said - world.model.redacted))
+
+
+async def _with_a_fork(world: World, at: Process) -> None:
+    if not world.model.forks:
+        await fork(world, at)
+
+
+async def compact(world: World, at: Process) -> None:
+    strategy = world.chance.choice(("truncate", "llm", "llm", "observation_mask"))
+    await at.sessions.compact(world.main, compact_strategy=strategy, keep_last=world.chance.randint(0, 3))
+
+
+async def uncompact(world: World, at: Process) -> None:
+    await at.sessions.uncompact(world.main)
+
+
+async def _with_a_summary(world: World, at: Process) -> None:
+    if world.chance.random() < 0.7:
+        await compact(world, at)
+
+
+async def redact(world: World, at: Process) -> None:
+    """Redact every message that has a word: what a caller said, an answer, or the reason of a denial.
+
+    What was sent under a key is left alone: it may be sent again, and then it is said again.
+    """
+    keyed = words_in(" ".join(world.model.keys.values()))
+    history = await at.sessions.history(world.main)
+    found: dict[str, list[str]] = {}
+    for message in history:
+        for word in words_in(message.text) - keyed:
+            if {"user": "w", "assistant": "t", "tool": "d"}.get(message.role) == word[0] and not message.tool_calls:
+                found.setdefault(word, []).append(message.id)
+    word = world.chance.choice(sorted(found)) if found else ""
+    world.model.note("in_doubt", what=word)
+    await at.sessions.redact(world.main, found.get(word, ["nothing"]))
+    world.model.note("redacted", word=word)
+
+
+# A session's life
+
+
+async def recover(world: World, at: Process) -> None:
+    await at.sessions.recover(world.chance.choice((None, world.main)))
+
+
+async def kill_a_run(world: World, at: Process) -> None:
+    """Have a process of its own die in the middle of a run, and its claim lapse most of the time."""
+    is_found_soon = world.chance.random() < 0.8
+    if is_found_soon:
+        await world.wait_for_background()
+        await world.idle()
+    doomed = await world.new_process()
+    doomed.wire.die(world.chance)
+    await world.tolerate("doomed", _said(world, doomed, world.new_text()))
+    doomed.heal()
+    world.clock.advance(LEASE_AND_MORE if is_found_soon else 0)
+
+
+async def _with_a_killed_run(world: World, at: Process) -> None:
+    if world.chance.random() < 0.8:
+        await kill_a_run(world, at)
+
+
+async def delete(world: World, at: Process) -> None:
+    """Erase the session, or hide it."""
+    if world.chance.random() < 0.5:
+        await at.sessions.execute(world.main, DeleteSession())
+        return
+    world.model.note("in_doubt", what=world.main)
+    await getattr(at.sessions, "erase", at.sessions.delete)(world.main)
+    if not await world.look.exists(world.main):
+        world.model.note("erased", session=world.main)
+
+
+async def complete(world: World, at: Process) -> None:
+    await at.sessions.execute(world.main, CompleteSession())
+
+
+async def fail(world: World, at: Process) -> None:
+    await at.sessions.execute(world.main, FailSession())
+
+
+async def go_on(world: World, at: Process) -> None:
+    """Do what comes next in a session: open it, decide what waits, say something."""
+    session = await world.shown()
+    if session is None or session.status is SessionStatus.DELETED:
+        return
+    if pending_in(session):
+        await (approve if world.chance.random() < 0.7 else deny)(world, at)
+    elif session.status is not SessionStatus.ACTIVE:
+        await at.sessions.execute(world.main, ResumeSession())
+    else:
+        await say(world, at, world.new_text())
+
+
+# Faults
+
+
+async def hook(world: World, at: Process) -> None:
+    at.hook.arm(world.chance)
+
+
+async def store(world: World, at: Process) -> None:
+    at.wire.fail(world.chance)
+
+
+async def dies(world: World, at: Process) -> None:
+    """Die at one of the next calls; now and then, leave in good order in the middle of what is done."""
+    if world.chance.random() < 0.75:
+        at.wire.die(world.chance)
+    else:
+        world.begin_in_background(_left(world, at))
+
+
+async def _left(world: World, at: Process) -> None:
+    await world.wait_turns(world.chance.randint(1, 150))
+    world.story.append("(the process leaves)")
+    await at.leave()
+
+
+VERBS: dict[str, Step] = {
+    step.__name__: step
+    for step in (
+        *(send, stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt),
+        *(compact, uncompact, redact, recover, delete, complete, fail, key, hook, store, dies),
+    )
+}
+"""The 24 verbs whose pairs are tried."""
+
+PREPARED: dict[str, Step] = {
+    **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact"), _with_something_said),
+    "queue": _while_running,
+    "steer": _while_running,
+    "cancel": _while_running,
+    "approve": _with_something_to_decide,
+    "deny": _with_something_to_decide,
+    "adopt": _with_a_fork,
+    "uncompact": _with_a_summary,
+    "recover": _with_a_killed_run,
+}
+"""What is done before a verb, most of the time, so that it finds something to do."""
+
+BEFORE: dict[Step, int] = {
+    **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
+    **dict.fromkeys((compact, uncompact, redact, key, inject, kill_a_run), 2),
+    send: 8,
+    undo: 4,
+    complete: 1,
+    fail: 1,
+}
+"""What a session may have gone through before a pair meets it, and how often."""
