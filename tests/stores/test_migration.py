@@ -58,6 +58,10 @@ def make_old(path: Path) -> None:
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
         db.execute("DROP TABLE batch")
         db.execute("DROP INDEX key_again").fetchall()
+        db.execute("DROP INDEX session_by_created").fetchall()
+        for name, index in re.findall(r"(?m)^CREATE INDEX (session_by_\w+) (.*?;)", script, re.DOTALL):
+            db.execute(f"DROP INDEX {name}").fetchall()
+            db.execute(f"CREATE INDEX {name} {index}").fetchall()
         for table in ("key", "log"):
             db.execute(f"ALTER TABLE {table} DROP COLUMN crc").fetchall()
         db.pragma("user_version", 1)
