@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_type_hints, 
 import msgspec
 
 from perdure.errors import ConfigurationError, ToolError
-from perdure.model.value import JSON
+from perdure.model.value import JSON, thawed
 from perdure.protocols import Tool, ToolContext
 
 NeedsApproval = bool | Callable[[Mapping[str, Any]], bool]
@@ -59,7 +59,7 @@ class FunctionTool:
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as the function takes them; ToolError, with what is wrong and where, if they do not fit."""
         try:
-            fitted = msgspec.convert(dict(arguments), self._arguments, strict=False, dec_hook=_revive)
+            fitted = msgspec.convert(thawed(arguments), self._arguments, strict=False, dec_hook=_revive)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             schema = _brief(self.parameters)
             raise ToolError(f"The arguments do not fit {self.name}: {error}. Its schema: {schema}") from None

@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.execution import ExecutionBudget
-from perdure.model.value import EMPTY, Value, freeze
+from perdure.model.value import EMPTY, Value, freeze, plain_text
 
 _SECRET = re.compile(
     r"(^|[-_.])(api[-_]?(key|token)s?|private[-_]?key|secret|password|passwd|authorization|bearer|cookie"
@@ -83,6 +83,8 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
             text = getattr(self, field)
             if not isinstance(text, str) and not (field == "label" and text is None):
                 raise InvalidData(f"$.{field}", f"expected text, got {type(text).__name__}")
+        for field in ("name", "label", "description", "system_prompt"):
+            force_setattr(self, field, plain_text(getattr(self, field)))
         for field in ("tools", "tools_deny", "capabilities"):
             force_setattr(self, field, _names(field, getattr(self, field)))
         if self.model is not None:
@@ -126,4 +128,4 @@ def _names(field: str, names: object) -> tuple[str, ...] | None:
     for place, name in enumerate(names):
         if not isinstance(name, str):
             raise InvalidData(f"$.{field}[{place}]", f"expected a name, got {type(name).__name__}")
-    return tuple(names)
+    return tuple(map(plain_text, names))

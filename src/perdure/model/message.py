@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.errors import InvalidData
 from perdure.model.ids import new_id
-from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze
+from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_json
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -54,6 +54,7 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
 
     def __post_init__(self) -> None:
         freeze(self, "arguments")
+        freeze_json(self, "opaque")
 
 
 class ToolResult(Value, frozen=True, tag="tool_result"):
@@ -63,6 +64,9 @@ class ToolResult(Value, frozen=True, tag="tool_result"):
     content: JSON = None
     name: str | None = None
     is_error: bool = False
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "content")
 
     @property
     def text(self) -> str:
@@ -75,6 +79,9 @@ class Opaque(Value, frozen=True, tag="opaque"):
 
     provider: str
     body: JSON = None
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "body")
 
 
 class UnknownPart(Value, frozen=True, tag="~part"):

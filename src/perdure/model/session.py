@@ -15,7 +15,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
 from perdure.model.lineage import SpawnRef
 from perdure.model.state import AgentState
-from perdure.model.value import Value, brief
+from perdure.model.value import Value, brief, plain_text
 
 
 class SessionStatus(StrEnum):
@@ -57,6 +57,8 @@ class AgentSessionInfo(Value, frozen=True):
         force_setattr(self, "id", SessionId(self.id))
         if self.parent_id is not None:
             force_setattr(self, "parent_id", SessionId(self.parent_id))
+        force_setattr(self, "owner", plain_text(self.owner))
+        force_setattr(self, "name", plain_text(self.name))
 
 
 class AgentSession(Value, frozen=True):
@@ -153,7 +155,7 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     for place, tag in enumerate(tags):
         if not isinstance(tag, str) or not tag or len(tag) > 200:
             raise InvalidData(f"$.tags[{place}]", "a tag is a text of 1 to 200 characters")
-        kept[tag] = None
+        kept[plain_text(tag)] = None
     return tuple(kept)
 
 

@@ -17,7 +17,7 @@ from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, Value, freeze
+from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, Value, freeze, plain_text
 
 
 class AgentContext(Value, frozen=True):
@@ -174,7 +174,7 @@ class AgentState(Value, frozen=True):
         return self.with_transcript(self.transcript.append(*messages))
 
     def with_system_prompt(self, text: str) -> AgentState:
-        return self._with_context(system_prompt=text)
+        return self._with_context(system_prompt=plain_text(text))
 
     def with_metadata(self, key: str, value: Any) -> AgentState:
         return self._with_context(metadata={**self.metadata, key: value})
@@ -187,7 +187,7 @@ class AgentState(Value, frozen=True):
         return self._with(model=model)
 
     def with_task(self, text: str | None) -> AgentState:
-        return self._with(task=text)
+        return self._with(task=plain_text(text))
 
     def with_parent_agent(self, agent_id: str | None) -> AgentState:
         return self._with(parent_agent_id=agent_id)

@@ -275,7 +275,7 @@ class MemoryStore:
         ref = self._log(shelved, name)
         log = self._logs.setdefault(ref.key, [])
         written = {message.id: StoredAt(ref, place) for place, message in enumerate(messages, len(log))}
-        log.extend(messages)
+        log.extend(map(codec.settled, messages))
         _enter(shelved.record, entries)
         shelved.expires = now() + timedelta(seconds=claim.lease)
         return Appended(written, len(shelved.record))
