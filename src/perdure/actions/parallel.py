@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.given import messages_to_send
 from perdure.actions.running import LEASE, Inbox, owner_here, pending_in, watched
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
@@ -63,8 +64,7 @@ class SendParallel:
         configs: Sequence[ModelConfig | str | AgentDefinition],
         strategy: Strategy | Callable[[Sequence[Branch]], Any] | None = None,
     ) -> None:
-        given = message if isinstance(message, Sequence) and not isinstance(message, str) else (message,)
-        self._messages = tuple(map(Message.of, given))
+        self._messages = messages_to_send(message)
         if isinstance(configs, str) or len(configs) < 2:
             raise InvalidData("$.configs", "a parallel evaluation compares at least two configs")
         self._configs = tuple(each if isinstance(each, AgentDefinition) else ModelConfig.of(each) for each in configs)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from typing import Literal
 
 from perdure import codec
+from perdure.actions.given import messages_to_send
 from perdure.actions.refused import refuse
 from perdure.actions.running import (
     QUEUE,
@@ -31,7 +31,6 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
-from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key
 
@@ -45,6 +44,7 @@ class SendMessage:
 
     `key` makes a repeated request return what the first one came to. `when_busy` says what becomes of a message to a
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
+    Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
     runs_model = True
@@ -58,12 +58,9 @@ class SendMessage:
         when_busy: WhenBusy = "raise",
         depth: int = 0,
         taken: int = 0,
+        any_role: bool = False,
     ) -> None:
-        several = isinstance(message, Sequence) and not isinstance(message, str | bytes | bytearray)
-        given: Sequence[object] = message if several else (message,)  # type: ignore[assignment]  # as was just asked
-        self.messages = tuple(map(Message.of, given))
-        if not self.messages:
-            raise InvalidData("$.message", "there is nothing to send; give at least one message")
+        self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
         if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= 500):
@@ -179,7 +176,8 @@ class SendPosted:
             context.answer = session
             return session
         key = entry.body.get("key")
-        action = SendMessage(messages_in(entry), self._loops, key=key, depth=self._depth, taken=entry.seq)
+        said = messages_in(entry)  # checked when they were posted
+        action = SendMessage(said, self._loops, key=key, depth=self._depth, taken=entry.seq, any_role=True)
         try:
             after = await action.execute_on(session, context)
         except InvalidData as error:

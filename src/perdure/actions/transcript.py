@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
-from perdure.model.message import Message
+from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
@@ -21,6 +21,7 @@ class InjectMessage:
         if not messages:
             raise InvalidData("$.messages", "there is nothing to inject; give at least one message")
         self.messages = tuple(map(Message.of, messages))
+        require_distinct(self.messages, "$.messages")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         return session.with_state(session.state.with_messages(*self.messages))

@@ -56,8 +56,9 @@ class SubagentTool:
         return False
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        if set(arguments) != {"prompt"} or not isinstance(arguments["prompt"], str):
-            raise ToolError(f"{self.name} takes one argument, prompt, a text.")
+        prompt = arguments.get("prompt")
+        if set(arguments) != {"prompt"} or not isinstance(prompt, str) or not prompt.strip():
+            raise ToolError(f"{self.name} takes one argument, prompt, a text that is not blank.")
         return arguments
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -181,6 +181,16 @@ class Message(Value, frozen=True):
 
     def with_metadata(self, **values: JSON) -> Message:
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
+
+
+def require_distinct(messages: Sequence[Message], path: str) -> None:
+    """Raise InvalidData if two of the messages that are given at once have one id: one of them would be lost."""
+    seen: set[str] = set()
+    for place, message in enumerate(messages):
+        if message.id in seen:
+            problem = f"the id {brief(message.id)} is used twice; give each message an id of its own, or none"
+            raise InvalidData(f"{path}[{place}].id", problem)
+        seen.add(message.id)
 
 
 def _parts(content: Iterable[str | Part]) -> tuple[Part, ...]:

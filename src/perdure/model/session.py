@@ -105,8 +105,7 @@ class AgentSession(Value, frozen=True):
             owner=self.info.owner,
             tags=self.info.tags,
         )
-        state = msgspec.structs.replace(state, adopted=None)  # which tells of versions that the fork does not have
-        return msgspec.structs.replace(self, info=info, state=state)
+        return msgspec.structs.replace(self, info=info, state=state.for_another_session())
 
     def with_definition(self, definition: AgentDefinition) -> AgentSession:
         info = msgspec.structs.replace(self.info, agent_name=definition.name, updated_at=now())
@@ -145,6 +144,11 @@ class AgentSession(Value, frozen=True):
 
     def deleted(self) -> AgentSession:
         return self.with_status(SessionStatus.DELETED)
+
+
+def forked_from(info: AgentSessionInfo) -> SessionId | None:
+    """Return the session that this one is a fork of. A sub-agent's session has a parent too, and is not its fork."""
+    return info.parent_id if info.spawn_ref is None else None
 
 
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:

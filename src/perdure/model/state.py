@@ -155,7 +155,8 @@ class AgentState(Value, frozen=True):
         return msgspec.structs.replace(self, updated_at=now(), **changes)
 
     def with_context(self, context: AgentContext) -> AgentState:
-        return self._with(context=context)
+        is_same_view = context.transcript is self.transcript
+        return self._with(context=context, rewound_to=self.rewound_to if is_same_view else 0)
 
     def _with_context(self, **changes: Any) -> AgentState:
         return self._with(context=msgspec.structs.replace(self.context, **changes))
@@ -168,6 +169,10 @@ class AgentState(Value, frozen=True):
     def with_adopted(self, transcript: Transcript, adoption: Adoption) -> AgentState:
         """The view of a branch, and where to find it again once another has taken its place."""
         return msgspec.structs.replace(self.with_transcript(transcript), adopted=adoption)
+
+    def for_another_session(self) -> AgentState:
+        """Return the state without what tells of this session's versions."""
+        return msgspec.structs.replace(self, adopted=None, rewound_to=0)
 
     def with_messages(self, *messages: Message) -> AgentState:
         """Messages at the end of the transcript."""
@@ -226,7 +231,7 @@ class AgentState(Value, frozen=True):
         output = Transcript((*known.pieces, *produced.pieces))
         run = run.with_current_step(msgspec.structs.replace(step, output_messages=output))
         context = msgspec.structs.replace(self.context, transcript=transcript)
-        return self._with(context=context, execution=run)
+        return self._with(context=context, execution=run, rewound_to=0)
 
     def with_current_step_completed(self) -> AgentState:
         return self._with(execution=self._ensure_execution().with_current_step_completed())

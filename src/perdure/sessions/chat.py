@@ -39,9 +39,11 @@ class Chat:
     def __repr__(self) -> str:
         return f"<Chat {self._id}>"
 
-    async def send(self, message: object, *, key: str | None = None, when_busy: WhenBusy = "raise") -> Reply:
+    async def send(
+        self, message: object, *, key: str | None = None, when_busy: WhenBusy = "raise", any_role: bool = False
+    ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one."""
-        return await self._sessions.send(self._id, message, key=key, when_busy=when_busy)
+        return await self._sessions.send(self._id, message, key=key, when_busy=when_busy, any_role=any_role)
 
     def stream(self, message: object, *, key: str | None = None) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`."""

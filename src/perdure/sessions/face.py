@@ -10,9 +10,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, BinaryIO, Self, Unpack
 
+from msgspec.structs import replace
+
 from perdure.actions.adopt import AdoptBranch
 from perdure.actions.approval import ApproveToolCalls, DenyToolCalls
 from perdure.actions.compact import CompactTranscript, UncompactTranscript
+from perdure.actions.definition import ChangeDefinition
 from perdure.actions.fork import ForkSession
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
@@ -45,6 +48,7 @@ from perdure.sessions.family import Ancestry, Diff, ancestry_of, diff_of
 from perdure.sessions.history import all_said
 from perdure.sessions.listener import Listener
 from perdure.sessions.live import LiveSet, LiveSubscription
+from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
 from perdure.sessions.reply import Chunk, Reply
 from perdure.stores.memory import MemoryStore
 
@@ -87,9 +91,19 @@ class Sessions:
     # Opening and closing
 
     async def open(
-        self, id: str | None = None, agent: AgentDefinition | None = None, *, tags: Iterable[str] = ()
+        self,
+        id: str | None = None,
+        agent: AgentDefinition | None = None,
+        *,
+        tags: Iterable[str] = (),
+        on_change: OnChange = "raise",
     ) -> Chat:
-        """A handle on a session: on a new one, or on that of an id, which is created unless it is there."""
+        """Return a handle on a session: on a new one, or on that of an id, which is created unless it is there.
+
+        `on_change` says what happens if the session keeps another definition of this agent: SessionConflict ("raise"),
+        the session goes on with its own ("keep"), or it is given the new one, on record ("take").
+        """
+        check_on_change(on_change)
         if agent is not None and not isinstance(agent, AgentDefinition):
             raise InvalidData("$.agent", f"expected an AgentDefinition, got {type(agent).__name__}")
         session_id = SessionId.generate() if id is None else SessionId(id)
@@ -100,7 +114,20 @@ class Sessions:
             reason = f"Session {session_id!r} belongs to the agent {found.agent_name!r}, not to {agent.name!r}. "
             advice = "Open it without an agent, open another session, or give it another agent with ChangeDefinition."
             raise SessionConflict(session_id, found.version, found.version, reason + advice)
+        if agent is not None and id is not None:
+            await self._settle_agent(session_id, agent, on_change)
         return self._handle(session_id)
+
+    async def _settle_agent(self, session_id: SessionId, agent: AgentDefinition, on_change: OnChange) -> None:
+        session = await self.store.load(session_id)  # not by the runtime: nobody reads it yet
+        if session is None:
+            raise SessionNotFound(session_id)
+        if on_change == "keep" or not changed_fields(session, agent):
+            return
+        if on_change == "raise":
+            raise changed_agent(session, agent)
+        given = replace(agent, model=session.definition.model) if agent.model is None else agent
+        await self.execute(session_id, ChangeDefinition(given))
 
     async def _create(self, session_id: SessionId, agent: AgentDefinition, tags: Iterable[str]) -> AgentSessionInfo:
         try:
@@ -145,14 +172,21 @@ class Sessions:
     # Talking
 
     async def send(
-        self, session_id: str, message: object, *, key: str | None = None, when_busy: WhenBusy = "raise"
+        self,
+        session_id: str,
+        message: object,
+        *,
+        key: str | None = None,
+        when_busy: WhenBusy = "raise",
+        any_role: bool = False,
     ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
+        Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass.
         """
-        action = SendMessage(message, self.loops, key=key, when_busy=when_busy)
+        action = SendMessage(message, self.loops, key=key, when_busy=when_busy, any_role=any_role)
         after = await self._after_run(session_id, action)
         return Reply(after, queued=True) if action.was_left else _answered(after)
 
