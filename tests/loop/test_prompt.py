@@ -56,7 +56,11 @@ def tangles(draw: st.DrawFn) -> list[Message]:
     made = []
     for _ in range(draw(st.integers(0, 8))):
         role: Any = draw(st.sampled_from(["user", "assistant", "tool", "system"]))
-        parts = draw(st.lists(calls | results | st.builds(Text, st.text(max_size=3) | st.sampled_from(["", " ", "\n"])), max_size=4))
+        parts = draw(
+            st.lists(
+                calls | results | st.builds(Text, st.text(max_size=3) | st.sampled_from(["", " ", "\n"])), max_size=4
+            )
+        )
         made.append(Message(role, tuple(parts), metadata=draw(tags)))
     return made
 
@@ -103,7 +107,9 @@ def test_what_was_said_stays_and_in_order(history: list[Message]) -> None:
     """Nothing but calls, results and blanks is touched: texts are all there, where they stood."""
 
     def said(them: Any) -> list[Text]:
-        return [part for m in them if m.role != "tool" for part in m.parts if isinstance(part, Text) and part.text.strip()]
+        return [
+            part for m in them if m.role != "tool" for part in m.parts if isinstance(part, Text) and part.text.strip()
+        ]
 
     assert said(compile_prompt(history)) == said(history)
 

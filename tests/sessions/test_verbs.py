@@ -601,7 +601,7 @@ async def test_a_changed_agent_is_told_or_taken_by_choice(connect: Connect) -> N
     old, new = AgentDefinition("poet", system_prompt="Rhyme."), AgentDefinition("poet", system_prompt="Do not rhyme.")
     async with connect() as sessions:
         await sessions.open("s", old)
-        with pytest.raises(SessionConflict, match="system_prompt differ.*on_change='take'"):
+        with pytest.raises(SessionConflict, match=r"system_prompt differ.*on_change='take'"):
             await sessions.open("s", new)
         await sessions.open("s", new, on_change="keep")
         assert (await sessions.session("s")).definition == old
@@ -643,3 +643,21 @@ async def test_a_sub_agents_session_is_not_a_fork(connect: Connect) -> None:
         for wrong in (child, below.id):
             with pytest.raises(InvalidData, match="not a fork"):
                 await chat.adopt(wrong)
+
+
+async def test_a_reply_that_was_cut_off_says_so(connect: Connect) -> None:
+    """It has its text and a stop reason of its own; the session can be talked to as before."""
+
+    class Brief:
+        async def respond(self, request: Any, on_delta: Any) -> perdure.ModelReply:
+            return perdure.ModelReply(Message.assistant("Once upon"), perdure.InferenceResponse("length"))
+
+    async with connect(driver=Brief()) as sessions:
+        chat = await sessions.open("s")
+        reply = await chat.send("Tell me a story.")
+        assert (reply.text, reply.stop_reason) == ("Once upon", StopReason.LENGTH)
+        assert reply.message is not None
+        assert reply.message.is_incomplete
+        again = await sessions.session("s")
+        assert again.state.stop_reason is StopReason.LENGTH
+        assert (await chat.send("Go on.")).text == "Once upon"

@@ -27,8 +27,8 @@ def compile_prompt(
 ) -> tuple[Message, ...]:
     """Return the messages to send: every tool call is followed at once by exactly one result, no result stands alone.
 
-    No text is blank, and the ids of calls are such as every provider takes, each used once. With `keep_traces=False` the
-    tool traces of earlier runs than `execution_id` are left out.
+    No text is blank, and the ids of calls are such as every provider takes, each used once. With `keep_traces=False`
+    the tool traces of earlier runs than `execution_id` are left out.
     """
     shown = messages if keep_traces else _without_traces(messages, execution_id)
     return tuple(_paired(list(shown), _CallIds()))

@@ -79,7 +79,9 @@ def outcome_of(name: str, state: AgentState) -> Outcome:
     response = state.final_response
     if response is not None and state.status is not ExecutionStatus.FAILED:
         return Outcome(response.text, usage=state.usage)
-    error = ErrorRecord("SubagentFailed", f"Agent {name} gave no answer: {_why(state)}.")
+    said = "".join(message.text for message in state.current_response if message.is_incomplete)
+    left = f" It was cut off after: {said}" if said else ""
+    error = ErrorRecord("SubagentFailed", f"Agent {name} gave no answer: {_why(state)}.{left}")
     return Outcome(error=error, usage=state.usage)
 
 

@@ -179,6 +179,11 @@ class Message(Value, frozen=True):
         """Whether this message belongs to the working of a run rather than to the conversation."""
         return bool(self.metadata.get("is_trace"))
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the message was cut off: by its length, by a filter, or because the run was stopped."""
+        return bool(self.metadata.get("incomplete"))
+
     def with_metadata(self, **values: JSON) -> Message:
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
 

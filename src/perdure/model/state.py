@@ -119,14 +119,18 @@ class AgentState(Value, frozen=True):
 
     @property
     def has_final_response(self) -> bool:
-        return self.last_step_type is AgentStepType.FINAL_RESPONSE
+        return self.final_response is not None
 
     @property
     def final_response(self) -> Message | None:
-        """The answer that ended the run; None while there is none."""
-        if not self.has_final_response or self.last_step is None or not self.last_step.output_messages:
+        """Return the answer that ended the run; None while there is none, and for one that was cut off.
+
+        An incomplete answer is in `current_response` and in the transcript.
+        """
+        if self.last_step_type is not AgentStepType.FINAL_RESPONSE or self.last_step is None:
             return None
-        return self.last_step.output_messages[-1]
+        answer = self.last_step.output_messages[-1] if self.last_step.output_messages else None
+        return None if answer is None or answer.is_incomplete else answer
 
     @property
     def current_response(self) -> Sequence[Message]:
@@ -172,7 +176,7 @@ class AgentState(Value, frozen=True):
 
     def for_another_session(self) -> AgentState:
         """Return the state without what tells of this session's versions."""
-        return msgspec.structs.replace(self, adopted=None, rewound_to=0)
+        return self._with(adopted=None, rewound_to=0)
 
     def with_messages(self, *messages: Message) -> AgentState:
         """Messages at the end of the transcript."""

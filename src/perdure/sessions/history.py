@@ -68,7 +68,9 @@ async def _adoptions(
 
 async def _named_by(journal: Journal | None, session: AgentSession, without: LogRef | None = None) -> list[Placed]:
     """All that a version shows or covers, except what stands in one log."""
-    spans = [span for span in every_span(session.state.transcript.pieces) if without is None or span.tape.ref != without]
+    spans = [
+        span for span in every_span(session.state.transcript.pieces) if without is None or span.tape.ref != without
+    ]
     placed = {(span.tape, place): message for span in spans for place, message in await _read(journal, span)}
     copies: Counter[str] = Counter()
     named: list[Placed] = []
