@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from perdure.errors import SessionLocked as SessionLocked
     from perdure.errors import SessionNotActive as SessionNotActive
     from perdure.errors import SessionNotFound as SessionNotFound
+    from perdure.errors import StageFailed as StageFailed
     from perdure.errors import StoreError as StoreError
     from perdure.errors import ToolError as ToolError
     from perdure.errors import TransientDriverError as TransientDriverError
@@ -224,7 +225,7 @@ _HOMES = {
     "errors": "AgentStop ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord DriverError "
     "IllegalStatusChange InvalidData InvalidSessionFile InvalidSessionId NotLoaded PerdureError RequestRefused "
     "RetriesExhausted RunFailed RunInterrupted SessionBusy SessionConflict SessionLocked SessionNotActive "
-    "SessionNotFound StoreError ToolError TransientDriverError",
+    "SessionNotFound StageFailed StoreError ToolError TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction_auto": "AutoCompaction",
     "loop.compaction_options": "CompactionOptions",

@@ -20,6 +20,7 @@ PerdureError
 │   ├── RetriesExhausted
 │   ├── CompactionFailed
 │   ├── RunFailed
+│   │   └── StageFailed
 │   └── RequestRefused
 │       └── ContextTooLong
 ├── ToolError
@@ -256,6 +257,22 @@ class RunFailed(DriverError):
         super().__init__(
             f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept, "
             f"at version {version}, with all that was said: send again to go on, or undo() to take the message back."
+        )
+
+
+class StageFailed(RunFailed):
+    """A stage of a workflow has no answer to pass on: it was refused, stopped, or cut off."""
+
+    def __init__(self, session_id: str, version: int, reason: str, workflow: str, stage: str) -> None:
+        self.session_id = session_id
+        self.version = version
+        self.reason = reason
+        self.workflow = workflow
+        self.stage = stage
+        PerdureError.__init__(
+            self,
+            f"Stage {stage!r} of workflow {workflow!r} has no answer (session {session_id!r}, version {version}): "
+            f"{reason.rstrip('. ')}. The stages after it were not run. Run the workflow again to try this stage again.",
         )
 
 
