@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextvars import copy_context
 from enum import Enum
 from functools import partial
 from typing import Annotated, Any, Literal, Optional, get_args, get_type_hints, overload
@@ -66,13 +69,13 @@ class FunctionTool:
         return {name: getattr(fitted, name) for name in fitted.__struct_fields__}
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
-        """Call the function. A plain function runs in a thread, so that it cannot hold up other sessions."""
+        """Call the function. A plain function has a thread of its own, so that it cannot hold up anything else."""
         given = dict(self.check(arguments))
         if self._context_name is not None:
             given[self._context_name] = context
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**given)
-        outcome = await asyncio.to_thread(_called, self._function, given)
+        outcome = await _in_a_thread(self.name, partial(_called, self._function, given))
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,6 +145,25 @@ class ToolRegistry:
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
+
+
+async def _in_a_thread(name: str, work: Callable[[], Any]) -> Any:
+    """Return what work comes to, done in a thread that is started for it.
+
+    Threads that are shared run out: behind a few slow tools a quick one would wait, and time out before it begins.
+    """
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = copy_context()
+
+    def settle() -> None:
+        try:
+            future.set_result(context.run(work))
+        except BaseException as error:  # around a tool: whatever it raises goes to the one who waits for it
+            future.set_exception(error)
+
+    threading.Thread(target=settle, name=f"perdure tool {name}").start()
+    return await asyncio.wrap_future(future)
 
 
 def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
