@@ -131,6 +131,8 @@ class SessionNotActive(PerdureError):
         self.status = status
         self.pending = tuple(pending)
         advice = "Execute ResumeSession() on it first."
+        if status == "deleted":
+            advice = "It can be read, exported, forked and erased; fork it to continue the conversation."
         if self.pending:
             calls = ", ".join(self.pending)
             advice = f"It waits for a person to approve or deny what it is about to call: {calls}."

@@ -21,6 +21,7 @@ from perdure.errors import (
     SessionNotFound,
     StageFailed,
 )
+from perdure.model.checks import expect, expect_several, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
@@ -65,8 +66,8 @@ class Stage:
         self.agent = agent
         self.prompt = prompt
         self.session = None if session is None else SessionId(session)
-        self.after = None if after is None else tuple(after)
-        self.fork_from = fork_from
+        self.after = None if after is None else expect_several(after, "$.after")
+        self.fork_from = None if fork_from is None else SessionId(fork_from)
 
     def __repr__(self) -> str:
         return f"<Stage {self.name}>"
@@ -93,7 +94,7 @@ class Workflow:
 
     def __init__(self, id: str, stages: Sequence[Stage]) -> None:
         self.id = SessionId(id)
-        self.stages = tuple(stages)
+        self.stages = expect_several(stages, "$.stages")
         _check_names(self.stages)
         self._after = {stage.name: self._dependencies(place) for place, stage in enumerate(self.stages)}
         _check_order(self._after)
@@ -148,8 +149,8 @@ class Workflow:
 
     async def run(self, sessions: Sessions, input: str) -> WorkflowResult:
         """Run every stage that has not been answered yet; those that do not wait for each other run at once."""
-        if not isinstance(input, str):
-            raise InvalidData("$.input", f"expected a text, got {type(input).__name__}")
+        expect(sessions, Sessions, "$.sessions")
+        expect_text(input, "$.input", blank=False)
         replies: dict[str, Reply] = {}
         tasks: dict[str, asyncio.Task[None]] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.model.ids import SessionId
 from perdure.model.lineage import Adoption
 from perdure.model.session import AgentSession, forked_from
 from perdure.protocols import ActionContext
@@ -15,6 +16,9 @@ class AdoptBranch:
     """Show what a fork of this session shows, from the next version on. Nothing is copied, and the fork stays."""
 
     branch_id: str
+
+    def __post_init__(self) -> None:
+        SessionId(self.branch_id)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if context is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perdure.actions.given import require_loops
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
 from perdure.actions.send import send_leftovers_after
@@ -11,6 +12,7 @@ from perdure.actions.spawning import Spawner
 from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.loop.tool_use import Decisions, call_hash
+from perdure.model.checks import expect_several
 from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext
@@ -22,7 +24,7 @@ class ApproveToolCalls:
     runs_model = True
 
     def __init__(self, loops: LoopFactory, *, call_ids: Iterable[str] | None = None, depth: int = 0) -> None:
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._call_ids = _checked_ids(call_ids)
         self._depth = depth
 
@@ -50,7 +52,7 @@ class DenyToolCalls:
     ) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._reason = reason
         self._call_ids = _checked_ids(call_ids)
         self._depth = depth
@@ -76,7 +78,7 @@ async def _go_on(
 def _checked_ids(call_ids: Iterable[str] | None) -> tuple[str, ...] | None:
     if isinstance(call_ids, str):
         raise InvalidData("$.call_ids", "expected several ids, got one text; write ('…',)")
-    return None if call_ids is None else tuple(call_ids)
+    return None if call_ids is None else expect_several(call_ids, "$.call_ids")
 
 
 def _pending(session: AgentSession, call_ids: tuple[str, ...] | None) -> list[ToolCall]:

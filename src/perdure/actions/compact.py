@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.actions.given import require_loops
 from perdure.actions.running import LEASE, owner_here
 from perdure.actions.transcript import open_calls
 from perdure.errors import ConfigurationError, InvalidData, PerdureError, StoreError
@@ -39,7 +40,7 @@ class CompactTranscript:
         self, *, loops: LoopFactory | None = None, model: ModelConfig | str | None = None, **options: Any
     ) -> None:
         self.options = CompactionOptions.of(options)
-        self._loops = loops
+        self._loops = None if loops is None else require_loops(loops)
         self._summary_model = None if model is None else ModelConfig.of(model)
         self.runs_model = self.options.calls_model(has_model=loops is not None)
         if loops is None and self.options.calls_model(has_model=False):

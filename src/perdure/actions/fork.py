@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.actions.transcript import place_of
+from perdure.model.checks import expect_count
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext
@@ -20,6 +21,12 @@ class ForkSession:
 
     at: int | str | None = None
     dst: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dst is not None:
+            SessionId(self.dst)
+        if self.at is not None and not isinstance(self.at, str):
+            expect_count(self.at, "$.at")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         transcript = session.state.transcript

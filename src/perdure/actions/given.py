@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perdure import codec
 from perdure.errors import InvalidData
+from perdure.loop.factory import LoopFactory
+from perdure.model.checks import expect_method
 from perdure.model.message import Message, Text, require_distinct
+
+
+def require_loops(loops: LoopFactory) -> LoopFactory:
+    """Return what builds loops; InvalidData for anything else."""
+    return expect_method(loops, "build", "$.loops")
 
 
 def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Message, ...]:
@@ -22,6 +30,7 @@ def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Messag
     messages = tuple(map(Message.of, given))
     for place, each in enumerate(messages):
         _check(each, f"$.message[{place}]" if several else "$.message", any_role)
+        codec.encode_message(each)  # InvalidData where it could not be stored
     require_distinct(messages, "$.message")
     return messages
 

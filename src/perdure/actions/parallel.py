@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.actions.given import messages_to_send
+from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.running import LEASE, Inbox, owner_here, pending_in, watched
 from perdure.actions.send import send_leftovers_after
 from perdure.actions.spawning import Spawner
@@ -23,6 +23,7 @@ from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
 from perdure.loop.strategies import Branch, Chosen, First, Selection, Strategy, spec_of, strategy_of
 from perdure.loop.unattended import LAST, NobodyToAsk
+from perdure.model.checks import expect_several
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
@@ -65,10 +66,11 @@ class SendParallel:
         strategy: Strategy | Callable[[Sequence[Branch]], Any] | None = None,
     ) -> None:
         self._messages = messages_to_send(message)
-        if isinstance(configs, str) or len(configs) < 2:
+        configs = expect_several(configs, "$.configs")
+        if len(configs) < 2:
             raise InvalidData("$.configs", "a parallel evaluation compares at least two configs")
         self._configs = tuple(each if isinstance(each, AgentDefinition) else ModelConfig.of(each) for each in configs)
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._strategy = _as_strategy(strategy or First())
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from perdure.actions.given import require_loops
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, owner_here, require_journal, run_agent
@@ -23,6 +24,7 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
+from perdure.model.checks import expect
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, ParallelLoopEnd, ParallelLoopStart
 from perdure.model.message import Message
@@ -46,7 +48,7 @@ class ResumeExecution:
     ends_interruption = True
 
     def __init__(self, loops: LoopFactory, *, depth: int = 0, give_up: bool = False) -> None:
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._depth = depth
         self._give_up = give_up
         self.has_found_one = False
@@ -246,7 +248,8 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
 async def recover(runtime: SessionRuntime, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
     """Resume every run whose claim has lapsed, or that of one session. One that fails does not stop the others."""
-    journal = runtime.journal
+    journal = expect(runtime, SessionRuntime, "$.runtime").journal
+    require_loops(loops)
     if journal is None:
         raise ConfigurationError("This store has no journal, so its runs are unrecorded and cannot be recovered.")
     wanted = await journal.lapsed() if session_id is None else [SessionId(session_id)]

@@ -7,7 +7,7 @@ import logging
 from typing import Literal
 
 from perdure import codec
-from perdure.actions.given import messages_to_send
+from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.refused import refuse
 from perdure.actions.running import (
     QUEUE,
@@ -31,6 +31,7 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
+from perdure.model.checks import expect_text
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import ActionContext, Entry, Journal, JournalEntry, Key
 
@@ -63,12 +64,12 @@ class SendMessage:
         self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
-        if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= 500):
+        if key is not None and not 1 <= len(expect_text(key, "$.key")) <= 500:
             raise InvalidData("$.key", "a key is a text of 1 to 500 characters")
         if key is not None and when_busy == STEER:
             problem = "a message that steers another run has no result of its own; use when_busy='queue'"
             raise InvalidData("$.key", problem)
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._when_busy = when_busy
         self._depth = depth
         self._taken = taken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.model.checks import expect_count
 from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
@@ -68,6 +69,8 @@ class Rewind:
     def __post_init__(self) -> None:
         if not isinstance(self.to, int | str) or isinstance(self.to, bool):
             raise InvalidData("$.to", f"expected a version number or a message id, got {type(self.to).__name__}")
+        if isinstance(self.to, int):
+            expect_count(self.to, "$.to", least=1)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if isinstance(self.to, str):

@@ -27,8 +27,8 @@ class SubagentPolicy(msgspec.Struct, frozen=True):
     max_depth: int = 3
 
     def __post_init__(self) -> None:
-        if self.max_depth < 0:
-            raise ConfigurationError(f"max_depth is at least 0, not {self.max_depth}.")
+        if type(self.max_depth) is not int or self.max_depth < 0:
+            raise ConfigurationError(f"max_depth is a whole number of at least 0, not {self.max_depth!r}.")
 
 
 class SubagentTool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_type_hints, 
 import msgspec
 
 from perdure.errors import ConfigurationError, ToolError
+from perdure.model.checks import expect, expect_several
 from perdure.model.value import JSON, thawed
 from perdure.protocols import Tool, ToolContext
 
@@ -39,14 +41,15 @@ class FunctionTool:
         timeout: float | None = None,
         on_unknown: OnUnknown | None = None,
     ) -> None:
-        self.name: str = name or str(getattr(function, "__name__", ""))
+        self.name: str = expect(name, str, "$.name") if name else str(getattr(function, "__name__", ""))
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -.")
-        if timeout is not None and timeout <= 0:
-            raise ConfigurationError(f"Tool {self.name}: a time-out is a number of seconds over 0, not {timeout!r}.")
+        _check_options(self.name, timeout, on_unknown)
+        if not callable(needs_approval):
+            expect(needs_approval, bool, "$.needs_approval")
         summary, described = _read_docstring(function)
-        self.description = description if description is not None else summary
-        self.idempotent = idempotent
+        self.description = summary if description is None else expect(description, str, "$.description")
+        self.idempotent = expect(idempotent, bool, "$.idempotent")
         self.timeout = timeout
         self.on_unknown: OnUnknown = on_unknown or ("rerun" if idempotent else "error")
         self._needs_approval = needs_approval
@@ -107,6 +110,9 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """
     if function is not None:
         return FunctionTool(function)
+    known = inspect.signature(FunctionTool).parameters.keys() - {"function"}
+    for name in options.keys() - known:
+        raise ConfigurationError(f"@tool has no option {name!r}. It has: {', '.join(sorted(known))}.")
     return lambda function: FunctionTool(function, **options)
 
 
@@ -115,7 +121,7 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, Tool] = {}
-        for given in tools:
+        for given in expect_several(tools, "$.tools"):
             self.add(given)
 
     def add(self, given: Tool | Callable[..., Any]) -> None:
@@ -171,6 +177,15 @@ def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         return function(**given)
     except StopIteration as error:  # asyncio cannot carry it from a thread: whoever waits would wait for ever
         raise RuntimeError("the tool raised StopIteration") from error
+
+
+def _check_options(name: str, timeout: object, on_unknown: object) -> None:
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and (not is_number or not 0 < timeout < math.inf):  # type: ignore[operator]  # as was asked
+        raise ConfigurationError(f"Tool {name}: a time-out is a number of seconds over 0, not {timeout!r}.")
+    if on_unknown not in (None, *get_args(OnUnknown)):
+        known = ", ".join(map(repr, get_args(OnUnknown)))
+        raise ConfigurationError(f"Tool {name}: on_unknown is one of {known}, not {on_unknown!r}.")
 
 
 def _as_tool(function: Callable[..., Any]) -> Tool:

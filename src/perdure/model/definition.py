@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from perdure.errors import ConfigurationError, InvalidData
+from perdure.model.checks import expect, expect_count, expect_number
 from perdure.model.execution import ExecutionBudget
 from perdure.model.value import EMPTY, Value, freeze, plain_text
 
@@ -38,6 +39,14 @@ class ModelConfig(Value, frozen=True):
         if not isinstance(self.name, str) or not self.name.strip():
             raise InvalidData("$.model.name", "a model needs a name, such as 'openai:gpt-5' or 'offline'")
         refuse_secrets(self.settings, "$.model.settings")
+        for field in ("base_url", "thinking"):
+            if getattr(self, field) is not None:
+                expect(getattr(self, field), str, f"$.model.{field}")
+        if self.temperature is not None:
+            expect_number(self.temperature, "$.model.temperature")
+        for field in ("max_tokens", "context_window"):
+            if getattr(self, field) is not None:
+                expect_count(getattr(self, field), f"$.model.{field}", least=1)
         if self.api_key_env is not None and not _VARIABLE.fullmatch(str(self.api_key_env)):
             raise ConfigurationError(
                 "api_key_env is the name of an environment variable, such as 'OPENAI_API_KEY'; what was given is none, "

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from perdure.errors import InvalidData
+from perdure.model.checks import expect, expect_several
 from perdure.model.ids import new_id
 from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_json
 
@@ -41,6 +42,11 @@ class Media(Value, frozen=True, tag="media"):
     def __post_init__(self) -> None:
         if (self.data is None) == (self.url is None):
             raise InvalidData("$.media", "an image or file has either `data` or `url`, exactly one of them")
+        expect(self.media_type, str, "$.media_type")
+        if self.data is None:
+            expect(self.url, str, "$.url")
+        else:
+            expect(self.data, bytes, "$.data")
 
 
 class ToolCall(Value, frozen=True, tag="tool_call"):
@@ -53,6 +59,9 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
     opaque: JSON = None
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and isinstance(self.id, str)):
+            expect(self.name, str, "$.name")
+            expect(self.id, str, "$.id")
         freeze(self, "arguments")
         freeze_json(self, "opaque")
 
@@ -116,11 +125,11 @@ class Message(Value, frozen=True):
 
     @classmethod
     def user(cls, *content: str | Part, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
-        return cls("user", _parts(content), id or new_id(), metadata)
+        return cls("user", _parts(content), _id(id), metadata)
 
     @classmethod
     def system(cls, text: str, *, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
-        return cls("system", _parts((text,)), id or new_id(), metadata)
+        return cls("system", _parts((text,)), _id(id), metadata)
 
     @classmethod
     def assistant(
@@ -131,7 +140,8 @@ class Message(Value, frozen=True):
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
         said = [part for part in content if part != ""]
-        return cls("assistant", _parts((*said, *tool_calls)), id or new_id(), metadata)
+        calls = [expect(call, ToolCall, "$.tool_calls") for call in expect_several(tool_calls, "$.tool_calls")]
+        return cls("assistant", _parts((*said, *calls)), _id(id), metadata)
 
     @classmethod
     def tool(
@@ -145,7 +155,8 @@ class Message(Value, frozen=True):
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
         settled = clean_text(content) if isinstance(content, str) else content
-        return cls("tool", (ToolResult(call_id, settled, name, is_error),), id or new_id(), metadata)
+        result = ToolResult(expect(call_id, str, "$.call_id"), settled, name, is_error)
+        return cls("tool", (result,), _id(id), metadata)
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
@@ -186,6 +197,10 @@ class Message(Value, frozen=True):
 
     def with_metadata(self, **values: JSON) -> Message:
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
+
+
+def _id(given: str | None) -> str:
+    return expect(given, str, "$.id") if given else new_id()
 
 
 def require_distinct(messages: Sequence[Message], path: str) -> None:

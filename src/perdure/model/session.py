@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, InvalidSessionFile
+from perdure.model.checks import expect, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
 from perdure.model.lineage import SpawnRef
@@ -57,8 +58,12 @@ class AgentSessionInfo(Value, frozen=True):
         force_setattr(self, "id", SessionId(self.id))
         if self.parent_id is not None:
             force_setattr(self, "parent_id", SessionId(self.parent_id))
-        force_setattr(self, "owner", plain_text(self.owner))
-        force_setattr(self, "name", plain_text(self.name))
+        for field in ("owner", "name"):
+            text = getattr(self, field)
+            if text is not None and type(text) is not str:
+                force_setattr(self, field, plain_text(expect(text, str, f"$.{field}")))
+        for place, tag in enumerate(self.tags):
+            expect(tag, str, f"$.tags[{place}]")
 
 
 class AgentSession(Value, frozen=True):
@@ -149,6 +154,12 @@ class AgentSession(Value, frozen=True):
 def forked_from(info: AgentSessionInfo) -> SessionId | None:
     """Return the session that this one is a fork of. A sub-agent's session has a parent too, and is not its fork."""
     return info.parent_id if info.spawn_ref is None else None
+
+
+def check_owner(owner: object) -> None:
+    """Raise InvalidData unless an owner is a text, or None."""
+    if owner is not None and not expect_text(owner, "$.owner"):
+        raise InvalidData("$.owner", "an owner is a text that is not empty, or None")
 
 
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from perdure.errors import CorruptRecord, SessionNotFound
+from perdure.model.checks import expect, expect_count, expect_text
 from perdure.model.loop_events import AgentEnd, AnyLoopEvent, ParallelLoopEnd, Redacted
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.said import Said
 from perdure.model.session import AgentSessionInfo
-from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch
+from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch, check_page
 from perdure.recording import event_of
 
 LOOK_EVERY = 0.05
@@ -29,6 +30,7 @@ async def read_record(
     journal: Journal, info: AgentSessionInfo, *, limit: int | None, before: int | None
 ) -> SessionRecord:
     """A session's record with the headers of its loops: what each was, from what, how it ended, what it cost."""
+    check_page(limit, before)
     runs = await journal.runs(info.id, limit=limit, before=before)
     loops = with_children(await _with_selections(journal, info, runs))
     agent_id = loops[0].agent_id if loops else ""
@@ -86,7 +88,7 @@ def _unread(message_id: str) -> Message:
 
 async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopRecord:
     """The whole record of one loop: its messages, turns and events."""
-    runs = await journal.runs(session_id, run=loop_id)
+    runs = await journal.runs(session_id, run=expect_text(loop_id, "$.loop_id"))
     if not runs:
         raise SessionNotFound(f"loop {loop_id} of {session_id}")
     story = _Story(journal, session_id)
@@ -125,6 +127,10 @@ async def read_events(
     journal: Journal, session_id: str, *, after: int | None, last: int | None, follow: bool
 ) -> AsyncIterator[AnyLoopEvent]:
     """Events on record, in order; then, if asked to follow, those to come as they are written."""
+    for name, number in (("after", after), ("last", last)):
+        if number is not None:
+            expect_count(number, f"$.{name}")
+    expect(follow, bool, "$.follow")
     story, cursor = _Story(journal, session_id), after or 0
     entries = await journal.read(session_id, after=cursor, last=last, limit=PAGE if last is None else None)
     while True:

@@ -11,9 +11,9 @@ from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, require_distinct
-from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_tags
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_owner, check_tags
 from perdure.model.state import AgentState
-from perdure.protocols import Filters, Saving, SessionStore
+from perdure.protocols import Filters, Saving, SessionStore, checked_version
 
 
 class SessionRepository:
@@ -39,7 +39,7 @@ class SessionRepository:
         return kept
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession:
-        session = await self.store.load(SessionId(session_id), version)
+        session = await self.store.load(SessionId(session_id), checked_version(version))
         if session is None:
             raise SessionNotFound(session_id, version)
         return session
@@ -77,8 +77,7 @@ class SessionFactory:
     ) -> AgentSession:
         if not isinstance(definition, AgentDefinition):
             raise InvalidData("$.definition", f"expected an AgentDefinition, got {type(definition).__name__}")
-        if owner is not None and (not isinstance(owner, str) or not owner):
-            raise InvalidData("$.owner", "an owner is a text, or None")
+        check_owner(owner)
         at = now()
         info = AgentSessionInfo(
             id=SessionId.generate() if session_id is None else SessionId(session_id),

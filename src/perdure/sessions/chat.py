@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from perdure.actions.send import WhenBusy
 from perdure.archive import MoveReport
-from perdure.errors import InvalidData
+from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
@@ -29,8 +29,8 @@ class Chat:
     """One session's verbs. A handle holds no state but the id: any number of them may be open on one session."""
 
     def __init__(self, sessions: Sessions, session_id: SessionId) -> None:
-        self._sessions = sessions
-        self._id = session_id
+        self._sessions = expect_method(sessions, "send", "$.sessions")
+        self._id = SessionId(session_id)
 
     @property
     def id(self) -> SessionId:
@@ -145,8 +145,7 @@ class Chat:
     async def check_and_rotate(self, idle: float | timedelta) -> SessionId | None:
         """Begin a new session if nothing has happened in this one for so long; its id, or None."""
         seconds = idle.total_seconds() if isinstance(idle, timedelta) else idle
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
-            raise InvalidData("$.idle", f"expected a time in seconds of at least 0, got {idle!r}")
+        expect_number(seconds, "$.idle")
         info = await self._sessions.info(self._id)
         if (now() - info.updated_at).total_seconds() < seconds:
             return None

@@ -17,6 +17,7 @@ from perdure.actions.approval import ApproveToolCalls, DenyToolCalls
 from perdure.actions.compact import CompactTranscript, UncompactTranscript
 from perdure.actions.definition import ChangeDefinition
 from perdure.actions.fork import ForkSession
+from perdure.actions.given import require_loops
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
 from perdure.actions.running import CANCEL
@@ -33,13 +34,14 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
+from perdure.model.checks import expect_function, expect_method, expect_several
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
-from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
 from perdure.protocols import Action, Entry, Erasure, Filters, Search, SearchHit, SessionStore
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.runtime.runtime import OnConflict, SessionRuntime
@@ -68,25 +70,40 @@ class Sessions:
         owner: str | None = None,
         live: int = 128,
     ) -> None:
-        if owner is not None and (not isinstance(owner, str) or not owner):
-            raise InvalidData("$.owner", f"an owner is a text that is not empty, or None; got {owner!r}")
+        check_owner(owner)
         self.store = store
-        self.loops = loops
+        self.loops = require_loops(loops)
         self.owner = owner
         self.runtime = SessionRuntime(store, events=events)
-        self.live = LiveSet(store, live)
+        self._live = LiveSet(store, live)
+        self._is_open = False
         self._events = events
         self._exits = AsyncExitStack()
+
+    @property
+    def live(self) -> LiveSet:
+        """The sessions that somebody has open here."""
+        self._require_open()
+        return self._live
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ConfigurationError(
+                "This connection is not open: nothing would be heard or kept. Use it inside "
+                "`async with perdure.connect(…) as sessions:`."
+            )
 
     async def __aenter__(self) -> Self:
         if isinstance(self.store, AbstractAsyncContextManager):
             await self._exits.enter_async_context(self.store)
         self._exits.push_async_callback(self.loops.aclose)
-        self._exits.callback(self._events.wiretap(self.live.emit).cancel)
+        self._exits.callback(self._events.wiretap(self._live.emit).cancel)
+        self._is_open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._exits.aclose()
+        self._is_open = False
 
     # Opening and closing
 
@@ -147,6 +164,7 @@ class Sessions:
 
     async def _find(self, session_id: str) -> AgentSessionInfo | None:
         """A session's header; None if there is none, or another owner's."""
+        self._require_open()
         page = await self.store.list(id=SessionId(session_id), limit=1)
         if page.damaged:
             raise page.damaged[0]
@@ -155,6 +173,7 @@ class Sessions:
 
     async def _reach(self, session_id: str) -> SessionId:
         """The id of a session that this owner may touch. Without an owner the verb itself finds out."""
+        self._require_open()
         checked = SessionId(session_id)
         if self.owner is not None and await self._find(checked) is None:
             raise SessionNotFound(checked)
@@ -211,6 +230,7 @@ class Sessions:
 
     async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
         """Ask once, without a session: nothing is kept but what the reply holds."""
+        self._require_open()
         runtime = SessionRuntime(MemoryStore(), events=self._events)
         session = await runtime.create(agent or ASSISTANT, owner=self.owner)
         return _answered(await runtime.execute(session.id, SendMessage(message, self.loops)))
@@ -318,6 +338,7 @@ class Sessions:
     # Looking
 
     async def exists(self, session_id: str) -> bool:
+        self._require_open()
         if self.owner is None:
             return await self.store.exists(SessionId(session_id))
         return await self._find(session_id) is not None
@@ -335,6 +356,7 @@ class Sessions:
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         """A page of headers, newest first; of this owner's sessions, where there is one."""
+        self._require_open()
         if self.owner is not None:
             if filters.get("owner") not in (None, self.owner):
                 return SessionInfoList(())
@@ -377,6 +399,7 @@ class Sessions:
 
     async def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
         """The messages that have every word of a text, best first, covered and trimmed ones too."""
+        self._require_open()
         store = self.store
         if not isinstance(store, Search):
             raise _cannot(store, "search messages")
@@ -403,6 +426,7 @@ class Sessions:
 
     async def recover(self, session_id: str | None = None) -> RecoveryReport:
         """Go on with runs that were killed: with one session's, or with all of them."""
+        self._require_open()
         if session_id is not None or self.owner is None:
             key = None if session_id is None else (await self.info(session_id)).id
             return await recover(self.runtime, self.loops, session_id=key)
@@ -418,7 +442,9 @@ class Sessions:
         progress: Progress | None = None,
     ) -> MoveReport:
         """Write sessions with all their versions and runs into one file of JSON Lines, all of them by default."""
-        chosen = None if session_ids is None else [(await self.info(each)).id for each in session_ids]
+        _check_moving(target, "write", "$.target", progress)
+        wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
+        chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
         if chosen is None and self.owner is not None:
             chosen = [info.id async for info in self._all({})]
         return await export_sessions(self._archive(), target, chosen, progress=progress)
@@ -427,14 +453,17 @@ class Sessions:
         self, source: str | os.PathLike[str] | BinaryIO, *, progress: Progress | None = None
     ) -> MoveReport:
         """Take in the sessions of a file that `export` has written; those that are there already are skipped."""
+        _check_moving(source, "read", "$.source", progress)
         return await import_sessions(self._archive(), source, owner=self.owner, progress=progress)
 
     def _archive(self) -> ArchivingStore:
+        self._require_open()
         if not isinstance(self.store, ArchivingStore):
             raise _cannot(self.store, "move sessions")
         return self.store
 
     def _erasure(self) -> Erasure:
+        self._require_open()
         if not isinstance(self.store, Erasure):
             raise _cannot(self.store, "erase single messages")
         return self.store
@@ -449,6 +478,8 @@ class Sessions:
             given = type(older_than).__name__
             raise InvalidData("$.older_than", f"expected a timedelta, or a datetime with a time zone; got {given}")
         before = now() - older_than if isinstance(older_than, timedelta) else older_than
+        if before is not None and before.tzinfo is not None and before > now():
+            raise InvalidData("$.older_than", "this is in the future, so every session would be erased")
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
             filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
@@ -495,6 +526,13 @@ class Sessions:
                 "that were connected without an owner."
             )
         return await self._erasure().gc()
+
+
+def _check_moving(file: object, method: str, path: str, progress: object) -> None:
+    if not isinstance(file, str | os.PathLike):
+        expect_method(file, method, path)
+    if progress is not None:
+        expect_function(progress, "$.progress")
 
 
 def _cannot(store: SessionStore, what: str) -> ConfigurationError:

@@ -15,6 +15,7 @@ import apsw
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound, StoreError
+from perdure.model.checks import expect_count, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
@@ -34,6 +35,8 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
+    check_page,
+    checked_version,
 )
 from perdure.stores import sqlite_archive, sqlite_check
 from perdure.stores import sqlite_erasure as erasure
@@ -62,10 +65,10 @@ class SqliteStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, cache: int = 128) -> None:
-        if str(path) in ("", ":memory:"):
+        if not isinstance(path, str | os.PathLike) or str(path) in ("", ":memory:"):
             raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
         self._given = Path(path)
-        self._live: LRU[str, Live] = LRU(cache)
+        self._live: LRU[str, Live] = LRU(expect_count(cache, "$.cache"))
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
         self._open: _Open | None = None
@@ -155,7 +158,7 @@ class SqliteStore:
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
-        if version is not None and not 0 < version <= LAST:
+        if checked_version(version) is not None and not 0 < version <= LAST:  # type: ignore[operator]  # as was asked
             return None
         live = self._live.recall(key)
         newest = live is not None and version in (None, live.session.version) and self._is_current(key, live)
@@ -320,6 +323,7 @@ class SqliteStore:
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
+        check_page(limit, before)
         key = SessionId(session_id)
         job = partial(journal.runs, session_id=key, origin=self._db.origin, limit=limit, before=before, run=run)
         found: Sequence[RunOnRecord] = await self._db.reader.run(job)
@@ -343,7 +347,7 @@ class SqliteStore:
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
         found: tuple[Key, int] | None = await self._db.reader.run(
-            partial(journal.find_key, session_id=SessionId(session_id), name=name)
+            partial(journal.find_key, session_id=SessionId(session_id), name=expect_text(name, "$.key"))
         )
         return found
 
