@@ -71,10 +71,7 @@ CONSTRUCTORS: dict[str, Callable[[], Any]] = {
     "ModelConfig blank name": lambda: ModelConfig(" "),
     "ModelConfig temperature NaN": lambda: ModelConfig("m", temperature=NAN),
     "ModelConfig temperature text": lambda: ModelConfig("m", temperature="hot"),  # type: ignore[arg-type]
-    "ModelConfig negative temperature": lambda: ModelConfig("m", temperature=-1),
-    "ModelConfig max_tokens": lambda: ModelConfig("m", max_tokens=0),
     "ModelConfig max_tokens text": lambda: ModelConfig("m", max_tokens="8"),  # type: ignore[arg-type]
-    "ModelConfig context_window": lambda: ModelConfig("m", context_window=-5),
     "ModelConfig thinking": lambda: ModelConfig("m", thinking=5),  # type: ignore[arg-type]
     "ModelConfig base_url": lambda: ModelConfig("m", base_url=5),  # type: ignore[arg-type]
     "ModelConfig settings": lambda: ModelConfig("m", settings=5),  # type: ignore[arg-type]

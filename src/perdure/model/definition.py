@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from perdure.errors import ConfigurationError, InvalidData
-from perdure.model.checks import expect, expect_count, expect_number
+from perdure.model.checks import expect, expect_number
 from perdure.model.execution import ExecutionBudget
 from perdure.model.value import EMPTY, Value, freeze, plain_text
 
@@ -42,11 +42,12 @@ class ModelConfig(Value, frozen=True):
         for field in ("base_url", "thinking"):
             if getattr(self, field) is not None:
                 expect(getattr(self, field), str, f"$.model.{field}")
+        # Types alone: numbers out of range may be stored already, and are the provider's to refuse.
         if self.temperature is not None:
-            expect_number(self.temperature, "$.model.temperature")
+            expect_number(self.temperature, "$.model.temperature", least=float("-inf"))
         for field in ("max_tokens", "context_window"):
             if getattr(self, field) is not None:
-                expect_count(getattr(self, field), f"$.model.{field}", least=1)
+                expect(getattr(self, field), int, f"$.model.{field}")
         if self.api_key_env is not None and not _VARIABLE.fullmatch(str(self.api_key_env)):
             raise ConfigurationError(
                 "api_key_env is the name of an environment variable, such as 'OPENAI_API_KEY'; what was given is none, "
