@@ -66,7 +66,7 @@ class SendParallel:
         strategy: Strategy | Callable[[Sequence[Branch]], Any] | None = None,
     ) -> None:
         self._messages = messages_to_send(message)
-        configs = expect_several(configs, "$.configs")
+        configs = () if isinstance(configs, str) else expect_several(configs, "$.configs")
         if len(configs) < 2:
             raise InvalidData("$.configs", "a parallel evaluation compares at least two configs")
         self._configs = tuple(each if isinstance(each, AgentDefinition) else ModelConfig.of(each) for each in configs)

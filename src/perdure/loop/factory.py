@@ -86,7 +86,8 @@ class LoopFactory:
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._driver = None if driver is None else expect_method(driver, "respond", "$.driver")
         self._model = None if model is None else ModelConfig.of(model)
-        self._capabilities = dict(expect(capabilities or {}, Mapping, "$.capabilities"))  # type: ignore[type-abstract]
+        expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
+        self._capabilities = dict(capabilities or {})
         for name, capability in self._capabilities.items():
             expect_method(capability, "install", f"$.capabilities.{name}")
         self._interceptors = expect_several(interceptors, "$.interceptors")

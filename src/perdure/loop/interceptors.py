@@ -7,7 +7,7 @@ from inspect import isawaitable
 from typing import Any
 
 from perdure.errors import ConfigurationError
-from perdure.model.checks import expect_number, expect_text
+from perdure.model.checks import expect_priority, expect_text
 from perdure.model.message import ToolCall
 from perdure.model.state import AgentState
 from perdure.model.step import ToolExecution
@@ -66,7 +66,7 @@ class Interceptors:
     def __init__(self, given: Iterable[Interceptor | tuple[Interceptor, int]] = ()) -> None:
         ranked = [each if isinstance(each, tuple) else (each, 0) for each in given]
         for each, priority in ranked:
-            expect_number(priority, "$.interceptors.priority", least=float("-inf"))
+            expect_priority(priority, "$.interceptors.priority")
             if not isinstance(each, Interceptor):
                 raise ConfigurationError(f"An interceptor is a subclass of perdure.Interceptor, which {each!r} is not.")
         self._ordered: Sequence[Interceptor] = [each for each, _ in sorted(ranked, key=lambda pair: -pair[1])]

@@ -66,6 +66,13 @@ def expect_number(value: object, path: str, *, least: float = 0) -> float:
     return value  # type: ignore[return-value]
 
 
+def expect_priority(value: object, path: str) -> float:
+    """Return a number to sort by; infinities put something first or last."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise InvalidData(path, f"expected a number, got {brief(value)}")
+    return value
+
+
 def text_of(value: object, path: str) -> str:
     """Return the text of a str, or of an object that has a text form of its own."""
     if isinstance(value, str):

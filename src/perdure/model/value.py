@@ -41,7 +41,7 @@ class FrozenList(list[Any]):
         raise TypeError("this list is frozen; build a new one with [*items, item]")
 
     append = extend = insert = pop = remove = clear = sort = reverse = _refuse
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # type: ignore[assignment]  # they take what list's do
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
 
     def __copy__(self) -> FrozenList:
         return self

@@ -151,7 +151,8 @@ class MemoryStore:
         shelved = self._sessions.get(SessionId(session_id))
         if shelved is None:
             return None
-        if checked_version(version) is None:
+        version = checked_version(version)
+        if version is None:
             return shelved.versions[-1]
         return shelved.versions[version - 1] if 1 <= version <= len(shelved.versions) else None
 

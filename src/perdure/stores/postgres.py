@@ -179,7 +179,8 @@ class PostgresStore:
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
         self._db.link.check()
-        if checked_version(version) is not None and not 0 < version <= LAST:  # type: ignore[operator]  # as was asked
+        version = checked_version(version)
+        if version is not None and not 0 < version <= LAST:
             return None
         try:
             return await self._load(key, version, self._live.recall(key))

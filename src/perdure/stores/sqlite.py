@@ -158,7 +158,8 @@ class SqliteStore:
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
-        if checked_version(version) is not None and not 0 < version <= LAST:  # type: ignore[operator]  # as was asked
+        version = checked_version(version)
+        if version is not None and not 0 < version <= LAST:
             return None
         live = self._live.recall(key)
         newest = live is not None and version in (None, live.session.version) and self._is_current(key, live)
