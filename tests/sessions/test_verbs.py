@@ -275,10 +275,10 @@ async def test_what_is_queued_behind_nothing_is_answered(connect: Connect) -> No
 
 
 async def test_an_id_that_is_taken_is_said_to_be(connect: Connect) -> None:
-    async with connect() as sessions:
+    async with connect() as sessions, perdure.connect(sessions.store, owner="ben") as bens:
         await sessions.open("mine")
         with pytest.raises(SessionNotFound, match="taken"):
-            await perdure.connect(sessions.store, owner="ben").open("mine")
+            await bens.open("mine")
         with pytest.raises(SessionNotFound, match="numbered from 1"):
             await sessions.rewind("mine", 99)
 
@@ -661,3 +661,11 @@ async def test_a_reply_that_was_cut_off_says_so(connect: Connect) -> None:
         again = await sessions.session("s")
         assert again.state.stop_reason is StopReason.LENGTH
         assert (await chat.send("Go on.")).text == "Once upon"
+
+
+async def test_several_connections_share_a_store_that_is_open(connect: Connect) -> None:
+    """Entering another one neither opens the store again nor closes it for the first."""
+    async with connect() as sessions:
+        async with perdure.connect(sessions.store, owner="ben") as bens:
+            await bens.open("s")
+        assert await sessions.exists("s")

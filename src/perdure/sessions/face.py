@@ -94,7 +94,8 @@ class Sessions:
             )
 
     async def __aenter__(self) -> Self:
-        if isinstance(self.store, AbstractAsyncContextManager):
+        is_shared = getattr(self.store, "is_open", False)  # whoever opened it closes it
+        if isinstance(self.store, AbstractAsyncContextManager) and not is_shared:
             await self._exits.enter_async_context(self.store)
         self._exits.push_async_callback(self.loops.aclose)
         self._exits.callback(self._events.wiretap(self._live.emit).cancel)

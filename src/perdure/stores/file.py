@@ -67,6 +67,10 @@ class FileStore:
         self._timeout = lock_timeout
         self._open: _Open | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
     async def __aenter__(self) -> Self:
         if self._open is not None:
             raise StoreError("This store is open already.")

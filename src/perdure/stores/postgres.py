@@ -83,6 +83,10 @@ class PostgresStore:
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._open: _Open | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
     async def __aenter__(self) -> Self:
         if self._open is not None:
             raise StoreError("This store is open already.")
