@@ -69,7 +69,7 @@ class Payloads(Contract):
 
     @in_store
     async def test_values_come_back_in_plain_types(self, store: SessionStore) -> None:
-        """Tuples, enums and subclasses of str are plain JSON in what is loaded, also where the store keeps it in memory."""
+        """Tuples, enums and subclasses of str are plain JSON in what is loaded, from memory too."""
         said = Message("user", (Text(_Word("hello")),), _Word("m-1"), {"k": (1, _Mood.GOOD, {"w": _Word("x")})})
         asked = Message.assistant(ToolCall(_Word("look"), {"at": (1, (2,))}, _Word("c-1")))
         told = Message.tool("c-1", (_Mood.GOOD,))
