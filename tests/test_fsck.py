@@ -81,8 +81,10 @@ async def test_a_store_in_which_everything_has_been_done_has_no_problems(tmp_pat
     """Adopted, compacted, redacted, posted to, run in parallel and recovered; then erased bit by bit, and copied."""
     clock = FrozenClock(tick=0.001)
     with use(clock=clock):
-        async with opened(kind, tmp_path) as store:
-            sessions = perdure.connect(store, driver=ScriptedDriver(lambda _: "Well."))
+        async with (
+            opened(kind, tmp_path) as store,
+            perdure.connect(store, driver=ScriptedDriver(lambda _: "Well.")) as sessions,
+        ):
             await stories.tell(store, clock)
             await sessions.search("it")
             await recover(SessionRuntime(store), stories.ledger_loops())
@@ -108,8 +110,10 @@ async def test_clearing_up_is_not_for_one_owner(tmp_path: Path) -> None:
     """It goes through what everybody has left; a check of one session is for whoever may see that."""
     async with SqliteStore(tmp_path / "s.db") as store:
         with pytest.raises(ConfigurationError, match="without an owner"):
-            await perdure.connect(store, owner="ada").gc()
-        assert await perdure.connect(store).gc() == 0
+            async with perdure.connect(store, owner="ada") as hers:
+                await hers.gc()
+        async with perdure.connect(store) as sessions:
+            assert await sessions.gc() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -352,3 +352,71 @@ def test_a_killed_workflow_goes_on_in_its_unfinished_stage(tmp_path: Path, kind:
     again = subprocess.run([*command, "go"], env=environment, check=True, capture_output=True, text=True, timeout=60)
     assert again.stdout == "drafted reviewed\n"
     assert ledger.read_text().split() == ["first", "second", "third", "third"]
+
+
+NAMES = ["a", "b", "a.b", "b.c", "a_b", "a_-b", "a__b", "a.b_c", "a-b", "a._b"]
+
+
+def test_no_two_stages_share_a_session_by_accident() -> None:
+    """Whatever dots there are in the ids of workflows and the names of stages, each pair has an id of its own."""
+    made = {(flow, name): Workflow(flow, [Stage(name)]).session_of(Stage(name)) for flow in NAMES for name in NAMES}
+    assert len(set(made.values())) == len(NAMES) ** 2
+    assert made["a.b", "b"] == "a.b.b", "an id that was never ambiguous is as it was"
+
+
+async def test_two_workflows_whose_names_join_alike_do_not_meet() -> None:
+    """`acme.eu` + `draft` and `acme` + `eu.draft` are two stages of two workflows."""
+    echo = Echo()
+    async with echo.connect() as sessions:
+        await Workflow("acme.eu", [Stage("draft")]).run(sessions, "sea")
+        result = await Workflow("acme", [Stage("eu.draft")]).run(sessions, "hill")
+        assert result.text == "plain(hill)"
+        assert await words(sessions, result["eu.draft"].session.id) == ["hill", "plain(hill)"]
+
+
+async def test_a_stage_that_an_earlier_release_has_begun_is_found() -> None:
+    """Its session has dots that say too little; the key in it says whose it is."""
+    echo = Echo()
+    async with echo.connect() as sessions:
+        await sessions.open("acme.eu.draft")
+        await sessions.send("acme.eu.draft", "sea", key="workflow acme stage eu.draft attempt 1")
+        assert (await Workflow("acme", [Stage("eu.draft")]).run(sessions, "sea")).text == "plain(sea)"
+        assert echo.asked == ["sea"]
+
+
+def no_answer_by(name: str) -> dict[str, Any]:
+    """Options of a connection in which a run of the poet's comes to no answer."""
+
+    def reject(messages: Any) -> Any:
+        return perdure.Rejected("not here") if messages[-1].text == "sea" else None
+
+    class Brief:
+        async def respond(self, request: Any, on_delta: Any) -> perdure.ModelReply:
+            return perdure.ModelReply(perdure.Message.assistant("Once"), perdure.InferenceResponse("length"))
+
+    return {
+        "rejected": {"input_filters": [reject]},
+        "cut off": {"driver": Brief()},
+        "blank": {"driver": ScriptedDriver([" "])},
+        "budget": {},
+    }[name]
+
+
+@pytest.mark.parametrize("why", ["rejected", "cut off", "blank", "budget"])
+async def test_a_stage_without_an_answer_stops_the_workflow(why: str) -> None:
+    """Nothing is passed on, the error says which stage and why, and the next run tries that stage again."""
+    echo = Echo()
+    budget = perdure.ExecutionBudget(max_steps=0 if why == "budget" else None)
+    poet = AgentDefinition("poet", system_prompt="write", budget=budget)
+    store = MemoryStore()
+    async with perdure.connect(store, **{"driver": echo.driver, **no_answer_by(why)}) as sessions:
+        for _ in range(2):
+            with pytest.raises(PerdureError) as caught:
+                await Workflow("w", [Stage("draft", agent=poet), Stage("review")]).run(sessions, "sea")
+            assert isinstance(caught.value, perdure.StageFailed) or why == "rejected"
+        assert echo.asked == []
+        assert not await sessions.exists("w.review")
+    async with perdure.connect(store, driver=echo.driver) as sessions:
+        result = await Workflow("w", [Stage("draft", agent=POET), Stage("review")]).run(sessions, "sea")
+        assert result.text == "plain(write(sea))"
+        assert await words(sessions, "w.draft") == ["sea", "write(sea)"]

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from perdure.errors import SessionLocked as SessionLocked
     from perdure.errors import SessionNotActive as SessionNotActive
     from perdure.errors import SessionNotFound as SessionNotFound
+    from perdure.errors import StageFailed as StageFailed
     from perdure.errors import StoreError as StoreError
     from perdure.errors import ToolError as ToolError
     from perdure.errors import TransientDriverError as TransientDriverError
@@ -232,7 +233,8 @@ _HOMES = {
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId NotLoaded "
     "PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
-    "SessionConflict SessionLocked SessionNotActive SessionNotFound StoreError ToolError TransientDriverError",
+    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
+    "TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction_auto": "AutoCompaction",
     "loop.compaction_options": "CompactionOptions",

@@ -22,7 +22,8 @@ PerdureError
 │   ├── RetriesExhausted
 │   ├── CompactionFailed
 │   ├── RunFailed
-│   │   └── InputRefused
+│   │   ├── InputRefused
+│   │   └── StageFailed
 │   └── RequestRefused
 │       └── ContextTooLong
 ├── ToolError
@@ -139,6 +140,8 @@ class SessionNotActive(PerdureError):
         self.status = status
         self.pending = tuple(pending)
         advice = "Execute ResumeSession() on it first."
+        if status == "deleted":
+            advice = "It can be read, exported, forked and erased; fork it to continue the conversation."
         if self.pending:
             calls = ", ".join(self.pending)
             advice = f"It waits for a person to approve or deny what it is about to call: {calls}."
@@ -286,10 +289,29 @@ class InputRefused(RunFailed):
     """An input filter has refused what was sent. The model was not asked, and is shown nothing of it."""
 
     def __init__(self, session_id: str, version: int, reason: str) -> None:
-        super().__init__(session_id, version, reason)
-        self.args = (
+        self.session_id = session_id
+        self.version = version
+        self.reason = reason
+        PerdureError.__init__(
+            self,
             f"What was sent to session {session_id!r} was refused: {reason.rstrip('. ')}. The model was not asked and "
             "will not be shown it; the record keeps it. Send something else.",
+        )
+
+
+class StageFailed(RunFailed):
+    """A stage of a workflow has no answer to pass on: it was refused, stopped, or cut off."""
+
+    def __init__(self, session_id: str, version: int, reason: str, workflow: str, stage: str) -> None:
+        self.session_id = session_id
+        self.version = version
+        self.reason = reason
+        self.workflow = workflow
+        self.stage = stage
+        PerdureError.__init__(
+            self,
+            f"Stage {stage!r} of workflow {workflow!r} has no answer (session {session_id!r}, version {version}): "
+            f"{reason.rstrip('. ')}. The stages after it were not run. Run the workflow again to try this stage again.",
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 import msgspec
 
 from perdure.errors import InvalidData
+from perdure.model.checks import expect_count, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
@@ -19,7 +20,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoLis
 from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
-from perdure.model.value import EMPTY, JSON, Value
+from perdure.model.value import EMPTY, JSON, Value, brief
 
 
 class SessionStage(StrEnum):
@@ -392,6 +393,20 @@ class JournalEntry(msgspec.Struct, frozen=True):
     run: str | None = None
 
 
+def check_page(limit: object, before: object) -> None:
+    """Raise InvalidData unless a page of runs is asked for by whole numbers. Every journal does so first."""
+    for name, number in (("limit", limit), ("before", before)):
+        if number is not None:
+            expect_count(number, f"$.{name}")
+
+
+def checked_version(version: int | None) -> int | None:
+    """Return the number of a version, which may be one that is not there; InvalidData if it is not a number."""
+    if version is not None and type(version) is not int:
+        raise InvalidData("$.version", f"a version is a whole number, not {brief(version)}; the newest has none")
+    return version
+
+
 class RunOnRecord(msgspec.Struct, frozen=True):
     """A run as the journal knows it: its first and last entry, and the stretch of log that holds its messages."""
 
@@ -408,6 +423,9 @@ class Key(msgspec.Struct, frozen=True):
 
     name: str
     digest: str
+
+    def __post_init__(self) -> None:
+        expect_text(self.name, "$.key")
 
 
 class Saving(msgspec.Struct, frozen=True):
@@ -518,7 +536,8 @@ class Journal(Protocol):
         ...
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
-        """The idempotency key of that name and the version that its run has saved, if there is one."""
+        """The idempotency key of that name and the version that its run has saved; None if there is none, or no such
+        session."""
         ...
 
     async def is_claimed(self, session_id: str) -> bool:

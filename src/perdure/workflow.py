@@ -13,7 +13,15 @@ import msgspec
 
 from perdure.actions.definition import ChangeDefinition
 from perdure.actions.take_back import TakeBackRun
-from perdure.errors import ConfigurationError, InvalidData, SessionConflict, SessionNotActive, SessionNotFound
+from perdure.errors import (
+    ConfigurationError,
+    InvalidData,
+    SessionConflict,
+    SessionNotActive,
+    SessionNotFound,
+    StageFailed,
+)
+from perdure.model.checks import expect, expect_several, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
@@ -58,8 +66,8 @@ class Stage:
         self.agent = agent
         self.prompt = prompt
         self.session = None if session is None else SessionId(session)
-        self.after = None if after is None else tuple(after)
-        self.fork_from = fork_from
+        self.after = None if after is None else expect_several(after, "$.after")
+        self.fork_from = None if fork_from is None else SessionId(fork_from)
 
     def __repr__(self) -> str:
         return f"<Stage {self.name}>"
@@ -86,7 +94,7 @@ class Workflow:
 
     def __init__(self, id: str, stages: Sequence[Stage]) -> None:
         self.id = SessionId(id)
-        self.stages = tuple(stages)
+        self.stages = expect_several(stages, "$.stages")
         _check_names(self.stages)
         self._after = {stage.name: self._dependencies(place) for place, stage in enumerate(self.stages)}
         _check_order(self._after)
@@ -119,13 +127,30 @@ class Workflow:
         return tuple(dict.fromkeys((*named, *sharing[-1:])))
 
     def session_of(self, stage: Stage) -> SessionId:
-        """The id of a stage's session: the one it names, or one made of the workflow's id and its name."""
-        return stage.session or SessionId(f"{self.id}.{stage.name}")
+        """Return the id of a stage's session: the one it names, or one made of the workflow's id and its name.
+
+        What follows the last dot tells the stage, so that no two workflows share an id by accident. A stage whose name
+        has dots is written with `_`, with which no name begins.
+        """
+        name = stage.name if "." not in stage.name else "_" + stage.name.replace("_", "__").replace(".", "_-")
+        return stage.session or SessionId(f"{self.id}.{name}")
+
+    async def _home_of(self, sessions: Sessions, stage: Stage) -> SessionId:
+        """A stage's session; of a stage with dots in its name, the one that an earlier release has begun it in."""
+        session_id, earlier = self.session_of(stage), f"{self.id}.{stage.name}"
+        if stage.session or "." not in stage.name or await sessions.exists(session_id):
+            return session_id
+        journal = sessions.runtime.journal
+        if journal is None or not await sessions.exists(earlier):
+            return session_id
+        # The key names workflow and stage apart, as the id did not.
+        is_own = await journal.find_key(SessionId(earlier), self._key(stage, 1)) is not None
+        return SessionId(earlier) if is_own else session_id
 
     async def run(self, sessions: Sessions, input: str) -> WorkflowResult:
         """Run every stage that has not been answered yet; those that do not wait for each other run at once."""
-        if not isinstance(input, str):
-            raise InvalidData("$.input", f"expected a text, got {type(input).__name__}")
+        expect(sessions, Sessions, "$.sessions")
+        expect_text(input, "$.input", blank=False)
         replies: dict[str, Reply] = {}
         tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -147,13 +172,13 @@ class Workflow:
 
     async def _answer(self, sessions: Sessions, stage: Stage, results: Results) -> Reply:
         """A stage's reply: the one it has given before, or the one it comes to now."""
-        session_id = self.session_of(stage)
+        session_id = await self._home_of(sessions, stage)
         attempt = 1
         if await sessions.exists(session_id):
             await sessions.recover(session_id)
             attempt, given = await self._given(sessions, stage, session_id)
             if given is not None and callable(stage.prompt):
-                return _answered(given)  # what it is told may be another text each time it is asked for
+                return self._answered(stage, given)  # what it is told may be another text each time it is asked for
             if given is None:
                 await self._hand_over(sessions, stage, session_id)
         else:
@@ -170,13 +195,22 @@ class Workflow:
                 raise
             problem = f"workflow {self.id!r} has been run with another input or prompt; a new run needs a new id"
             raise InvalidData("$.input", problem) from None
-        return _answered(Reply(await _since(sessions, reply.session)))
+        return self._answered(stage, Reply(await _since(sessions, reply.session)))
+
+    def _answered(self, stage: Stage, reply: Reply) -> Reply:
+        """A reply that is one. SessionNotActive while its run waits for a person, StageFailed if it came to none."""
+        session = reply.session
+        if reply.pending_calls:
+            raise SessionNotActive(session.id, session.status.value)
+        if not _has_answer(session):
+            raise StageFailed(session.id, session.version, _why_not(session), self.id, stage.name)
+        return reply
 
     def _key(self, stage: Stage, attempt: int) -> str:
         return f"workflow {self.id} stage {stage.name} attempt {attempt}"
 
     async def _given(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> tuple[int, Reply | None]:
-        """The attempt that is next, or the last one and its reply. One that failed or was cancelled is taken back."""
+        """The attempt that is next, or the last one and its reply. One that came to no answer is taken back."""
         journal = sessions.runtime.journal
         if journal is None:
             raise ConfigurationError("A workflow needs a store with a journal, to know which of its stages are done.")
@@ -199,7 +233,8 @@ class Workflow:
         if stage.fork_from is None:
             await sessions.open(session_id, stage.agent)
             return
-        origin = next((self.session_of(each) for each in self.stages if each.name == stage.fork_from), None)
+        forked = next((each for each in self.stages if each.name == stage.fork_from), None)
+        origin = None if forked is None else await self._home_of(sessions, forked)
         with suppress(SessionConflict):  # another process was quicker
             await sessions.fork(origin or stage.fork_from, session_id)
         await self._hand_over(sessions, stage, session_id)
@@ -233,22 +268,32 @@ async def _since(sessions: Sessions, session: AgentSession) -> AgentSession:
     return session
 
 
-def _answered(reply: Reply) -> Reply:
-    """A reply that is one; SessionNotActive while its run waits for a person."""
-    if reply.pending_calls:
-        raise SessionNotActive(reply.session.id, reply.session.status.value)
-    return reply
-
-
 def _loop_of(session: AgentSession) -> str | None:
     execution = session.state.execution
     return execution.execution_id if execution else None
 
 
 def _is_given_up(session: AgentSession) -> bool:
-    """Whether a run ended without having done its work: it failed, or somebody has cancelled it."""
+    """Whether a run ended without an answer: it failed, was refused, or was stopped on its way."""
+    return not Reply(session).pending_calls and not _has_answer(session)
+
+
+def _has_answer(session: AgentSession) -> bool:
+    """Whether a run has come to a whole answer that can be passed on."""
     state = session.state
-    return state.status is ExecutionStatus.FAILED or state.stop_reason is StopReason.USER_REQUESTED
+    answer = state.final_response
+    is_over = state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.STOPPED)
+    if not is_over or state.stop_reason is StopReason.USER_REQUESTED:
+        return False
+    return answer is not None and bool(answer.text.strip())
+
+
+def _why_not(session: AgentSession) -> str:
+    execution = session.state.execution
+    if execution is None:
+        return "its run has left no trace"
+    told = [signal.message or signal.reason.value for signal in execution.continuation.stop_signals]
+    return told[-1] if told else "the model answered with an empty text"
 
 
 def _filled(prompt: str, results: Results) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from perdure import (
+    AgentDefinition,
     AgentEnd,
     AgentLoop,
     AgentStart,
@@ -17,15 +19,20 @@ from perdure import (
     DriverError,
     ExecutionBudget,
     ExecutionStatus,
+    InferenceResponse,
     Interceptor,
+    LoopFactory,
     Message,
     MessageEnd,
     MessageStart,
     MessageUpdate,
+    ModelReply,
+    ModelRequest,
     RetriesExhausted,
     StopReason,
     StopSignal,
     ToolCall,
+    Usage,
     tool,
 )
 from perdure.errors import TransientDriverError
@@ -257,3 +264,56 @@ async def test_a_call_id_that_a_model_uses_twice_is_made_distinct() -> None:
     assert len(set(ids)) == 4
     assert [result.text for result in results_in(state)] == ["5", "2", "5", "2"]
     assert [result.call_id for result in results_in(state)] == ids
+
+
+class CutOff:
+    """A driver whose answers end for the reasons given, one a step."""
+
+    def __init__(self, *answers: tuple[Message, str]) -> None:
+        self._answers = answers
+
+    async def respond(self, request: ModelRequest, on_delta: Any) -> ModelReply:
+        message, reason = self._answers[request.step]
+        return ModelReply(message, InferenceResponse(reason, Usage(1, 2)))
+
+
+@pytest.mark.parametrize("reason", [StopReason.LENGTH, StopReason.CONTENT_FILTER])
+async def test_a_cut_off_answer_is_a_stop_of_its_own(reason: StopReason) -> None:
+    """The run is stopped, not completed; the text is kept, marked incomplete, and is no final response."""
+    state = await run_driver(CutOff((Message.assistant("Once upon a"), reason.value)))
+    assert (state.status, state.stop_reason) == (ExecutionStatus.STOPPED, reason)
+    assert (state.final_response, state.has_final_response) == (None, False)
+    (said,) = state.current_response
+    assert (said.text, said.is_incomplete, said.metadata["incomplete"]) == ("Once upon a", True, True)
+    assert state.messages[-1] == said
+
+
+async def test_tools_that_a_long_answer_asks_for_are_still_called() -> None:
+    """The run goes on as ever where the model has a turn of its own left; only its last answer counts."""
+    driver = CutOff((Message.assistant(ToolCall("add", {"a": 1, "b": 2})), "length"), (Message.assistant("3"), "stop"))
+
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    state = await run_driver(driver, add)
+    assert (state.status, state.stop_reason) == (ExecutionStatus.COMPLETED, StopReason.COMPLETED)
+    assert state.final_response is not None
+
+
+async def test_an_interceptor_may_have_a_cut_off_answer_continued() -> None:
+    """`on_stop` is asked first, and a run that then comes to an end of its own is completed."""
+
+    class Continue(Interceptor):
+        def on_stop(self, state: AgentState) -> AgentState:
+            if state.current_response[-1].is_incomplete:
+                return state.with_messages(Message.user("Go on.")).with_continuation_requested()
+            return state
+
+    driver = CutOff((Message.assistant("Once upon"), "length"), (Message.assistant(" a time."), "stop"))
+    state = await run_driver(driver, interceptors=[Continue()])
+    assert (state.status, state.final_response and state.final_response.text) == (ExecutionStatus.COMPLETED, " a time.")
+
+
+async def run_driver(driver: Any, *tools: Any, **options: Any) -> AgentState:
+    loops = LoopFactory(driver=driver, tools=tools, **options)
+    return await loops.build(AgentDefinition("agent")).run(AgentState().with_messages(Message.user("Hi")))

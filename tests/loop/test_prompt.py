@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,9 +20,11 @@ from perdure import (
     DenyToolCalls,
     InjectMessage,
     LoopFactory,
+    Media,
     MemoryStore,
     Message,
     ModelRequest,
+    Opaque,
     PerdureError,
     ResetTranscript,
     ResumeSession,
@@ -35,13 +38,13 @@ from perdure import (
     tool,
 )
 from perdure.loop import prompt as prompt_module
-from perdure.loop.prompt import NO_RESULT, Prompt, Prompts, compile_prompt
+from perdure.loop.prompt import EMPTY_RESULT, NO_RESULT, Prompt, Prompts, compile_prompt
 from perdure.model.transcript import Transcript
 from perdure.testing.scripted import ScriptedDriver
 
 from .scenes import asked, loop_of, results_in
 
-ids = st.sampled_from(["a", "b", "c", ""])
+ids = st.sampled_from(["a", "b", "c", "", "a|b", "ä:1", "x" * 41])
 calls = st.builds(ToolCall, st.just("look"), st.dictionaries(st.just("n"), st.integers(0, 3), max_size=1), ids)
 results = st.builds(ToolResult, ids, st.integers(0, 9), is_error=st.booleans())
 tags = st.fixed_dictionaries({}, optional={"is_trace": st.booleans(), "execution_id": st.sampled_from(["x", "y"])})
@@ -53,7 +56,11 @@ def tangles(draw: st.DrawFn) -> list[Message]:
     made = []
     for _ in range(draw(st.integers(0, 8))):
         role: Any = draw(st.sampled_from(["user", "assistant", "tool", "system"]))
-        parts = draw(st.lists(calls | results | st.builds(Text, st.text(max_size=3)), max_size=4))
+        parts = draw(
+            st.lists(
+                calls | results | st.builds(Text, st.text(max_size=3) | st.sampled_from(["", " ", "\n"])), max_size=4
+            )
+        )
         made.append(Message(role, tuple(parts), metadata=draw(tags)))
     return made
 
@@ -61,8 +68,14 @@ def tangles(draw: st.DrawFn) -> list[Message]:
 def assert_valid(sent: tuple[Message, ...]) -> None:
     """Every call is the assistant's and answered exactly once, right behind it; nothing else is a result."""
     expected: list[str] = []
+    called = [call.id for message in sent for call in message.tool_calls]
+    assert len(called) == len(set(called))
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", each) for each in called)
     for message in sent:
         assert message.parts
+        bound = (None, *message.parts[:-1])
+        texts = [part for before, part in zip(bound, message.parts, strict=True) if not isinstance(before, Opaque)]
+        assert all(part.text.strip() for part in texts if isinstance(part, Text | ToolResult))
         if expected:
             assert message.role == "tool"
             assert [result.call_id for result in message.tool_results] == [expected.pop(0)]
@@ -91,10 +104,12 @@ def test_compiling_twice_changes_nothing_more(history: list[Message]) -> None:
 
 @given(tangles())
 def test_what_was_said_stays_and_in_order(history: list[Message]) -> None:
-    """Nothing but calls and results is touched: texts are all there, where they stood."""
+    """Nothing but calls, results and blanks is touched: texts are all there, where they stood."""
 
     def said(them: Any) -> list[Text]:
-        return [part for m in them if m.role != "tool" for part in m.parts if isinstance(part, Text)]
+        return [
+            part for m in them if m.role != "tool" for part in m.parts if isinstance(part, Text) and part.text.strip()
+        ]
 
     assert said(compile_prompt(history)) == said(history)
 
@@ -115,7 +130,7 @@ def test_prompts_of_a_run_go_on_from_each_other(turns: list[tuple[list[Message],
 def test_a_later_prompt_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     paired = prompt_module._paired
-    monkeypatch.setattr(prompt_module, "_paired", lambda them: looked.append(len(them)) or paired(them))
+    monkeypatch.setattr(prompt_module, "_paired", lambda them, ids: looked.append(len(them)) or paired(them, ids))
     prompts, transcript = Prompts(), Transcript.of(conversation() * 50)
     assert len(prompts.of(transcript)) == 7 * 50
     looked.clear()
@@ -255,3 +270,51 @@ async def test_a_loop_leaves_out_earlier_traces_when_told_to() -> None:
         state = await loop.run(state.with_messages(Message.user("Two?")))
         assert [len(request.messages) for request in driver.requests] == [1, 3, expected, expected + 2]
         assert len(results_in(state)) == 2
+
+
+def test_call_ids_are_such_as_every_provider_takes() -> None:
+    """A foreign, long or repeated id is replaced, the same in call and result, and the same in every prompt."""
+    odd = ["call:1", "x" * 60, "", "call|1", "fine"]
+    history = [
+        message
+        for name in (*odd, "fine")
+        for message in (Message.assistant(ToolCall("look", {}, name)), Message.tool(name, f"of {name}"))
+    ]
+    sent = compile_prompt(history)
+    assert_valid(sent)
+    assert [message.text for message in sent if message.role == "tool"] == [f"of {name}" for name in (*odd, "fine")]
+    assert compile_prompt(history) == compile_prompt(sent) == sent
+    assert sent[8].tool_calls[0].id == "fine"
+    assert compile_prompt(history[:4]) == sent[:4]
+
+
+def test_a_prompt_that_grows_keeps_the_ids_it_was_sent_with() -> None:
+    """Ids that come again in later runs are told apart without touching what a provider has cached."""
+    run = [Message.user("go"), Message.assistant(ToolCall("look", {}, "call_0")), Message.tool("call_0", "seen")]
+    prompts, transcript, before = Prompts(), Transcript(), ()
+    for _ in range(4):
+        transcript = transcript.append(*run)
+        sent = tuple(prompts.of(transcript))
+        assert_valid(sent)
+        assert sent[: len(before)] == before
+        assert sent == compile_prompt(transcript)
+        before = sent
+
+
+def test_blank_text_is_not_sent() -> None:
+    """A blank block goes, a message that has nothing else goes with it, and a blank result is said in words."""
+    call = ToolCall("look", {}, "c")
+    history = [
+        Message.user(""),
+        Message.user(" \n", Media("image/png", data=b"x")),
+        Message.system("\t"),
+        Message.assistant(Text(" "), call),
+        Message.tool("c", ""),
+        Message.assistant(Opaque("p", {"next": {"signature": "s"}}), Text("")),
+    ]
+    sent = compile_prompt(history)
+    assert [message.role for message in sent] == ["user", "assistant", "tool", "assistant"]
+    assert sent[0].parts == (Media("image/png", data=b"x"),)
+    assert sent[1].parts == (call,)
+    assert sent[2].text == EMPTY_RESULT
+    assert len(sent[3].parts) == 2, "a provider's own part stays with the text it came with"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, TypedDict
@@ -11,7 +15,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from perdure import ConfigurationError, FunctionTool, ToolContext, ToolError, ToolRegistry, tool
+from perdure import ConfigurationError, FunctionTool, ToolCall, ToolContext, ToolError, ToolRegistry, tool
+
+CONTEXT = ToolContext("call", "run", "agent")
 
 
 class Colour(Enum):
@@ -257,3 +263,49 @@ def test_a_name_that_is_not_registered_is_an_error(allow: Any, deny: tuple[str, 
     """A typing mistake in a list of tools is told, with the names there are."""
     with pytest.raises(ConfigurationError, match=r"no tool named 'four'\. Registered are: one\."):
         ToolRegistry([FunctionTool(lambda: None, name="one")]).select(allow, deny)
+
+
+async def test_slow_plain_tools_do_not_keep_a_quick_one_waiting() -> None:
+    """However many block, a quick one begins at once: its time-out is its own, and so is the loop's executor."""
+    release, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> str:
+        begun.release()
+        assert release.wait(30)
+        return "slow"
+
+    @tool(timeout=5)
+    def quick() -> str:
+        return "quick"
+
+    many = [asyncio.create_task(FunctionTool(slow).call({}, CONTEXT)) for _ in range(100)]
+    try:
+        async with asyncio.timeout(20):
+            assert await quick.call({}, CONTEXT) == "quick"
+            assert await asyncio.to_thread(begun.acquire, timeout=10)
+    finally:
+        release.set()
+    assert set(await asyncio.gather(*many)) == {"slow"}
+
+
+async def test_a_plain_tool_knows_the_context_it_is_called_in() -> None:
+    """Its thread has the caller's context variables, and what it raises reaches the caller."""
+    where: ContextVar[str] = ContextVar("where")
+    where.set("here")
+    assert await FunctionTool(lambda: where.get(), name="look").call({}, CONTEXT) == "here"
+    with pytest.raises(SystemExit):
+        await FunctionTool(lambda: sys.exit(3), name="leave").call({}, CONTEXT)
+
+
+async def test_a_tool_that_changes_its_argument_changes_nothing_else() -> None:
+    """It is given a copy of its own, however deep: the call that is stored stays as the model made it."""
+    call = ToolCall("drain", {"items": [1, {"deep": [2]}], "options": {"a": [3]}})
+
+    def drain(items: list[Any], options: dict[str, Any]) -> int:
+        items[1]["deep"].clear()
+        items.clear()
+        options["a"].append(4)
+        return 0
+
+    await FunctionTool(drain).call(call.arguments, CONTEXT)
+    assert call.arguments == {"items": [1, {"deep": [2]}], "options": {"a": [3]}}

@@ -161,6 +161,7 @@ CHANGES = {
     "with_execution": lambda s: s.with_execution(ExecutionState.fresh()),
     "with_execution_started": lambda s: s.with_execution_started(),
     "for_next_execution": lambda s: s.for_next_execution(),
+    "for_another_session": lambda s: s.for_another_session(),
     "with_stop_signal": lambda s: s.with_stop_signal(SIGNAL),
     "with_continuation_requested": lambda s: s.with_continuation_requested(),
     "with_current_step": lambda s: s.with_current_step(answer()),

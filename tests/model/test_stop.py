@@ -15,6 +15,8 @@ IN_ORDER = [
     StopReason.TOKEN_LIMIT_REACHED,
     StopReason.TIME_LIMIT_REACHED,
     StopReason.RETRY_LIMIT_REACHED,
+    StopReason.LENGTH,
+    StopReason.CONTENT_FILTER,
     StopReason.FINISH_REASON_RECEIVED,
     StopReason.USER_REQUESTED,
     StopReason.COMPLETED,
@@ -23,9 +25,9 @@ IN_ORDER = [
 
 
 def test_priorities_are_those_of_the_table():
-    """Priority 0 is the highest, and every reason has its own."""
+    """Priority 0 is the highest; the model's own reasons to stop share the rank that the table gives them."""
     assert sorted(StopReason, key=lambda reason: reason.priority) == IN_ORDER
-    assert [reason.priority for reason in IN_ORDER] == list(range(10))
+    assert [reason.priority for reason in IN_ORDER] == [0, 1, 2, 3, 4, 5, 6, 6, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("reason", StopReason)

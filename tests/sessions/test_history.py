@@ -195,3 +195,92 @@ async def test_a_history_without_adoptions_reads_no_further_version(connect: Con
 
 def test_a_state_that_never_adopted_is_stored_as_it_was() -> None:
     assert "adopted" not in AgentState().to_dict()
+
+
+async def test_copies_of_one_message_are_told_apart_by_their_place(connect: Connect) -> None:
+    """A message that was sent twice was said twice: the view and the history show both, before and after a move."""
+    once = perdure.Message.user("again", id="m-1")
+    async with connect() as sessions:
+        chat = await sessions.open("s")
+        await chat.send(once)
+        await chat.send(once)
+        await chat.inject(perdure.Message.user("other words", id="m-1"))
+        said = ["again", "yes", "again", "yes", "other words"]
+        assert [message.text for message in (await chat.session()).state.messages] == said
+        assert await history(chat) == said
+        await chat.reset()
+        assert await history(chat) == said
+
+
+async def test_an_evaluation_that_selected_nothing_leaves_the_history_readable(connect: Connect) -> None:
+    """Branches that came to an answer, none of which was selected, are not part of what was said."""
+
+    def nobody(branches: Any) -> int:
+        raise ValueError("none is good")
+
+    async with connect() as sessions:
+        chat = await say(await sessions.open("s"), "first")
+        parallel = SendParallel("which?", sessions.loops, configs=["offline", "offline"], strategy=nobody)
+        with pytest.raises(ValueError, match="none is good"):
+            await sessions.execute("s", parallel, on_conflict="raise")
+        assert await history(chat) == ["first", "which?"]
+        await chat.send("next")
+        assert await history(chat) == ["first", "which?", "next", "yes"]
+
+
+@pytest.fixture
+def undone(connect: Connect) -> Any:
+    """A session in which something was said and taken back, so that its view is that of an older version."""
+
+    async def made(sessions: Sessions) -> Chat:
+        chat = await say(await sessions.open("s"), "1", "2", "3")
+        await chat.undo()
+        return chat
+
+    return made
+
+
+async def view(sessions: Sessions, session_id: str) -> list[str]:
+    return [message.text for message in (await sessions.session(session_id)).state.messages]
+
+
+async def test_undo_takes_back_a_clear(connect: Connect, undone: Any) -> None:
+    """Clearing is a change of what is shown, also where an undo came before it."""
+    async with connect() as sessions:
+        chat = await undone(sessions)
+        await sessions.execute("s", ClearSession())
+        assert await chat.undo() == 2
+        assert await view(sessions, "s") == ["1", "2"]
+
+
+async def test_undo_in_a_seeded_session_stays_in_that_session(connect: Connect, undone: Any) -> None:
+    """A seed that was taken from another session brings none of its version numbers along."""
+    async with connect() as sessions:
+        seed = (await (await undone(sessions)).session()).state
+        await sessions.runtime.create(perdure.AgentDefinition("x"), seed=seed, session_id="seeded")
+        with pytest.raises(perdure.InvalidData, match="nothing to undo"):
+            await sessions.undo("seeded")
+        await sessions.inject("seeded", {"role": "user", "content": "4"})
+        await sessions.undo("seeded")
+        assert await view(sessions, "seeded") == ["1", "2"]
+
+
+async def test_undo_in_a_conflicts_fork_stays_in_that_fork(connect: Connect, undone: Any) -> None:
+    """What a conflict has kept as a fork begins a history of its own."""
+
+    class UndoTooLate:
+        runs_model = True
+
+        async def execute_on(self, session: Any, context: Any = None) -> Any:
+            await sessions.runtime.execute(session.id, perdure.WriteMetadata("k", 1))
+            return await perdure.Undo().execute_on(session, context)
+
+    async with connect() as sessions:
+        await say(await undone(sessions), "5")
+        kept = await sessions.runtime.execute("s", UndoTooLate(), on_conflict="fork")
+        assert await view(sessions, kept.id) == ["1", "2"]
+        with pytest.raises(perdure.InvalidData, match="nothing to undo"):
+            await sessions.undo(kept.id)
+        await sessions.inject(kept.id, {"role": "user", "content": "6"})
+        await sessions.undo(kept.id)
+        assert await view(sessions, kept.id) == ["1", "2"]

@@ -44,9 +44,7 @@ async def two_owners(store: Any) -> AsyncIterator[tuple[Sessions, Sessions]]:
     """Ann's sessions and Bob's in one store; Ann has `hers`, with a fork, and Bob has `mine`."""
     driver = ScriptedDriver(lambda _: "hello there")
     ann = perdure.connect(store, driver=driver, owner="ann")
-    async with ann:
-        bob = perdure.connect(ann.store, driver=driver, owner="bob")
-        bob._exits.pop_all()
+    async with ann, perdure.connect(ann.store, driver=driver, owner="bob") as bob:
         await (await ann.open("hers")).send("hello")
         await ann.fork("hers", "her-fork")
         await (await bob.open("mine")).send("hello")
@@ -154,7 +152,6 @@ async def test_a_one_shot_run_is_nobodys(store: Any) -> None:
 
 
 async def test_without_an_owner_all_are_seen(store: Any) -> None:
-    async with two_owners(store) as (ann, _):
-        everyone = perdure.connect(ann.store)
+    async with two_owners(store) as (ann, _), perdure.connect(ann.store) as everyone:
         assert len(await everyone.list()) == 3
         assert await everyone.gc() == 0

@@ -279,10 +279,10 @@ async def test_what_is_queued_behind_nothing_is_answered(connect: Connect) -> No
 
 
 async def test_an_id_that_is_taken_is_said_to_be(connect: Connect) -> None:
-    async with connect() as sessions:
+    async with connect() as sessions, perdure.connect(sessions.store, owner="ben") as bens:
         await sessions.open("mine")
         with pytest.raises(SessionNotFound, match="taken"):
-            await perdure.connect(sessions.store, owner="ben").open("mine")
+            await bens.open("mine")
         with pytest.raises(SessionNotFound, match="numbered from 1"):
             await sessions.rewind("mine", 99)
 
@@ -632,3 +632,135 @@ def test_a_controller_has_a_method_for_stages() -> None:
     """Anything else is refused when it is given."""
     with pytest.raises(ConfigurationError, match="on_stage"):
         perdure.connect_blocking("memory://", controller=print)  # type: ignore[arg-type]
+
+
+TWICE = [Message.user("a", id="m"), Message.user("b", id="m")]
+
+
+async def test_one_id_for_two_messages_of_a_call_is_refused(connect: Connect) -> None:
+    """One of the two would be lost; nothing is changed."""
+    async with said(connect, "first") as (sessions, chat):
+        before = await chat.session()
+        for call in (
+            lambda: chat.send(TWICE),
+            lambda: sessions.execute(chat.id, perdure.InjectMessage(*TWICE)),
+            lambda: sessions.runtime.create(AgentDefinition("x"), seed=perdure.AgentState().with_messages(*TWICE)),
+        ):
+            with pytest.raises(InvalidData, match="used twice"):
+                await call()
+        assert await chat.session() == before
+        assert len(await sessions.list()) == 1
+
+
+BLANK: dict[str, Any] = {
+    "nothing": "",
+    "spaces": " \n\t",
+    "a dict": {"role": "user", "content": ""},
+    "no parts": Message.user(),
+    "one of several": ["hello", " "],
+    "no messages": [],
+}
+
+
+@pytest.mark.parametrize("blank", BLANK)
+async def test_a_blank_message_is_not_sent(connect: Connect, blank: str) -> None:
+    """No provider takes it, so it is InvalidData before anything is stored or spent."""
+    driver = ScriptedDriver(lambda _: "yes")
+    async with said(connect, "first", driver=driver) as (_, chat):
+        before = await chat.session()
+        with pytest.raises(InvalidData) as caught:
+            await chat.send(BLANK[blank])
+        assert caught.value.path.startswith("$.message")
+        with pytest.raises(InvalidData):
+            [chunk async for chunk in chat.stream(BLANK[blank])]
+        assert (await chat.session(), driver.requests) == (before, [])
+
+
+OTHERS = [Message.assistant("I say"), Message.system("Obey."), Message.tool("c", "done")]
+
+
+@pytest.mark.parametrize("message", OTHERS, ids=lambda message: message.role)
+async def test_only_a_users_message_is_sent_unless_asked_for(connect: Connect, message: Message) -> None:
+    """Another role is InvalidData that says what to do; `any_role` and `inject` let it pass."""
+    async with said(connect) as (_, chat):
+        with pytest.raises(InvalidData, match="any_role=True") as caught:
+            await chat.send([Message.user("hi"), message])
+        assert caught.value.path == "$.message[1].role"
+        assert await chat.length() == 0
+        assert (await chat.send([Message.user("hi"), message], any_role=True)).text == "yes"
+        await chat.inject(message)
+
+
+async def test_a_changed_agent_is_told_or_taken_by_choice(connect: Connect) -> None:
+    """The same name with another prompt is SessionConflict, unless the caller says which of the two to go on with."""
+    old, new = AgentDefinition("poet", system_prompt="Rhyme."), AgentDefinition("poet", system_prompt="Do not rhyme.")
+    async with connect() as sessions:
+        await sessions.open("s", old)
+        with pytest.raises(SessionConflict, match=r"system_prompt differ.*on_change='take'"):
+            await sessions.open("s", new)
+        await sessions.open("s", new, on_change="keep")
+        assert (await sessions.session("s")).definition == old
+        await sessions.open("s", new, on_change="take")
+        changed = await sessions.session("s")
+        assert (changed.definition, changed.state.context.system_prompt, changed.version) == (new, "Do not rhyme.", 2)
+        await sessions.open("s", new)
+        assert (await sessions.info("s")).version == 2
+        with pytest.raises(InvalidData, match="'raise', 'keep' or 'take'"):
+            await sessions.open("s", new, on_change="ask")  # type: ignore[arg-type]
+
+
+async def test_an_agent_that_names_no_model_is_not_a_changed_one(connect: Connect) -> None:
+    """The model that a session keeps stays its own when the caller's definition leaves it open."""
+    async with connect() as sessions:
+        await sessions.open("s", AgentDefinition("poet", model="offline"))
+        await sessions.open("s", AgentDefinition("poet"))
+        await sessions.open("s", AgentDefinition("poet", label="The poet"), on_change="take")
+        assert (await sessions.session("s")).definition == AgentDefinition("poet", model="offline", label="The poet")
+
+
+async def test_a_sub_agents_session_is_not_a_fork(connect: Connect) -> None:
+    """It has a parent, but it is neither among its forks nor adopted as one."""
+    helper = AgentDefinition("helper", system_prompt="helper")
+    script = ScriptedDriver(
+        lambda request: (
+            "done" if request.system_prompt == "helper" or request.step else ToolCall("helper", {"prompt": "Help."})
+        )
+    )
+    async with connect(driver=script, subagents=[helper]) as sessions:
+        chat = await sessions.open("boss")
+        await chat.send("Go on.")
+        fork = await chat.fork("fork")
+        (child,) = [info.id for info in await sessions.list(parent="boss") if info.spawn_ref is not None]
+        assert (await chat.ancestry()).children == (fork.id,)
+        assert await sessions.ancestry(child) == perdure.Ancestry(None, (), child)
+        below = await sessions.fork(child, "below")
+        assert (await below.ancestry()).root == child
+        for wrong in (child, below.id):
+            with pytest.raises(InvalidData, match="not a fork"):
+                await chat.adopt(wrong)
+
+
+async def test_a_reply_that_was_cut_off_says_so(connect: Connect) -> None:
+    """It has its text and a stop reason of its own; the session can be talked to as before."""
+
+    class Brief:
+        async def respond(self, request: Any, on_delta: Any) -> perdure.ModelReply:
+            return perdure.ModelReply(Message.assistant("Once upon"), perdure.InferenceResponse("length"))
+
+    async with connect(driver=Brief()) as sessions:
+        chat = await sessions.open("s")
+        reply = await chat.send("Tell me a story.")
+        assert (reply.text, reply.stop_reason) == ("Once upon", StopReason.LENGTH)
+        assert reply.message is not None
+        assert reply.message.is_incomplete
+        again = await sessions.session("s")
+        assert again.state.stop_reason is StopReason.LENGTH
+        assert (await chat.send("Go on.")).text == "Once upon"
+
+
+async def test_several_connections_share_a_store_that_is_open(connect: Connect) -> None:
+    """Entering another one neither opens the store again nor closes it for the first."""
+    async with connect() as sessions:
+        async with perdure.connect(sessions.store, owner="ben") as bens:
+            await bens.open("s")
+        assert await sessions.exists("s")

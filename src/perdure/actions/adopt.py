@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
+from perdure.model.ids import SessionId
 from perdure.model.lineage import Adoption
-from perdure.model.session import AgentSession
+from perdure.model.session import AgentSession, forked_from
 from perdure.protocols import ActionContext
 
 
@@ -19,6 +20,9 @@ class AdoptBranch:
     """
 
     branch_id: str
+
+    def __post_init__(self) -> None:
+        SessionId(self.branch_id)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if context is None:
@@ -41,9 +45,9 @@ async def _adoption(session: AgentSession, context: ActionContext) -> Adoption:
 
 async def _require_fork(branch: AgentSession, session: AgentSession, context: ActionContext) -> None:
     """Raise InvalidData unless a session is a fork of another, or a fork of its forks."""
-    parent = branch.info.parent_id
+    parent = forked_from(branch.info)
     while parent is not None and parent != session.id:
         page = await context.store.list(id=parent, limit=1)
-        parent = page.all()[0].parent_id if page else None
+        parent = forked_from(page.all()[0]) if page else None
     if parent is None:
         raise InvalidData("$.branch", f"{branch.id!r} is not a fork of {session.id!r}; only a fork can be adopted")

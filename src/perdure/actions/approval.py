@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from perdure.actions.children import depth_of, pending_now
+from perdure.actions.given import require_loops
 from perdure.actions.needed_model import require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
@@ -37,7 +38,7 @@ class ApproveToolCalls:
     runs_model = True
 
     def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None) -> None:
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._given = _checked(call_ids)
         self.used_before = Usage()
         """What the run had used before this continued it."""
@@ -66,7 +67,7 @@ class DenyToolCalls:
     def __init__(self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._reason = reason
         self._given = _checked(call_ids)
         self.used_before = Usage()

@@ -22,5 +22,6 @@ class ClearSession:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         fresh = AgentState.of(session.definition)
-        state = replace(session.state, context=fresh.context, model=None, task=None, execution=None, updated_at=now())
+        emptied = session.state.with_context(fresh.context)
+        state = replace(emptied, model=None, task=None, execution=None, updated_at=now())
         return await end_waiting(session, session.with_state(state), context, "the session was cleared")

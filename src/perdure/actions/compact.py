@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.actions.continuing import parent_of
+from perdure.actions.given import require_loops
 from perdure.actions.inbox import RunInbox
 from perdure.actions.running import claim_for, hand_over, watched
 from perdure.actions.send import send_waiting_when_free
@@ -41,7 +42,7 @@ class CompactTranscript:
         self, *, loops: LoopFactory | None = None, model: ModelConfig | str | None = None, **options: Any
     ) -> None:
         self.options = CompactionOptions.of(options)
-        self._loops = loops
+        self._loops = None if loops is None else require_loops(loops)
         self._summary_model = None if model is None else ModelConfig.of(model)
         self.runs_model = self.options.calls_model(has_model=loops is not None)
         if loops is None and self.options.calls_model(has_model=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.errors import InvalidData
+from perdure.model.checks import text_of
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext
@@ -16,8 +17,11 @@ class ChangeSystemPrompt:
 
     text: object
 
+    def __post_init__(self) -> None:
+        text_of(self.text, "$.text")
+
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        return session.with_state(session.state.with_system_prompt(str(self.text)))
+        return session.with_state(session.state.with_system_prompt(text_of(self.text, "$.text")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from perdure.actions.running import require_journal
 from perdure.actions.transcript import at_version, place_of
 from perdure.errors import InvalidData
 from perdure.loop.replay import Replay
+from perdure.model.checks import expect_count
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart
 from perdure.model.message import Message
@@ -40,6 +41,10 @@ class ForkSession:
             raise InvalidData("$.loop", f"expected the id of a loop, got {type(self.loop).__name__}")
         if self.loop is not None and self.at is not None:
             raise InvalidData("$.at", "a fork begins at a message or at the end of a loop; give at= or loop=, not both")
+        if self.dst is not None:
+            SessionId(self.dst)
+        if self.at is not None and not isinstance(self.at, str):
+            expect_count(self.at, "$.at")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         state = session.state if self.loop is None else await _after_loop(session, self.loop, context)

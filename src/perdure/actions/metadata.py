@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from perdure import codec
 from perdure.errors import InvalidData
+from perdure.model.checks import text_of
 from perdure.model.definition import refuse_secrets
 from perdure.model.session import AgentSession, check_tags
 from perdure.model.value import JSON
@@ -35,8 +36,12 @@ class UpdateTask:
 
     text: object
 
+    def __post_init__(self) -> None:
+        if self.text is not None:
+            text_of(self.text, "$.text")
+
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        return session.with_state(session.state.with_task(None if self.text is None else str(self.text)))
+        return session.with_state(session.state.with_task(None if self.text is None else text_of(self.text, "$.text")))
 
 
 class TagSession:

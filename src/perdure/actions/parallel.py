@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.actions.continuing import parent_of
+from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.inbox import RunInbox
 from perdure.actions.running import checked_metadata, claim_for, hand_over, pending_in, watched
 from perdure.actions.send import send_waiting_when_free
@@ -34,6 +35,7 @@ from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
 from perdure.loop.strategies import Branch, Chosen, First, Metered, Selection, Strategy, spec_of, strategy_of
 from perdure.loop.unattended import LAST, NobodyToAsk
+from perdure.model.checks import expect_several
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
@@ -79,12 +81,12 @@ class SendParallel:
         strategy: Strategy | Callable[[Sequence[Branch]], Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        given = message if isinstance(message, Sequence) and not isinstance(message, str) else (message,)
-        self._messages = tuple(map(Message.of, given))
-        if isinstance(configs, str) or len(configs) < 2:
+        self._messages = messages_to_send(message)
+        configs = () if isinstance(configs, str) else expect_several(configs, "$.configs")
+        if len(configs) < 2:
             raise InvalidData("$.configs", "a parallel evaluation compares at least two configs")
         self._configs = tuple(each if isinstance(each, AgentDefinition) else ModelConfig.of(each) for each in configs)
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._strategy = _as_strategy(strategy or First())
         self._metadata = checked_metadata(metadata)
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from perdure.actions.children import child_session_id, depth_of
+from perdure.actions.given import require_loops
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
@@ -27,6 +28,7 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
+from perdure.model.checks import expect_method
 from perdure.model.definition import ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd, ParallelLoopStart
@@ -49,7 +51,7 @@ class ResumeExecution:
     ends_interruption = True
 
     def __init__(self, loops: LoopFactory, *, give_up: bool = False) -> None:
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._give_up = give_up
         self.has_found_one = False
         """Whether there was a run to be continued."""
@@ -278,7 +280,8 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
 async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: str | None = None) -> RecoveryReport:
     """Resume every run whose claim has lapsed, or that of one session. One that fails does not stop the others."""
-    journal = runtime.journal
+    journal = expect_method(runtime, "execute", "$.runtime").journal
+    require_loops(loops)
     if journal is None:
         raise ConfigurationError("This store has no journal, so its runs are unrecorded and cannot be recovered.")
     wanted = await journal.lapsed() if session_id is None else [SessionId(session_id)]

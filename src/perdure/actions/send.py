@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from perdure import codec
 from perdure.actions.children import depth_of
+from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.inbox import QUEUE, STEER, first_waiting, messages_in, post, take
 from perdure.actions.refused import refuse
 from perdure.actions.running import (
@@ -32,8 +33,8 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
+from perdure.model.checks import expect_text
 from perdure.model.execution import ExecutionStatus
-from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
 from perdure.protocols import Action, ActionContext, Journal, JournalEntry, Key
@@ -50,6 +51,7 @@ class SendMessage:
     `key` makes a repeated request return what the first one came to. `when_busy` says what becomes of a message to a
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
     `metadata` goes on the record of the run.
+    Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
     runs_model = True
@@ -64,15 +66,12 @@ class SendMessage:
         metadata: Mapping[str, Any] | None = None,
         depth: int = 0,
         answers: JournalEntry | None = None,
+        any_role: bool = False,
     ) -> None:
-        several = isinstance(message, Sequence) and not isinstance(message, str | bytes | bytearray)
-        given: Sequence[object] = message if several else (message,)  # type: ignore[assignment]  # as was just asked
-        self.messages = tuple(map(Message.of, given))
-        if not self.messages:
-            raise InvalidData("$.message", "there is nothing to send; give at least one message")
+        self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
             raise InvalidData("$.when_busy", f"expected 'raise', 'steer' or 'queue', got {when_busy!r}")
-        if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= 500):
+        if key is not None and not 1 <= len(expect_text(key, "$.key")) <= 500:
             raise InvalidData("$.key", "a key is a text of 1 to 500 characters")
         if key is not None and when_busy == STEER:
             problem = "a message that steers another run has no result of its own; use when_busy='queue'"
@@ -81,7 +80,7 @@ class SendMessage:
             problem = "a message that steers another run has no record of its own; use when_busy='queue'"
             raise InvalidData("$.metadata", problem)
         self._metadata = checked_metadata(metadata)
-        self._loops = loops
+        self._loops = require_loops(loops)
         self._when_busy = when_busy
         self._depth = depth
         self._answers = answers
@@ -205,14 +204,11 @@ class SendPosted:
         if entry is None:
             context.answer = session
             return session
-        key, metadata = entry.body.get("key"), entry.body.get("metadata")
-        action = SendMessage(
-            messages_in(entry), self._loops, key=key, metadata=metadata, depth=self._depth, answers=entry
-        )
         try:
+            action = self._send(entry)
             after = await action.execute_on(session, context)
         except InvalidData as error:
-            if error.path != "$.key":
+            if not error.path.startswith(("$.key", "$.message")):
                 raise
             # It can never be sent; left in the inbox, it would be tried again after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
@@ -224,3 +220,15 @@ class SendPosted:
         if context.answer is not None:  # by its key: it has been sent before
             await take(journal, session, owner_here(), entry.seq)
         return after
+
+    def _send(self, entry: JournalEntry) -> SendMessage:
+        key, metadata = entry.body.get("key"), entry.body.get("metadata")
+        return SendMessage(
+            messages_in(entry),
+            self._loops,
+            key=key,
+            metadata=metadata,
+            depth=self._depth,
+            answers=entry,
+            any_role=True,  # it was checked when it was posted
+        )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
-from perdure.model.message import Message
+from perdure.model.checks import expect_count
+from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
@@ -22,6 +23,7 @@ class InjectMessage:
         if not messages:
             raise InvalidData("$.messages", "there is nothing to inject; give at least one message")
         self.messages = tuple(map(Message.of, messages))
+        require_distinct(self.messages, "$.messages")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         return session.with_state(session.state.with_messages(*self.messages))
@@ -72,6 +74,8 @@ class Rewind:
     def __post_init__(self) -> None:
         if not isinstance(self.to, int | str) or isinstance(self.to, bool):
             raise InvalidData("$.to", f"expected a version number or a message id, got {type(self.to).__name__}")
+        if isinstance(self.to, int):
+            expect_count(self.to, "$.to", least=1)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         if isinstance(self.to, str):

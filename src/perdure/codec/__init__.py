@@ -15,6 +15,8 @@ from perdure.codec.json_checks import check_text as check_text
 from perdure.codec.messages import decode_message as decode_message
 from perdure.codec.messages import decode_messages as decode_messages
 from perdure.codec.messages import encode_message as encode_message
+from perdure.codec.messages import encode_settled as encode_settled
+from perdure.codec.messages import settled as settled
 from perdure.codec.pieces import SpanOf as SpanOf
 from perdure.codec.pieces import dump_block as dump_block
 from perdure.codec.pieces import dump_pieces as dump_pieces

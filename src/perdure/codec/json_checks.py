@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from perdure.errors import InvalidData
-from perdure.model.value import FrozenDict, brief
-
-MAX_DEPTH = 100
+from perdure.model.value import MAX_DEPTH as MAX_DEPTH
+from perdure.model.value import FrozenDict, FrozenList, brief
 
 
 def check_json(value: object, path: str = "$", depth: int = 0) -> None:
@@ -53,7 +52,7 @@ def _is_sound(value: Any, depth: int) -> bool:
         return False
     if kind is FrozenDict or kind is dict:
         return all(type(key) is str and _is_whole(key) and _is_sound(item, depth + 1) for key, item in value.items())
-    return kind in (list, tuple) and all(_is_sound(item, depth + 1) for item in value)
+    return kind in (FrozenList, list, tuple) and all(_is_sound(item, depth + 1) for item in value)
 
 
 def _is_whole(text: str) -> bool:

@@ -10,7 +10,7 @@ from perdure.codec.field_checks import check_fields
 from perdure.codec.unknown import is_marked
 from perdure.codec.values import DECODE_ERRORS, MAX_BYTES, decode, encode
 from perdure.errors import InvalidData
-from perdure.model.message import Message, Text
+from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
 from perdure.model.value import EMPTY
 
 _message_encoder = msgspec.json.Encoder()
@@ -18,7 +18,12 @@ _message_decoder = msgspec.json.Decoder(Message)
 
 
 def encode_message(message: Message) -> bytes:
-    """A message's bytes, after what callers put into it has been checked."""
+    """Return a message's bytes, after what callers put into it has been checked."""
+    return encode_settled(message)[0]
+
+
+def encode_settled(message: Message) -> tuple[bytes, Message]:
+    """Return a message's bytes, and the message as every later load gives it: of plain types all through."""
     if type(message) is not Message:
         raise InvalidData("$", f"expected a Message, got {type(message).__name__}")
     is_plain = _is_plain(message)
@@ -27,12 +32,28 @@ def encode_message(message: Message) -> bytes:
     try:
         raw = _message_encoder.encode(message)
         if len(raw) <= MAX_BYTES and not is_marked(raw):
-            if not is_plain:
-                _message_decoder.decode(raw)
-            return raw
+            return raw, message if is_plain else _message_decoder.decode(raw)
     except (*DECODE_ERRORS, UnicodeError):
         pass  # the long way finds out what is wrong, and says where
-    return encode(message)
+    raw = encode(message)
+    return raw, decode_message(raw)
+
+
+def settled(message: Message) -> Message:
+    """Return a message as every later load gives it: itself, unless a text in it is of a subclass of str."""
+    texts = (message.id, message.role, *(text for part in message.parts for text in _texts_of(part)))
+    return message if all(type(text) is str for text in texts) else decode_message(encode_message(message))
+
+
+def _texts_of(part: Part) -> tuple[str, ...]:
+    match part:
+        case Text():
+            return (part.text,)
+        case ToolCall():
+            return (part.name, part.id)
+        case ToolResult():
+            return (part.call_id, part.name or "")
+    return ()
 
 
 def _is_plain(message: Message) -> bool:

@@ -32,7 +32,7 @@ from perdure.model.ids import new_id, now
 from perdure.model.message import Message, Part, ToolCall
 from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, AgentStepType
-from perdure.model.stop import StopReason, StopSignal
+from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
@@ -247,11 +247,20 @@ class Run:
         if execution.continuation.should_stop:
             return True
         if execution.step_executions and execution.should_stop and not await self._goes_on():
+            self._tell_cut_off()
             return True
         signal = self._stop_signal()
         if signal is not None:
             self.state = self.state.with_stop_signal(signal)
         return signal is not None
+
+    def _tell_cut_off(self) -> None:
+        """Stop the run for its model's reason, if the last answer ends before its end. A resumed run does so too."""
+        step = self.state.last_step
+        reason = cut_off_by(step.inference_response.finish_reason) if step is not None else None
+        if reason is not None:
+            said = f"the model's answer was cut off ({reason.value})"
+            self.state = self.state.with_stop_signal(StopSignal(reason, said, source="model"))
 
     async def _goes_on(self) -> bool:
         """Whether something asks for another step although the model has answered: a repair, or an interceptor."""
@@ -322,6 +331,8 @@ class Run:
         given = self.state.transcript.without_blocks()
         reply = await self._inspected(reply)
         message = replace(reply.message, id=message_id, parts=self._with_own_ids(reply.message.parts))
+        if cut_off_by(reply.response.finish_reason) is not None:
+            message = message.with_metadata(incomplete=True)
         step = AgentStep.of([message], input=given, response=reply.response)
         self.state = self.state.with_current_step(replace(step, id=step_id))
         await self._narrator.message_ended(self.state.transcript[-1], reply.response)

@@ -24,6 +24,7 @@ from perdure.loop.subagents import SubagentPolicy, SubagentTool
 from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
 from perdure.loop.tools import ToolRegistry
+from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
 from perdure.model.state import AgentState
@@ -52,7 +53,7 @@ class UseGuards:
     """The capability of keeping to a budget, beside the definition's own."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
-        self._budget = budget
+        self._budget = expect(budget, ExecutionBudget, "$.budget")
 
     def install(self, setup: LoopSetup) -> LoopSetup:
         return replace(setup, guards=(*setup.guards, BudgetGuard(self._budget)))
@@ -87,15 +88,23 @@ class LoopFactory:
             raise ConfigurationError(f"concurrency is {known}, not {concurrency!r}.")
         if not _is_count(max_result_chars):
             raise ConfigurationError(f"max_result_chars is a number over 0, not {max_result_chars!r}.")
-        self._tools = tuple(tools)
-        self._subagents = tuple(subagents)
-        self._policy = subagent_policy or SubagentPolicy()
-        self._driver = driver
+        self._tools = expect_several(tools, "$.tools")
+        self._subagents = expect_several(subagents, "$.subagents")
+        for each in self._subagents:
+            expect(each, AgentDefinition, "$.subagents")
+        self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
+        expect(self._policy, SubagentPolicy, "$.subagent_policy")
+        self._driver = None if driver is None else expect_method(driver, "respond", "$.driver")
         self._model = None if model is None else ModelConfig.of(model)
+        expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
         self._capabilities = dict(capabilities or {})
-        self._interceptors = tuple(interceptors)
-        self._input_filters = tuple(input_filters)
-        self._events = events
+        for name, capability in self._capabilities.items():
+            expect_method(capability, "install", f"$.capabilities.{name}")
+        self._interceptors = expect_several(interceptors, "$.interceptors")
+        filters = expect_several(input_filters, "$.input_filters")
+        self._input_filters = tuple(expect_function(each, "$.input_filters") for each in filters)
+        self._events = None if events is None else expect_method(events, "emit", "$.events")
+        expect(keep_traces, bool, "$.keep_traces")
         self._concurrency = concurrency
         self._keep_traces = keep_traces
         self._max_result_chars = max_result_chars

@@ -8,6 +8,7 @@ from inspect import isawaitable
 import msgspec
 
 from perdure.errors import ConfigurationError
+from perdure.model.checks import expect_text
 from perdure.model.message import Message
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.value import brief
@@ -20,11 +21,17 @@ class Warned(msgspec.Struct, frozen=True):
 
     text: str
 
+    def __post_init__(self) -> None:
+        expect_text(self.text, "$.text")
+
 
 class Rejected(msgspec.Struct, frozen=True):
     """The input may not pass: the model is not called, and the run ends with this reason."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        expect_text(self.reason, "$.reason")
 
 
 Verdict = Warned | Rejected | None

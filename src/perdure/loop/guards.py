@@ -8,6 +8,7 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any, Protocol
 
+from perdure.model.checks import expect
 from perdure.model.execution import ExecutionBudget, Spent
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
@@ -32,7 +33,7 @@ class BudgetGuard:
     """Stops a run before the step that would begin over a limit."""
 
     def __init__(self, budget: ExecutionBudget) -> None:
-        self._budget = budget
+        self._budget = expect(budget, ExecutionBudget, "$.budget")
 
     def check(self, state: AgentState, spent: Spent) -> StopSignal | None:
         limit = self._budget.reached(spent)

@@ -7,6 +7,7 @@ from inspect import isawaitable
 from typing import Any
 
 from perdure.errors import ConfigurationError
+from perdure.model.checks import expect_priority, expect_text
 from perdure.model.message import ToolCall
 from perdure.model.state import AgentState
 from perdure.model.step import ToolExecution
@@ -19,7 +20,7 @@ class Blocked:
     __slots__ = ("reason",)
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason
+        self.reason = expect_text(reason, "$.reason")
 
 
 class Interceptor:
@@ -64,7 +65,8 @@ class Interceptors:
 
     def __init__(self, given: Iterable[Interceptor | tuple[Interceptor, int]] = ()) -> None:
         ranked = [each if isinstance(each, tuple) else (each, 0) for each in given]
-        for each, _ in ranked:
+        for each, priority in ranked:
+            expect_priority(priority, "$.interceptors.priority")
             if not isinstance(each, Interceptor):
                 raise ConfigurationError(f"An interceptor is a subclass of perdure.Interceptor, which {each!r} is not.")
         self._ordered: Sequence[Interceptor] = [each for each, _ in sorted(ranked, key=lambda pair: -pair[1])]

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
+from perdure.model.message import Message, Opaque, Part, Text, ToolCall, ToolResult
 from perdure.model.transcript import Transcript
 
 NO_RESULT = (
     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
     "Check before you make it again."
 )
+EMPTY_RESULT = "(an empty text)"
+"""What the model is told of a tool that returned nothing but blanks, which some providers refuse."""
 
 
 def compile_prompt(
     messages: Sequence[Message], *, keep_traces: bool = True, execution_id: str | None = None
 ) -> tuple[Message, ...]:
-    """The messages to send: every tool call is followed at once by exactly one result, and no result stands alone.
+    """Return the messages to send: every tool call is followed at once by exactly one result, no result stands alone.
 
-    With `keep_traces=False` the tool traces of earlier runs than `execution_id` are left out.
+    No text is blank, and the ids of calls are such as every provider takes, each used once. With `keep_traces=False`
+    the tool traces of earlier runs than `execution_id` are left out.
     """
     shown = messages if keep_traces else _without_traces(messages, execution_id)
-    return tuple(_paired(list(shown)))
+    return tuple(_paired(list(shown), _CallIds()))
 
 
 class Prompt(Sequence[Message]):
@@ -60,18 +66,19 @@ class Prompts:
     def __init__(self) -> None:
         self._seen = Transcript()
         self._closed: tuple[Message, ...] = ()
+        self._ids = _CallIds()
 
     def of(self, transcript: Transcript) -> Prompt:
         return Prompt(transcript, self._compiled)
 
     def _compiled(self, transcript: Transcript) -> tuple[Message, ...]:
         if not transcript.extends(self._seen):
-            self._seen, self._closed = Transcript(), ()
+            self._seen, self._closed, self._ids = Transcript(), (), _CallIds()
         new = list(transcript[len(self._seen) :])
         answered = _answered_until(new)
         self._seen = transcript[: len(self._seen) + answered]
-        self._closed += tuple(_paired(new[:answered]))
-        return self._closed + tuple(_paired(new[answered:]))
+        self._closed += tuple(_paired(new[:answered], self._ids))
+        return self._closed + tuple(_paired(new[answered:], _CallIds(self._ids)))
 
 
 def _answered_until(messages: Sequence[Message]) -> int:
@@ -93,18 +100,67 @@ def _without_traces(messages: Iterable[Message], execution_id: str | None) -> It
             yield message
 
 
-def _paired(messages: list[Message]) -> Iterator[Message]:
+def _paired(messages: list[Message], ids: _CallIds) -> Iterator[Message]:
     results = _Results(messages)
     for place, message in enumerate(messages):
         if _is_text(message) and message.role != "tool":
-            yield message
+            if not _is_blank(message.parts[0]):
+                yield message
             continue
         calls = _distinct(message.tool_calls) if message.role == "assistant" else ()
-        said = tuple(part for part in message.parts if _stands_alone(part) or any(part is call for call in calls))
+        sent = {call.id: ids.claim(call.id) for call in calls}
+        said = tuple(_said(message.parts, calls, sent))
         if said and message.role != "tool":
-            yield message if len(said) == len(message.parts) else replace(message, parts=said)
+            is_whole = len(said) == len(message.parts) and all(map(is_, said, message.parts))
+            yield message if is_whole else replace(message, parts=said)
         for call in calls:
-            yield results.take(call, at=place)
+            yield _answering(results.take(call, at=place), sent[call.id])
+
+
+def _said(parts: Sequence[Part], calls: Sequence[ToolCall], sent: Mapping[str, str]) -> Iterator[Part]:
+    """The parts of a message that are sent: its own calls, under the ids they are sent under, and what is not blank."""
+    bound = False
+    for part in parts:
+        if isinstance(part, ToolCall):
+            if any(part is call for call in calls):
+                yield part if sent[part.id] == part.id else replace(part, id=sent[part.id])
+        elif not isinstance(part, ToolResult) and (bound or not _is_blank(part)):
+            yield part
+        bound = isinstance(part, Opaque)  # it may belong to the part behind it, also to a blank one
+
+
+def _answering(message: Message, call_id: str) -> Message:
+    """A result, under the id that its call is sent under."""
+    (result,) = message.tool_results
+    if isinstance(result.content, str) and not result.content.strip():
+        result = replace(result, content=EMPTY_RESULT)
+    result = result if result.call_id == call_id else replace(result, call_id=call_id)
+    return message if result is message.parts[0] else replace(message, parts=(result,))
+
+
+class _CallIds:
+    """The ids that calls are sent under. Histories may name two calls alike, or come from where other ids are usual."""
+
+    _VALID = re.compile(r"[a-zA-Z0-9_-]{1,40}")  # Anthropic's letters, and OpenAI's length
+
+    def __init__(self, before: _CallIds | None = None) -> None:
+        self._times: dict[str, int] = dict(before._times) if before else {}
+
+    def claim(self, call_id: str) -> str:
+        """Return the id itself if it is valid and new; else one that is made from it, the same in every prompt."""
+        wanted = call_id if self._VALID.fullmatch(call_id) else _made_valid(call_id)
+        sent = wanted
+        while sent in self._times:
+            self._times[wanted] += 1
+            sent = _made_valid(f"{wanted}-{self._times[wanted]}")
+        self._times[sent] = 1
+        return sent
+
+
+def _made_valid(call_id: str) -> str:
+    """A valid id that tells this one from all others."""
+    digest = hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:16]
+    return f"{re.sub(r'[^a-zA-Z0-9_-]', '_', call_id)[:23] or 'call'}-{digest}"
 
 
 def _is_text(message: Message) -> bool:
@@ -112,8 +168,8 @@ def _is_text(message: Message) -> bool:
     return len(message.parts) == 1 and type(message.parts[0]) is Text
 
 
-def _stands_alone(part: Part) -> bool:
-    return not isinstance(part, ToolCall | ToolResult)
+def _is_blank(part: Part) -> bool:
+    return isinstance(part, Text) and (not part.text or part.text.isspace())
 
 
 class _Results:

@@ -11,6 +11,7 @@ import msgspec
 
 from perdure import codec
 from perdure.errors import ConfigurationError, DriverError
+from perdure.model.checks import expect_function, expect_text
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Message
 from perdure.model.state import AgentState
@@ -88,7 +89,7 @@ class Judge:
 
     def __init__(self, model: ModelConfig | str, *, criteria: str = "It answers best what the user asked for.") -> None:
         self.model = ModelConfig.of(model)
-        self.criteria = criteria
+        self.criteria = expect_text(criteria, "$.criteria", blank=False)
 
     async def select(self, branches: Sequence[Branch], driver_of: Callable[[ModelConfig], Driver]) -> Selection:
         answers = "\n\n".join(f"<answer number={each.index}>\n{each.text}\n</answer>" for each in branches)
@@ -131,7 +132,7 @@ class Chosen:
     ends_early = False
 
     def __init__(self, function: Callable[[Sequence[Branch]], int | Awaitable[int]]) -> None:
-        self._function = function
+        self._function = expect_function(function, "$.strategy")
 
     async def select(self, branches: Sequence[Branch], driver_of: Callable[[ModelConfig], Driver]) -> Selection:
         answer = self._function(branches)

@@ -27,8 +27,8 @@ class SubagentPolicy(msgspec.Struct, frozen=True):
     max_depth: int = 3
 
     def __post_init__(self) -> None:
-        if self.max_depth < 0:
-            raise ConfigurationError(f"max_depth is at least 0, not {self.max_depth}.")
+        if type(self.max_depth) is not int or self.max_depth < 0:
+            raise ConfigurationError(f"max_depth is a whole number of at least 0, not {self.max_depth!r}.")
 
 
 class SubagentTool:
@@ -56,8 +56,9 @@ class SubagentTool:
         return False
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        if set(arguments) != {"prompt"} or not isinstance(arguments["prompt"], str):
-            raise ToolError(f"{self.name} takes one argument, prompt, a text.")
+        prompt = arguments.get("prompt")
+        if set(arguments) != {"prompt"} or not isinstance(prompt, str) or not prompt.strip():
+            raise ToolError(f"{self.name} takes one argument, prompt, a text that is not blank.")
         return arguments
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> Outcome:
@@ -83,7 +84,9 @@ def outcome_of(name: str, state: AgentState) -> Outcome:
     response = state.final_response
     if response is not None and state.status is not ExecutionStatus.FAILED:
         return Outcome(response.text, usage=state.usage)
-    error = ErrorRecord("SubagentFailed", f"Agent {name} gave no answer: {_why(state)}.")
+    said = "".join(message.text for message in state.current_response if message.is_incomplete)
+    left = f" It was cut off after: {said}" if said else ""
+    error = ErrorRecord("SubagentFailed", f"Agent {name} gave no answer: {_why(state)}.{left}")
     return Outcome(error=error, usage=state.usage)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextvars import copy_context
 from enum import Enum
 from functools import partial
 from typing import Annotated, Any, Literal, Optional, get_args, get_type_hints, overload
@@ -13,7 +17,8 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_type_hints, 
 import msgspec
 
 from perdure.errors import ConfigurationError, ToolError
-from perdure.model.value import JSON
+from perdure.model.checks import expect, expect_several
+from perdure.model.value import JSON, thawed
 from perdure.protocols import Tool, ToolContext
 
 NeedsApproval = bool | Callable[[Mapping[str, Any]], bool]
@@ -36,14 +41,15 @@ class FunctionTool:
         timeout: float | None = None,
         on_unknown: OnUnknown | None = None,
     ) -> None:
-        self.name: str = name or str(getattr(function, "__name__", ""))
+        self.name: str = expect(name, str, "$.name") if name else str(getattr(function, "__name__", ""))
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -.")
-        if timeout is not None and timeout <= 0:
-            raise ConfigurationError(f"Tool {self.name}: a time-out is a number of seconds over 0, not {timeout!r}.")
+        _check_options(self.name, timeout, on_unknown)
+        if not callable(needs_approval):
+            expect(needs_approval, bool, "$.needs_approval")
         summary, described = _read_docstring(function)
-        self.description = description if description is not None else summary
-        self.idempotent = idempotent
+        self.description = summary if description is None else expect(description, str, "$.description")
+        self.idempotent = expect(idempotent, bool, "$.idempotent")
         self.timeout = timeout
         self.on_unknown: OnUnknown = on_unknown or ("rerun" if idempotent else "error")
         self._needs_approval = needs_approval
@@ -59,20 +65,20 @@ class FunctionTool:
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as the function takes them; ToolError, with what is wrong and where, if they do not fit."""
         try:
-            fitted = msgspec.convert(dict(arguments), self._arguments, strict=False, dec_hook=_revive)
+            fitted = msgspec.convert(thawed(arguments), self._arguments, strict=False, dec_hook=_revive)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             schema = _brief(self.parameters)
             raise ToolError(f"The arguments do not fit {self.name}: {error}. Its schema: {schema}") from None
         return {name: getattr(fitted, name) for name in fitted.__struct_fields__}
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
-        """Call the function. A plain function runs in a thread, so that it cannot hold up other sessions."""
+        """Call the function. A plain function has a thread of its own, so that it cannot hold up anything else."""
         given = dict(self.check(arguments))
         if self._context_name is not None:
             given[self._context_name] = context
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**given)
-        outcome = await asyncio.to_thread(_called, self._function, given)
+        outcome = await _in_a_thread(self.name, partial(_called, self._function, given))
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,6 +110,9 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """
     if function is not None:
         return FunctionTool(function)
+    known = inspect.signature(FunctionTool).parameters.keys() - {"function"}
+    for name in options.keys() - known:
+        raise ConfigurationError(f"@tool has no option {name!r}. It has: {', '.join(sorted(known))}.")
     return lambda function: FunctionTool(function, **options)
 
 
@@ -112,7 +121,7 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, Tool] = {}
-        for given in tools:
+        for given in expect_several(tools, "$.tools"):
             self.add(given)
 
     def add(self, given: Tool | Callable[..., Any]) -> None:
@@ -144,11 +153,39 @@ class ToolRegistry:
         return name in self._tools
 
 
+async def _in_a_thread(name: str, work: Callable[[], Any]) -> Any:
+    """Return what work comes to, done in a thread that is started for it.
+
+    Threads that are shared run out: behind a few slow tools a quick one would wait, and time out before it begins.
+    """
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = copy_context()
+
+    def settle() -> None:
+        try:
+            future.set_result(context.run(work))
+        except BaseException as error:  # around a tool: whatever it raises goes to the one who waits for it
+            future.set_exception(error)
+
+    threading.Thread(target=settle, name=f"perdure tool {name}").start()
+    return await asyncio.wrap_future(future)
+
+
 def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     try:
         return function(**given)
     except StopIteration as error:  # asyncio cannot carry it from a thread: whoever waits would wait for ever
         raise RuntimeError("the tool raised StopIteration") from error
+
+
+def _check_options(name: str, timeout: object, on_unknown: object) -> None:
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and (not is_number or not 0 < timeout < math.inf):  # type: ignore[operator]  # as was asked
+        raise ConfigurationError(f"Tool {name}: a time-out is a number of seconds over 0, not {timeout!r}.")
+    if on_unknown not in (None, *get_args(OnUnknown)):
+        known = ", ".join(map(repr, get_args(OnUnknown)))
+        raise ConfigurationError(f"Tool {name}: on_unknown is one of {known}, not {on_unknown!r}.")
 
 
 def _as_tool(function: Callable[..., Any]) -> Tool:

@@ -9,10 +9,11 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from perdure.errors import ConfigurationError, InvalidData
+from perdure.model.checks import expect, expect_number
 from perdure.model.execution import ExecutionBudget
 from perdure.model.secrets import refuse_secrets as refuse_secrets
 from perdure.model.secrets import without_secrets
-from perdure.model.value import EMPTY, Value, freeze
+from perdure.model.value import EMPTY, Value, freeze, plain_text
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -34,6 +35,15 @@ class ModelConfig(Value, frozen=True):
         if not isinstance(self.name, str) or not self.name.strip():
             raise InvalidData("$.model.name", "a model needs a name, such as 'openai:gpt-5' or 'offline'")
         refuse_secrets(self.settings, "$.model.settings")
+        for field in ("base_url", "thinking"):
+            if getattr(self, field) is not None:
+                expect(getattr(self, field), str, f"$.model.{field}")
+        # Types alone: numbers out of range may be stored already, and are the provider's to refuse.
+        if self.temperature is not None:
+            expect_number(self.temperature, "$.model.temperature", least=float("-inf"))
+        for field in ("max_tokens", "context_window"):
+            if getattr(self, field) is not None:
+                expect(getattr(self, field), int, f"$.model.{field}")
         if self.api_key_env is not None and not _VARIABLE.fullmatch(str(self.api_key_env)):
             raise ConfigurationError(
                 "api_key_env is the name of an environment variable, such as 'OPENAI_API_KEY'; what was given is none, "
@@ -79,6 +89,8 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
             text = getattr(self, field)
             if not isinstance(text, str) and not (field == "label" and text is None):
                 raise InvalidData(f"$.{field}", f"expected text, got {type(text).__name__}")
+        for field in ("name", "label", "description", "system_prompt"):
+            force_setattr(self, field, plain_text(getattr(self, field)))
         for field in ("tools", "tools_deny", "capabilities"):
             force_setattr(self, field, _names(field, getattr(self, field)))
         if self.model is not None:
@@ -101,4 +113,4 @@ def _names(field: str, names: object) -> tuple[str, ...] | None:
     for place, name in enumerate(names):
         if not isinstance(name, str):
             raise InvalidData(f"$.{field}[{place}]", f"expected a name, got {type(name).__name__}")
-    return tuple(names)
+    return tuple(map(plain_text, names))

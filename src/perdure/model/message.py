@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from perdure.errors import InvalidData
+from perdure.model.checks import expect, expect_several
 from perdure.model.ids import new_id
-from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze
+from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_json
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -41,6 +42,11 @@ class Media(Value, frozen=True, tag="media"):
     def __post_init__(self) -> None:
         if (self.data is None) == (self.url is None):
             raise InvalidData("$.media", "an image or file has either `data` or `url`, exactly one of them")
+        expect(self.media_type, str, "$.media_type")
+        if self.data is None:
+            expect(self.url, str, "$.url")
+        else:
+            expect(self.data, bytes, "$.data")
 
 
 class ToolCall(Value, frozen=True, tag="tool_call"):
@@ -53,7 +59,11 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
     opaque: JSON = None
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and isinstance(self.id, str)):
+            expect(self.name, str, "$.name")
+            expect(self.id, str, "$.id")
         freeze(self, "arguments")
+        freeze_json(self, "opaque")
 
 
 class ToolResult(Value, frozen=True, tag="tool_result"):
@@ -63,6 +73,9 @@ class ToolResult(Value, frozen=True, tag="tool_result"):
     content: JSON = None
     name: str | None = None
     is_error: bool = False
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "content")
 
     @property
     def text(self) -> str:
@@ -75,6 +88,9 @@ class Opaque(Value, frozen=True, tag="opaque"):
 
     provider: str
     body: JSON = None
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "body")
 
 
 class UnknownPart(Value, frozen=True, tag="~part"):
@@ -109,11 +125,11 @@ class Message(Value, frozen=True):
 
     @classmethod
     def user(cls, *content: str | Part, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
-        return cls("user", _parts(content), id or new_id(), metadata)
+        return cls("user", _parts(content), _id(id), metadata)
 
     @classmethod
     def system(cls, text: str, *, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
-        return cls("system", _parts((text,)), id or new_id(), metadata)
+        return cls("system", _parts((text,)), _id(id), metadata)
 
     @classmethod
     def assistant(
@@ -124,7 +140,8 @@ class Message(Value, frozen=True):
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
         said = [part for part in content if part != ""]
-        return cls("assistant", _parts((*said, *tool_calls)), id or new_id(), metadata)
+        calls = [expect(call, ToolCall, "$.tool_calls") for call in expect_several(tool_calls, "$.tool_calls")]
+        return cls("assistant", _parts((*said, *calls)), _id(id), metadata)
 
     @classmethod
     def tool(
@@ -138,7 +155,8 @@ class Message(Value, frozen=True):
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
         settled = clean_text(content) if isinstance(content, str) else content
-        return cls("tool", (ToolResult(call_id, settled, name, is_error),), id or new_id(), metadata)
+        result = ToolResult(expect(call_id, str, "$.call_id"), settled, name, is_error)
+        return cls("tool", (result,), _id(id), metadata)
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
@@ -172,8 +190,27 @@ class Message(Value, frozen=True):
         """Whether this message belongs to the working of a run rather than to the conversation."""
         return bool(self.metadata.get("is_trace"))
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the message was cut off: by its length, by a filter, or because the run was stopped."""
+        return bool(self.metadata.get("incomplete"))
+
     def with_metadata(self, **values: JSON) -> Message:
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
+
+
+def _id(given: str | None) -> str:
+    return expect(given, str, "$.id") if given else new_id()
+
+
+def require_distinct(messages: Sequence[Message], path: str) -> None:
+    """Raise InvalidData if two of the messages that are given at once have one id: one of them would be lost."""
+    seen: set[str] = set()
+    for place, message in enumerate(messages):
+        if message.id in seen:
+            problem = f"the id {brief(message.id)} is used twice; give each message an id of its own, or none"
+            raise InvalidData(f"{path}[{place}].id", problem)
+        seen.add(message.id)
 
 
 def _parts(content: Iterable[str | Part]) -> tuple[Part, ...]:

@@ -11,11 +11,12 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, InvalidSessionFile
+from perdure.model.checks import expect, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
 from perdure.model.lineage import SpawnRef
 from perdure.model.state import AgentState
-from perdure.model.value import Value, brief
+from perdure.model.value import Value, brief, plain_text
 
 
 class SessionStatus(StrEnum):
@@ -57,6 +58,12 @@ class AgentSessionInfo(Value, frozen=True):
         force_setattr(self, "id", SessionId(self.id))
         if self.parent_id is not None:
             force_setattr(self, "parent_id", SessionId(self.parent_id))
+        for field in ("owner", "name"):
+            text = getattr(self, field)
+            if text is not None and type(text) is not str:
+                force_setattr(self, field, plain_text(expect(text, str, f"$.{field}")))
+        for place, tag in enumerate(self.tags):
+            expect(tag, str, f"$.tags[{place}]")
 
 
 class AgentSession(Value, frozen=True):
@@ -103,8 +110,7 @@ class AgentSession(Value, frozen=True):
             owner=self.info.owner,
             tags=self.info.tags,
         )
-        state = msgspec.structs.replace(state, adopted=None)  # which tells of versions that the fork does not have
-        return msgspec.structs.replace(self, info=info, state=state)
+        return msgspec.structs.replace(self, info=info, state=state.for_another_session())
 
     def with_definition(self, definition: AgentDefinition) -> AgentSession:
         info = msgspec.structs.replace(self.info, agent_name=definition.name, updated_at=now())
@@ -145,6 +151,17 @@ class AgentSession(Value, frozen=True):
         return self.with_status(SessionStatus.DELETED)
 
 
+def forked_from(info: AgentSessionInfo) -> SessionId | None:
+    """Return the session that this one is a fork of. A sub-agent's session has a parent too, and is not its fork."""
+    return info.parent_id if info.spawn_ref is None else None
+
+
+def check_owner(owner: object) -> None:
+    """Raise InvalidData unless an owner is a text, or None."""
+    if owner is not None and not expect_text(owner, "$.owner"):
+        raise InvalidData("$.owner", "an owner is a text that is not empty, or None")
+
+
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Tags in order and without repeats."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
@@ -153,7 +170,7 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     for place, tag in enumerate(tags):
         if not isinstance(tag, str) or not tag or len(tag) > 200:
             raise InvalidData(f"$.tags[{place}]", "a tag is a text of 1 to 200 characters")
-        kept[tag] = None
+        kept[plain_text(tag)] = None
     return tuple(kept)
 
 

@@ -17,7 +17,7 @@ from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, Value, freeze
+from perdure.model.value import EMPTY, ErrorRecord, FrozenDict, Value, freeze, plain_text
 
 
 class AgentContext(Value, frozen=True):
@@ -121,14 +121,18 @@ class AgentState(Value, frozen=True):
 
     @property
     def has_final_response(self) -> bool:
-        return self.last_step_type is AgentStepType.FINAL_RESPONSE
+        return self.final_response is not None
 
     @property
     def final_response(self) -> Message | None:
-        """The answer that ended the run; None while there is none."""
-        if not self.has_final_response or self.last_step is None or not self.last_step.output_messages:
+        """Return the answer that ended the run; None while there is none, and for one that was cut off.
+
+        An incomplete answer is in `current_response` and in the transcript.
+        """
+        if self.last_step_type is not AgentStepType.FINAL_RESPONSE or self.last_step is None:
             return None
-        return self.last_step.output_messages[-1]
+        answer = self.last_step.output_messages[-1] if self.last_step.output_messages else None
+        return None if answer is None or answer.is_incomplete else answer
 
     @property
     def current_response(self) -> Sequence[Message]:
@@ -157,7 +161,8 @@ class AgentState(Value, frozen=True):
         return msgspec.structs.replace(self, updated_at=now(), **changes)
 
     def with_context(self, context: AgentContext) -> AgentState:
-        return self._with(context=context)
+        is_same_view = context.transcript is self.transcript
+        return self._with(context=context, rewound_to=self.rewound_to if is_same_view else 0)
 
     def _with_context(self, **changes: Any) -> AgentState:
         return self._with(context=msgspec.structs.replace(self.context, **changes))
@@ -171,12 +176,16 @@ class AgentState(Value, frozen=True):
         """The view of a branch, and where to find it again once another has taken its place."""
         return msgspec.structs.replace(self.with_transcript(transcript), adopted=adoption)
 
+    def for_another_session(self) -> AgentState:
+        """Return the state without what tells of this session's versions."""
+        return self._with(adopted=None, rewound_to=0)
+
     def with_messages(self, *messages: Message) -> AgentState:
         """Messages at the end of the transcript."""
         return self.with_transcript(self.transcript.append(*messages))
 
     def with_system_prompt(self, text: str) -> AgentState:
-        return self._with_context(system_prompt=text)
+        return self._with_context(system_prompt=plain_text(text))
 
     def with_metadata(self, key: str, value: Any) -> AgentState:
         return self._with_context(metadata={**self.metadata, key: value})
@@ -199,7 +208,7 @@ class AgentState(Value, frozen=True):
         return self.model or definition.model_config or self.default_model
 
     def with_task(self, text: str | None) -> AgentState:
-        return self._with(task=text)
+        return self._with(task=plain_text(text))
 
     def with_parent_agent(self, agent_id: str | None) -> AgentState:
         return self._with(parent_agent_id=agent_id)
@@ -238,7 +247,7 @@ class AgentState(Value, frozen=True):
         output = Transcript((*known.pieces, *produced.pieces))
         run = run.with_current_step(msgspec.structs.replace(step, output_messages=output))
         context = msgspec.structs.replace(self.context, transcript=transcript)
-        return self._with(context=context, execution=run)
+        return self._with(context=context, execution=run, rewound_to=0)
 
     def with_current_step_completed(self) -> AgentState:
         return self._with(execution=self._ensure_execution().with_current_step_completed())

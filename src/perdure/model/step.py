@@ -12,7 +12,7 @@ from perdure.model.message import Message, ToolCall
 from perdure.model.stop import ExecutionContinuation
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.model.value import JSON, ErrorRecord, Value
+from perdure.model.value import JSON, ErrorRecord, Value, freeze_json
 
 
 class AgentStepType(StrEnum):
@@ -42,6 +42,9 @@ class ToolExecution(Value, frozen=True):
     result: JSON = None
     error: ErrorRecord | None = None
     usage: Usage = Usage()
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "result")
 
     @property
     def duration(self) -> float | None:

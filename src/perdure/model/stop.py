@@ -18,6 +18,8 @@ class StopReason(StrEnum):
     TOKEN_LIMIT_REACHED = "token_limit_reached"
     TIME_LIMIT_REACHED = "time_limit_reached"
     RETRY_LIMIT_REACHED = "retry_limit_reached"
+    LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
     FINISH_REASON_RECEIVED = "finish_reason_received"
     USER_REQUESTED = "user_requested"
     COMPLETED = "completed"
@@ -25,8 +27,8 @@ class StopReason(StrEnum):
 
     @property
     def priority(self) -> int:
-        """0 is the highest."""
-        return _PRIORITY[self]
+        """Return the rank among reasons; 0 is the highest. The model's own reasons share one."""
+        return _RANKS[self]
 
     @property
     def was_force_stopped(self) -> bool:
@@ -34,7 +36,16 @@ class StopReason(StrEnum):
         return self not in (StopReason.COMPLETED, StopReason.FINISH_REASON_RECEIVED)
 
 
-_PRIORITY = {reason: place for place, reason in enumerate(StopReason)}
+_CUT_OFF = (StopReason.LENGTH, StopReason.CONTENT_FILTER)
+_BY_PRIORITY = tuple(reason for reason in StopReason if reason not in _CUT_OFF)
+_RANKS = {reason: rank for rank, reason in enumerate(_BY_PRIORITY)}
+_RANKS |= dict.fromkeys(_CUT_OFF, _RANKS[StopReason.FINISH_REASON_RECEIVED])
+_PLACES = {reason: place for place, reason in enumerate(StopReason)}
+
+
+def cut_off_by(finish_reason: str | None) -> StopReason | None:
+    """Return why a model's answer ends before its end: it ran out of tokens, or its provider held it back."""
+    return next((reason for reason in _CUT_OFF if reason.value == finish_reason), None)
 
 
 class StopSignal(Value, frozen=True):
@@ -59,7 +70,7 @@ class ExecutionContinuation(Value, frozen=True):
     @property
     def stop_reason(self) -> StopReason | None:
         """The reason of the signal with the highest priority."""
-        return min((s.reason for s in self.stop_signals), key=_PRIORITY.__getitem__, default=None)
+        return min((s.reason for s in self.stop_signals), key=_PLACES.__getitem__, default=None)
 
     def with_stop_signal(self, signal: StopSignal) -> ExecutionContinuation:
         return msgspec.structs.replace(self, stop_signals=(*self.stop_signals, signal))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, NoReturn, Self
 
 import msgspec
@@ -11,6 +12,8 @@ from perdure.errors import InvalidData
 
 JSON = Any
 """None, bool, int, float, str, or a list or string-keyed dict of these."""
+MAX_DEPTH = 100
+"""How deep JSON that is stored may nest."""
 
 
 class FrozenDict(dict[str, Any]):
@@ -29,6 +32,25 @@ class FrozenDict(dict[str, Any]):
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
         return FrozenDict, (dict(self),)
+
+
+class FrozenList(list[Any]):
+    """A list that cannot be changed. `[*frozen, item]` makes a changed copy."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("this list is frozen; build a new one with [*items, item]")
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __copy__(self) -> FrozenList:
+        return self
+
+    def __deepcopy__(self, memo: object) -> FrozenList:
+        return self
+
+    def __reduce__(self) -> tuple[type[FrozenList], tuple[list[Any]]]:
+        return FrozenList, (list(self),)
 
 
 EMPTY = FrozenDict()
@@ -62,12 +84,68 @@ class Value(
 
 
 def freeze(owner: msgspec.Struct, field: str) -> None:
-    """Make a mapping field of a value under construction immutable."""
+    """Make a mapping field of a value under construction a deep, frozen copy of plain JSON."""
     mapping = getattr(owner, field)
     if type(mapping) is not FrozenDict:
         if not isinstance(mapping, dict | Mapping):
             raise InvalidData(f"$.{field}", f"expected a mapping, got {type(mapping).__name__}")
-        msgspec.structs.force_setattr(owner, field, FrozenDict(mapping) if mapping else EMPTY)
+        made = frozen(mapping) if mapping else EMPTY
+        # What nests too deep is not copied; the codec refuses it, and it is a frozen mapping until then.
+        msgspec.structs.force_setattr(owner, field, made if type(made) is FrozenDict else FrozenDict(mapping))
+
+
+def freeze_json(owner: msgspec.Struct, field: str) -> None:
+    """Make a field of a value under construction, which holds any JSON, a deep, frozen copy of it."""
+    value = getattr(owner, field)
+    if type(value) not in _SETTLED:
+        msgspec.structs.force_setattr(owner, field, frozen(value))
+
+
+def frozen(value: Any) -> Any:
+    """Return a deep copy in plain JSON types that cannot be changed: what every store gives back.
+
+    What is not JSON stays as it is, and the codec refuses it with its path where it is to be written.
+    """
+    try:
+        return _frozen(value, 0)
+    except RecursionError:
+        return value
+
+
+_SETTLED = frozenset({str, int, float, bool, type(None), FrozenDict, FrozenList})
+
+
+def _frozen(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind in _SETTLED:
+        return value
+    if depth > MAX_DEPTH:
+        raise RecursionError  # a structure that holds itself would be copied without end
+    if kind is dict or isinstance(value, Mapping):
+        return FrozenDict({plain_text(key): _frozen(item, depth + 1) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return FrozenList([_frozen(item, depth + 1) for item in value])
+    if isinstance(value, Enum):
+        return _frozen(value.value, depth + 1)
+    if isinstance(value, str | int | float):
+        return plain_text(value) if isinstance(value, str) else _plain_number(value)
+    return value
+
+
+def plain_text(text: Any) -> Any:
+    """Return a text of a subclass of str as plain str; anything else as it is."""
+    return text if type(text) is str or not isinstance(text, str) else str.__str__(text)
+
+
+def _plain_number(number: int | float) -> int | float:
+    return int.__int__(number) if isinstance(number, int) else float.__float__(number)
+
+
+def thawed(value: Any) -> Any:
+    """Return a copy of JSON for code that may change it: of plain dicts and lists, however deep."""
+    if isinstance(value, dict):
+        return {key: thawed(item) for key, item in value.items()}
+    return [thawed(item) for item in value] if isinstance(value, list) else value
 
 
 def brief(value: object) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from perdure.model.checks import expect, expect_function
+
 E = TypeVar("E")
 Subscriber = Callable[[Any], Awaitable[None] | None]
 
@@ -54,7 +56,7 @@ class EventBus:
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], Awaitable[None] | None]) -> Subscription:
         """Call `subscriber`, a plain or async function, with every event of a type."""
-        subscription = Subscription(self, kind, subscriber)
+        subscription = Subscription(self, expect(kind, type, "$.kind"), expect_function(subscriber, "$.subscriber"))
         self._subscriptions = (*self._subscriptions, subscription)
         return subscription
 

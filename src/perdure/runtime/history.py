@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.errors import CorruptRecord, SessionNotFound
+from perdure.model.checks import expect, expect_count, expect_text
 from perdure.model.loop_events import (
     KINDS,
     AgentEnd,
@@ -23,7 +24,7 @@ from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.said import Said
 from perdure.model.session import AgentSessionInfo
-from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch
+from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch, check_page
 from perdure.recording import event_of
 
 LOOK_EVERY = 0.05
@@ -41,6 +42,7 @@ async def read_record(
 
     Branches that were announced and have not begun come with the page that has the last of their group to begin.
     """
+    check_page(limit, before)
     runs = await journal.runs(info.id, limit=limit, before=before)
     headers = {run.loop_id: await _header(journal, info.id, run) for run in runs}
     groups = {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}
@@ -173,7 +175,7 @@ def _unread(message_id: str) -> Message:
 
 async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopRecord:
     """Return the whole record of one loop: its messages, turns and events."""
-    runs = await journal.runs(session_id, run=loop_id)
+    runs = await journal.runs(session_id, run=expect_text(loop_id, "$.loop_id"))
     if not runs:
         raise SessionNotFound(f"loop {loop_id} of {session_id}")
     story = _Story(journal, session_id)
@@ -218,6 +220,10 @@ async def read_events(
     journal: Journal, session_id: str, *, after: int | None, last: int | None, follow: bool
 ) -> AsyncIterator[AnyLoopEvent]:
     """Events on record, in order; then, if asked to follow, those to come as they are written."""
+    for name, number in (("after", after), ("last", last)):
+        if number is not None:
+            expect_count(number, f"$.{name}")
+    expect(follow, bool, "$.follow")
     story, cursor = _Story(journal, session_id), after or 0
     entries = await journal.read(session_id, after=cursor, last=last, limit=PAGE if last is None else None)
     while True:

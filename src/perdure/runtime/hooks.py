@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import isawaitable
 
 from perdure.errors import ConfigurationError
+from perdure.model.checks import expect_priority
 from perdure.model.session import AgentSession
 from perdure.protocols import SessionController, SessionStage
 
@@ -29,6 +30,7 @@ class SessionHookStack:
     def with_hook(self, controller: SessionController, priority: int = 0) -> SessionHookStack:
         if not callable(getattr(controller, "on_stage", None)):
             raise ConfigurationError(f"A controller needs an on_stage(stage, session) method; {controller!r} has none.")
+        expect_priority(priority, "$.priority")
         hooks = sorted((*self._hooks, (priority, controller)), key=lambda hook: -hook[0])
         return SessionHookStack(tuple(hooks))
 

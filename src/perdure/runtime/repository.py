@@ -10,9 +10,10 @@ from msgspec.structs import asdict, replace
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
-from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_tags
+from perdure.model.message import Message, require_distinct
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_owner, check_tags
 from perdure.model.state import AgentState
-from perdure.protocols import Filters, Saving, SessionStore
+from perdure.protocols import Filters, Saving, SessionStore, checked_version
 
 
 class SessionRepository:
@@ -38,7 +39,7 @@ class SessionRepository:
         return kept
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession:
-        session = await self.store.load(SessionId(session_id), version)
+        session = await self.store.load(SessionId(session_id), checked_version(version))
         if session is None:
             raise SessionNotFound(session_id, version)
         return session
@@ -76,8 +77,7 @@ class SessionFactory:
     ) -> AgentSession:
         if not isinstance(definition, AgentDefinition):
             raise InvalidData("$.definition", f"expected an AgentDefinition, got {type(definition).__name__}")
-        if owner is not None and (not isinstance(owner, str) or not owner):
-            raise InvalidData("$.owner", "an owner is a text, or None")
+        check_owner(owner)
         at = now()
         info = AgentSessionInfo(
             id=SessionId.generate() if session_id is None else SessionId(session_id),
@@ -91,11 +91,16 @@ class SessionFactory:
         return AgentSession(info, definition, state)
 
 
+def _unsaved(seed: AgentState) -> list[Message]:
+    """The messages of a seed that are in no store yet: one that was sent twice in another session is there twice."""
+    return [message for span in seed.transcript.spans() if span.tape.ref is None for message in span.messages()]
+
+
 def _seeded(seed: AgentState, definition: AgentDefinition) -> AgentState:
     """The seed, with what it leaves open filled in from the definition."""
     if not isinstance(seed, AgentState):
         raise InvalidData("$.seed", f"expected an AgentState, got {type(seed).__name__}")
     metadata: Mapping[str, object] = {**definition.metadata, **seed.metadata}
     prompt = seed.context.system_prompt or definition.system_prompt
-    seed = replace(seed, adopted=None)  # which tells of another session's versions
-    return seed.with_context(replace(seed.context, metadata=metadata, system_prompt=prompt))
+    require_distinct(_unsaved(seed), "$.seed.messages")
+    return seed.for_another_session().with_context(replace(seed.context, metadata=metadata, system_prompt=prompt))

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from inspect import isclass
 from typing import Literal, Unpack, get_args
 
 from perdure.errors import (
@@ -18,6 +19,7 @@ from perdure.errors import (
     SessionBusy,
     SessionConflict,
 )
+from perdure.model.checks import expect_method
 from perdure.model.definition import AgentDefinition
 from perdure.model.events import (
     SessionActionExecuted,
@@ -66,7 +68,7 @@ class SessionRuntime:
         controller = controller or PassThroughSessionController()
         SessionHookStack.empty().with_hook(controller)
         self._controller = controller
-        self._events = EventBus() if events is None else events
+        self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
         self._factory = SessionFactory()
         kept = self._repository.store
         self.journal: Journal | None = kept if isinstance(kept, Journal) else None  # looked for once: it is not cheap
@@ -123,7 +125,7 @@ class SessionRuntime:
             raise InvalidData(
                 "$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}"
             )
-        if not callable(getattr(action, "execute_on", None)):
+        if isclass(action) or not callable(getattr(action, "execute_on", None)):
             raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:

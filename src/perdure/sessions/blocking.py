@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Self
 
 from perdure.errors import ConfigurationError
+from perdure.model.checks import expect
 from perdure.sessions.chat import Chat
 from perdure.sessions.face import Sessions
 
@@ -157,7 +158,7 @@ class BlockingSessions(_Blocking):
     """`Sessions` whose verbs are not awaited."""
 
     def __init__(self, sessions: Sessions) -> None:
-        super().__init__(sessions, None)
+        super().__init__(expect(sessions, Sessions, "$.sessions"), None)
 
     def __enter__(self) -> Self:
         self._loop = _Loop()

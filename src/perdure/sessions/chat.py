@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from perdure.actions.approval import Shown
 from perdure.actions.send import WhenBusy
 from perdure.archive import MoveReport
-from perdure.errors import InvalidData
+from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
@@ -30,8 +30,8 @@ class Chat:
     """One session's verbs. A handle holds no state but the id: any number of them may be open on one session."""
 
     def __init__(self, sessions: Sessions, session_id: SessionId) -> None:
-        self._sessions = sessions
-        self._id = session_id
+        self._sessions = expect_method(sessions, "send", "$.sessions")
+        self._id = SessionId(session_id)
 
     @property
     def id(self) -> SessionId:
@@ -47,9 +47,12 @@ class Chat:
         key: str | None = None,
         when_busy: WhenBusy = "raise",
         metadata: Mapping[str, Any] | None = None,
+        any_role: bool = False,
     ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one."""
-        return await self._sessions.send(self._id, message, key=key, when_busy=when_busy, metadata=metadata)
+        return await self._sessions.send(
+            self._id, message, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role
+        )
 
     def stream(
         self, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
@@ -165,8 +168,7 @@ class Chat:
         recovers that first.
         """
         seconds = idle.total_seconds() if isinstance(idle, timedelta) else idle
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
-            raise InvalidData("$.idle", f"expected a time in seconds of at least 0, got {idle!r}")
+        expect_number(seconds, "$.idle")
         info = await self._sessions.info(self._id)
         if (now() - info.updated_at).total_seconds() < seconds or await self._is_running():
             return None

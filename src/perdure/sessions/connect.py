@@ -11,6 +11,7 @@ from perdure.loop.factory import Capability, LoopFactory
 from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
+from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.protocols import Driver, SessionController, SessionStore, Tool
 from perdure.runtime.bus import EventBus
@@ -59,7 +60,7 @@ def connect(
     for name in options.keys() - LoopOptions.__annotations__.keys():
         known = ", ".join(("owner", "live", "events", "controller", "grace", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
-    bus = EventBus() if events is None else events
+    bus = EventBus() if events is None else expect(events, EventBus, "$.events")
     loops = LoopFactory(events=bus, **options)
     return Sessions(
         store_of(url, cache=live),

@@ -16,8 +16,9 @@ from perdure.actions.adopt import AdoptBranch
 from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
 from perdure.actions.children import spawned_by
 from perdure.actions.compact import CompactTranscript, UncompactTranscript
-from perdure.actions.definition import ChangeModel
+from perdure.actions.definition import ChangeDefinition, ChangeModel
 from perdure.actions.fork import ForkSession
+from perdure.actions.given import require_loops
 from perdure.actions.inbox import CANCEL
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
@@ -37,13 +38,14 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
 from perdure.loop.unattended import require_nothing_pending
+from perdure.model.checks import expect_function, expect_method, expect_several
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
-from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
 from perdure.model.state import AgentState
 from perdure.protocols import (
     Action,
@@ -63,6 +65,7 @@ from perdure.sessions.family import Ancestry, Diff, ancestry_of, diff_of
 from perdure.sessions.history import all_said
 from perdure.sessions.listener import Listener
 from perdure.sessions.live import LiveSet, LiveSubscription
+from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
 from perdure.sessions.redacting import tell_of_redaction
 from perdure.sessions.reply import Chunk, Reply
 from perdure.stores.memory import MemoryStore
@@ -89,25 +92,40 @@ class Sessions:
         controller: SessionController | None = None,
         grace: float = 5.0,
     ) -> None:
-        if owner is not None and (not isinstance(owner, str) or not owner):
-            raise InvalidData("$.owner", f"an owner is a text that is not empty, or None; got {owner!r}")
+        check_owner(owner)
         self.store = store
-        self.loops = loops
+        self.loops = require_loops(loops)
         self.owner = owner
         self.runtime = SessionRuntime(store, controller=controller, events=events)
         self._controller = controller
-        self.live = LiveSet(store, live)
+        self._live = LiveSet(store, live)
+        self._is_open = False
         self._model = model
         self._events = events
         self._grace = _checked_grace(grace)
         self._streams: set[asyncio.Task[Reply]] = set()
         self._exits = AsyncExitStack()
 
+    @property
+    def live(self) -> LiveSet:
+        """The sessions that somebody has open here."""
+        self._require_open()
+        return self._live
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ConfigurationError(
+                "This connection is not open: nothing would be heard or kept. Use it inside "
+                "`async with perdure.connect(…) as sessions:`."
+            )
+
     async def __aenter__(self) -> Self:
-        if isinstance(self.store, AbstractAsyncContextManager):
+        is_shared = getattr(self.store, "is_open", False)  # whoever opened it closes it
+        if isinstance(self.store, AbstractAsyncContextManager) and not is_shared:
             await self._exits.enter_async_context(self.store)
         self._exits.push_async_callback(self.loops.aclose)
-        self._exits.callback(self._events.wiretap(self.live.emit).cancel)
+        self._exits.callback(self._events.wiretap(self._live.emit).cancel)
+        self._is_open = True
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
@@ -117,6 +135,7 @@ class Sessions:
             await self.runtime.close(self._grace if kind is None else 0.0)
         finally:
             await self._exits.aclose()
+            self._is_open = False
 
     async def _stop_streams(self) -> None:
         """Stop the runs of streams that were left before their end, and wait until what they said is kept."""
@@ -127,9 +146,19 @@ class Sessions:
     # Opening and closing
 
     async def open(
-        self, id: str | None = None, agent: AgentDefinition | None = None, *, tags: Iterable[str] = ()
+        self,
+        id: str | None = None,
+        agent: AgentDefinition | None = None,
+        *,
+        tags: Iterable[str] = (),
+        on_change: OnChange = "raise",
     ) -> Chat:
-        """A handle on a session: on a new one, or on that of an id, which is created unless it is there."""
+        """Return a handle on a session: on a new one, or on that of an id, which is created unless it is there.
+
+        `on_change` says what happens if the session keeps another definition of this agent: SessionConflict ("raise"),
+        the session goes on with its own ("keep"), or it is given the new one, on record ("take").
+        """
+        check_on_change(on_change)
         if agent is not None and not isinstance(agent, AgentDefinition):
             raise InvalidData("$.agent", f"expected an AgentDefinition, got {type(agent).__name__}")
         session_id = SessionId.generate() if id is None else SessionId(id)
@@ -140,7 +169,20 @@ class Sessions:
             reason = f"Session {session_id!r} belongs to the agent {found.agent_name!r}, not to {agent.name!r}. "
             advice = "Open it without an agent, open another session, or give it another agent with ChangeDefinition."
             raise SessionConflict(session_id, found.version, found.version, reason + advice)
+        if agent is not None and id is not None:
+            await self._settle_agent(session_id, agent, on_change)
         return self._handle(session_id)
+
+    async def _settle_agent(self, session_id: SessionId, agent: AgentDefinition, on_change: OnChange) -> None:
+        session = await self.store.load(session_id)  # not by the runtime: nobody reads it yet
+        if session is None:
+            raise SessionNotFound(session_id)
+        if on_change == "keep" or not changed_fields(session, agent):
+            return
+        if on_change == "raise":
+            raise changed_agent(session, agent)
+        given = replace(agent, model=session.definition.model) if agent.model is None else agent
+        await self.execute(session_id, ChangeDefinition(given))
 
     async def _create(self, session_id: SessionId, agent: AgentDefinition, tags: Iterable[str]) -> AgentSessionInfo:
         seed = AgentState.of(agent).with_default_model(self.loops.model)
@@ -185,6 +227,7 @@ class Sessions:
 
     async def _find(self, session_id: str) -> AgentSessionInfo | None:
         """A session's header; None if there is none, or another owner's."""
+        self._require_open()
         page = await self.store.list(id=SessionId(session_id), limit=1)
         if page.damaged:
             raise page.damaged[0]
@@ -193,6 +236,7 @@ class Sessions:
 
     async def _reach(self, session_id: str) -> SessionId:
         """The id of a session that this owner may touch. Without an owner the verb itself finds out."""
+        self._require_open()
         checked = SessionId(session_id)
         if self.owner is not None and await self._find(checked) is None:
             raise SessionNotFound(checked)
@@ -217,14 +261,16 @@ class Sessions:
         key: str | None = None,
         when_busy: WhenBusy = "raise",
         metadata: Mapping[str, Any] | None = None,
+        any_role: bool = False,
     ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
-        `metadata` goes on the record of the run.
+        `metadata` goes on the record of the run. Messages of other roles than `user` are InvalidData, unless
+        `any_role` lets them pass.
         """
-        action = SendMessage(message, self.loops, key=key, when_busy=when_busy, metadata=metadata)
+        action = SendMessage(message, self.loops, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role)
         with suppress(*() if when_busy == "raise" else (SessionBusy,)):  # the run that is under way sends what is left
             await self._keep_model(await self._reach(session_id))
         after = await self._after_run(session_id, action)
@@ -259,6 +305,7 @@ class Sessions:
 
         ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
         """
+        self._require_open()
         runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
         session = await runtime.create(agent or ASSISTANT, owner=self.owner)
         reply = _answered(await runtime.execute(session.id, SendMessage(message, self.loops)))
@@ -390,6 +437,7 @@ class Sessions:
     # Looking
 
     async def exists(self, session_id: str) -> bool:
+        self._require_open()
         if self.owner is None:
             return await self.store.exists(SessionId(session_id))
         return await self._find(session_id) is not None
@@ -407,6 +455,7 @@ class Sessions:
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         """A page of headers, newest first; of this owner's sessions, where there is one."""
+        self._require_open()
         if self.owner is not None:
             if filters.get("owner") not in (None, self.owner):
                 return SessionInfoList(())
@@ -449,6 +498,7 @@ class Sessions:
 
     async def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
         """The messages that have every word of a text, best first, covered and trimmed ones too."""
+        self._require_open()
         store = self.store
         if not isinstance(store, Search):
             raise _cannot(store, "search messages")
@@ -475,6 +525,7 @@ class Sessions:
 
     async def recover(self, session_id: str | None = None) -> RecoveryReport:
         """Go on with runs that were killed: with one session's, or with all of them."""
+        self._require_open()
         if session_id is not None or self.owner is None:
             key = None if session_id is None else (await self.info(session_id)).id
             return await recover(self.runtime, self.loops, session_id=key)
@@ -490,7 +541,9 @@ class Sessions:
         progress: Progress | None = None,
     ) -> MoveReport:
         """Write sessions with all their versions and runs into one file of JSON Lines, all of them by default."""
-        chosen = None if session_ids is None else [(await self.info(each)).id for each in session_ids]
+        _check_moving(target, "write", "$.target", progress)
+        wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
+        chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
         if chosen is None and self.owner is not None:
             chosen = [info.id async for info in self._all({})]
         return await export_sessions(self._archive(), target, chosen, progress=progress)
@@ -499,14 +552,17 @@ class Sessions:
         self, source: str | os.PathLike[str] | BinaryIO, *, progress: Progress | None = None
     ) -> MoveReport:
         """Take in the sessions of a file that `export` has written; those that are there already are skipped."""
+        _check_moving(source, "read", "$.source", progress)
         return await import_sessions(self._archive(), source, owner=self.owner, progress=progress)
 
     def _archive(self) -> ArchivingStore:
+        self._require_open()
         if not isinstance(self.store, ArchivingStore):
             raise _cannot(self.store, "move sessions")
         return self.store
 
     def _erasure(self) -> Erasure:
+        self._require_open()
         if not isinstance(self.store, Erasure):
             raise _cannot(self.store, "erase single messages")
         return self.store
@@ -524,6 +580,8 @@ class Sessions:
             given = type(older_than).__name__
             raise InvalidData("$.older_than", f"expected a timedelta, or a datetime with a time zone; got {given}")
         before = now() - older_than if isinstance(older_than, timedelta) else older_than
+        if before is not None and before.tzinfo is not None and before > now():
+            raise InvalidData("$.older_than", "this is in the future, so every session would be erased")
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
             filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
@@ -596,6 +654,13 @@ class Sessions:
                 "that were connected without an owner."
             )
         return await self._erasure().gc()
+
+
+def _check_moving(file: object, method: str, path: str, progress: object) -> None:
+    if not isinstance(file, str | os.PathLike):
+        expect_method(file, method, path)
+    if progress is not None:
+        expect_function(progress, "$.progress")
 
 
 def _cannot(store: SessionStore, what: str) -> ConfigurationError:

@@ -8,12 +8,12 @@ import msgspec
 
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
-from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
 from perdure.protocols import SessionStore
 
 
 class Ancestry(msgspec.Struct, frozen=True):
-    """Where a session comes from, and what came of it."""
+    """What a session was forked from, and its forks. Sub-agents' sessions are none: `list(parent=)` finds them too."""
 
     parent: SessionId | None
     children: tuple[SessionId, ...]
@@ -27,19 +27,19 @@ async def ancestry_of(store: SessionStore, info: AgentSessionInfo) -> Ancestry:
     after: str | None = None
     while True:
         page = await store.list(parent=info.id, limit=1000, after=after)
-        children += [child.id for child in page]
+        children += [child.id for child in page if child.spawn_ref is None]
         if page.next is None:
             break
         after = page.next
-    return Ancestry(info.parent_id, tuple(reversed(children)), await _root_of(store, info))
+    return Ancestry(forked_from(info), tuple(reversed(children)), await _root_of(store, info))
 
 
 async def _root_of(store: SessionStore, info: AgentSessionInfo) -> SessionId:
-    root, parent = info.id, info.parent_id
+    root, parent = info.id, forked_from(info)
     while parent is not None:
         root = parent
         page = await store.list(id=parent, limit=1)
-        parent = page.all()[0].parent_id if page else None
+        parent = forked_from(page.all()[0]) if page else None
     return root
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import itemgetter
 
@@ -13,34 +14,40 @@ from perdure.model.transcript import LogRef, Span, every_span
 from perdure.protocols import Journal, RunOnRecord
 
 AtVersion = Callable[[int], Awaitable[AgentSession]]
-Insertion = tuple[int, Sequence[Message]]
+Placed = tuple[tuple[object, int], Message]
+"""A message, and where it stands: copies of one message, which share its id, are told apart by that."""
+Insertion = tuple[int, list[Placed]]
 """Messages of another log, and after how many of the session's own they belong."""
 
 
 async def all_said(journal: Journal | None, session: AgentSession, at_version: AtVersion) -> list[Message]:
-    """What a session began with, then its own log; with what was selected or adopted where it came to show that.
+    """Return what a session began with, then its own log; with what was selected or adopted where it came to show that.
 
     What compaction has put in place of messages was not said by anybody, and is left out.
     """
     viewed = await _named_by(journal, session)
     if journal is None:
         adopted = await _adoptions(None, session, at_version)
-        return _said_once([*(message for _, messages in adopted for message in messages), *viewed])
+        return _said_once([*(placed for _, messages in adopted for placed in messages), *viewed])
     return _said_once(_merged(await _logged(journal, session, at_version), viewed))
 
 
-async def _logged(journal: Journal, session: AgentSession, at_version: AtVersion) -> list[Message]:
+async def _logged(journal: Journal, session: AgentSession, at_version: AtVersion) -> list[Placed]:
     own, end = await journal.log_of(session.id)
     said = await _named_by(journal, await at_version(1), without=own)
     # At one place the branches come first: what they answer stands in the log, behind what was adopted before it.
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
     done = 0
     for after, messages in sorted(elsewhere, key=itemgetter(0)):
-        said += await journal.messages(own, done, after) if done < after else ()
+        said += await _stretch(journal, own, done, after)
         said += messages
         done = max(done, after)
-    said += await journal.messages(own, done, end) if done < end else ()
-    return said
+    return said + await _stretch(journal, own, done, end)
+
+
+async def _stretch(journal: Journal, log: LogRef, start: int, stop: int) -> list[Placed]:
+    messages = await journal.messages(log, start, stop) if start < stop else ()
+    return [((log, place), message) for place, message in enumerate(messages, start)]
 
 
 async def _adoptions(
@@ -59,34 +66,42 @@ async def _adoptions(
     return adopted[::-1]
 
 
-async def _named_by(journal: Journal | None, session: AgentSession, without: LogRef | None = None) -> list[Message]:
-    """All that a version shows or covers, but for what stands in one log."""
-    spans = every_span(session.state.transcript.pieces)
-    named = (span for span in spans if without is None or span.tape.ref != without)
-    return [message for span in named for message in await _read(journal, span)]
+async def _named_by(journal: Journal | None, session: AgentSession, without: LogRef | None = None) -> list[Placed]:
+    """All that a version shows or covers, except what stands in one log."""
+    spans = [
+        span for span in every_span(session.state.transcript.pieces) if without is None or span.tape.ref != without
+    ]
+    placed = {(span.tape, place): message for span in spans for place, message in await _read(journal, span)}
+    copies: Counter[str] = Counter()
+    named: list[Placed] = []
+    for (tape, place), message in placed.items():
+        copies[message.id] += 1
+        # A store without logs gives out new tapes with every load: there a copy is known by its number.
+        named.append(((message.id, copies[message.id]) if tape.ref is None else (tape.ref, place), message))
+    return named
 
 
-def _merged(said: list[Message], viewed: Iterable[Message]) -> list[Message]:
+def _merged(said: list[Placed], viewed: Iterable[Placed]) -> list[Placed]:
     """Both, each message once: what is only in the view stands behind what it follows there."""
-    known = {message.id for message in said}
-    behind: dict[str | None, list[Message]] = {}
-    last: str | None = None
-    for message in viewed:
-        if message.id in known:
-            last = message.id
+    known = {place for place, _ in said}
+    behind: dict[object, list[Placed]] = {}
+    last: object = None
+    for place, message in viewed:
+        if place in known:
+            last = place
         else:
-            known.add(message.id)
-            behind.setdefault(last, []).append(message)
+            known.add(place)
+            behind.setdefault(last, []).append((place, message))
     merged = behind.get(None, [])
-    for message in said:
-        merged += (message, *behind.get(message.id, ()))
+    for place, message in said:
+        merged += ((place, message), *behind.get(place, ()))
     return merged
 
 
-async def _read(journal: Journal | None, span: Span) -> Sequence[Message]:
+async def _read(journal: Journal | None, span: Span) -> Iterable[tuple[int, Message]]:
     if span.tape.items is not None or span.tape.ref is None or journal is None:
-        return span.messages()
-    return await journal.messages(span.tape.ref, span.start, span.stop)
+        return enumerate(span.messages(), span.start)
+    return enumerate(await journal.messages(span.tape.ref, span.start, span.stop), span.start)
 
 
 async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> list[Insertion]:
@@ -95,12 +110,12 @@ async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> lis
     if not runs:
         return []
     selected = {
-        entry.body["selected_loop_id"]
+        entry.body.get("selected_loop_id")  # an evaluation that was given up has selected none
         for entry in await journal.read(session.id, after=runs[0].first.seq)
         if entry.kind == "parallel_loop_end"
     }
     chosen = [run for run in runs if run.loop_id in selected]
-    return [(_place(run), await journal.messages(run.log, run.start, run.stop)) for run in chosen]
+    return [(_place(run), await _stretch(journal, run.log, run.start, run.stop)) for run in chosen]
 
 
 def _place(run: RunOnRecord) -> int:
@@ -109,7 +124,7 @@ def _place(run: RunOnRecord) -> int:
     return place[1]
 
 
-def _said_once(messages: Iterable[Message]) -> list[Message]:
+def _said_once(placed: Iterable[Placed]) -> list[Message]:
     """Without what compactions have made, and without the second of two: a block may show what it also covers."""
-    once = {message.id: message for message in messages}
+    once = dict(placed)
     return [message for message in once.values() if message.metadata.get(MARK) not in STRATEGIES]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self, Unpack
 
 from perdure import codec
 from perdure.errors import InvalidData, SessionNotFound, StoreError
+from perdure.model.checks import expect_text
 from perdure.model.ids import SessionId, new_id, now
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionInfoList
@@ -30,6 +32,8 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
+    check_page,
+    checked_version,
 )
 from perdure.stores import file_archive, file_check, file_erasure, file_reads, file_redaction, file_search, file_writes
 from perdure.stores.beginnings import Beginning
@@ -50,7 +54,7 @@ class FileStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, lock_timeout: float = 10.0) -> None:
-        if not str(directory):
+        if not isinstance(directory, str | os.PathLike) or not str(directory):
             raise InvalidData("$.directory", "a FileStore needs the name of a directory; '.' is the current one")
         if not isinstance(lock_timeout, int | float) or not lock_timeout >= 0:
             raise InvalidData(
@@ -59,6 +63,10 @@ class FileStore:
         self._given = Path(directory)
         self._timeout = lock_timeout
         self._open: _Open | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
 
     async def __aenter__(self) -> Self:
         if self._open is not None:
@@ -104,6 +112,7 @@ class FileStore:
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
+        checked_version(version)
         return await self._files.run(lambda files: file_reads.load(files, key, version))
 
     async def exists(self, session_id: str) -> bool:
@@ -173,6 +182,7 @@ class FileStore:
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
+        check_page(limit, before)
         key = SessionId(session_id)
         return await self._files.run(lambda files: file_reads.runs(files, key, limit, before, run))
 
@@ -190,8 +200,10 @@ class FileStore:
         return await self._files.run(lambda files: file_reads.messages(files, log.key, start, stop))
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
-        key = SessionId(session_id)
-        return await self._files.run(lambda files: file_reads.find_key(files, key, name))
+        key, checked = SessionId(session_id), expect_text(name, "$.key")
+        with suppress(SessionNotFound):
+            return await self._files.run(lambda files: file_reads.find_key(files, key, checked))
+        return None
 
     async def is_claimed(self, session_id: str) -> bool:
         key, at = SessionId(session_id), now().timestamp()

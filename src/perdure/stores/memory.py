@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.errors import ClaimLost, InvalidData, RunInterrupted, SessionBusy, SessionConflict, SessionNotFound
+from perdure.model.checks import expect_text
 from perdure.model.ids import SessionId, new_id, now
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
@@ -30,6 +31,8 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
+    check_page,
+    checked_version,
 )
 from perdure.stores import memory_archive, memory_check
 from perdure.stores.beginnings import Beginning
@@ -152,6 +155,7 @@ class MemoryStore:
         shelved = self._sessions.get(SessionId(session_id))
         if shelved is None:
             return None
+        version = checked_version(version)
         if version is None:
             return shelved.versions[-1]
         return shelved.versions[version - 1] if 1 <= version <= len(shelved.versions) else None
@@ -283,7 +287,7 @@ class MemoryStore:
         ref = self._log(shelved, name)
         log = self._logs.setdefault(ref.key, [])
         written = {message.id: StoredAt(ref, place) for place, message in enumerate(messages, len(log))}
-        log.extend(messages)
+        log.extend(map(codec.settled, messages))
         _enter(shelved.record, entries)
         shelved.expires = now() + timedelta(seconds=claim.lease)
         return Appended(written, len(shelved.record))
@@ -314,6 +318,7 @@ class MemoryStore:
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
+        check_page(limit, before)
         shelved = self._find(session_id)
 
         def stretch_of(loop: str) -> tuple[LogRef, int, int]:
@@ -335,7 +340,8 @@ class MemoryStore:
         return [shelved.info.id for shelved in claimed if shelved.expires <= now()]
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
-        return self._find(session_id).keys.get(name)
+        shelved = self._sessions.get(SessionId(session_id))
+        return None if shelved is None else shelved.keys.get(expect_text(name, "$.key"))
 
     async def is_claimed(self, session_id: str) -> bool:
         shelved = self._find(session_id)

@@ -51,7 +51,8 @@ class Placement:
                 raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
             self._places[slot] = written.get(message.id)
             if self._places[slot] is None:
-                self.new.append(codec.encode_message(message))
+                raw, message = codec.encode_settled(message)
+                self.new.append(raw)
                 self.new_messages.append(message)
 
     def settle(self, log: LogRef, start: int) -> AgentSession:
@@ -82,7 +83,7 @@ class Placement:
             if tape is None or place.position > tape.end:
                 tape = tapes[place.log] = Tape([], place.log, place.position)
             if place.position == tape.end and tape.items is not None:  # else the same message, met on another tape
-                tape.items.extend(slot[0].read(slot[1], slot[1] + 1))
+                tape.items.extend(map(codec.settled, slot[0].read(slot[1], slot[1] + 1)))
             spans[slot] = Span(tape, place.position, place.position + 1)
         return spans
 

@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 
 from perdure import codec
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionNotFound, StoreError
+from perdure.model.checks import expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
@@ -28,6 +29,8 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
+    check_page,
+    checked_version,
 )
 
 try:
@@ -81,6 +84,10 @@ class PostgresStore:
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._open: _Open | None = None
         self._claims: dict[tuple[str, int], Claim] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
 
     async def __aenter__(self) -> Self:
         if self._open is not None:
@@ -190,6 +197,7 @@ class PostgresStore:
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
         self._db.link.check()
+        version = checked_version(version)
         if version is not None and not 0 < version <= LAST:
             return None
         try:
@@ -332,6 +340,7 @@ class PostgresStore:
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
+        check_page(limit, before)
         return await journal.runs(self._db.link, SessionId(session_id), self._db.origin, limit, before, run)
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
@@ -346,7 +355,7 @@ class PostgresStore:
         return await reads.read_log(self._db.link, int(log.key), start, stop)
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
-        return await journal.find_key(self._db.link, SessionId(session_id), name)
+        return await journal.find_key(self._db.link, SessionId(session_id), expect_text(name, "$.key"))
 
     async def is_claimed(self, session_id: str) -> bool:
         return await journal.is_claimed(self._db.link, SessionId(session_id))

@@ -15,6 +15,7 @@ import apsw
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound, StoreError
+from perdure.model.checks import expect_count, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
@@ -34,6 +35,8 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
+    check_page,
+    checked_version,
 )
 from perdure.stores import sqlite_archive, sqlite_check, sqlite_tables
 from perdure.stores import sqlite_erasure as erasure
@@ -69,7 +72,7 @@ class SqliteStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, cache: int = 128, lock_timeout: float = LOCK_TIMEOUT) -> None:
-        if str(path) in ("", ":memory:"):
+        if not isinstance(path, str | os.PathLike) or str(path) in ("", ":memory:"):
             raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
         if not isinstance(lock_timeout, int | float) or not lock_timeout >= 0:
             raise InvalidData(
@@ -77,10 +80,14 @@ class SqliteStore:
             )
         self._given = Path(path)
         self._timeout = lock_timeout
-        self._live = LiveSessions(cache)
+        self._live = LiveSessions(expect_count(cache, "$.cache"))
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
         self._open: _Open | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
 
     async def __aenter__(self) -> Self:
         if self._open is not None:
@@ -169,6 +176,7 @@ class SqliteStore:
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key = SessionId(session_id)
+        version = checked_version(version)
         if version is not None and not 0 < version <= LAST:
             return None
         live = self._live.recall(key)
@@ -344,6 +352,7 @@ class SqliteStore:
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
+        check_page(limit, before)
         key = SessionId(session_id)
         job = partial(journal.runs, session_id=key, origin=self._db.origin, limit=limit, before=before, run=run)
         found: Sequence[RunOnRecord] = await self._db.reader.run(job)
@@ -367,7 +376,7 @@ class SqliteStore:
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
         found: tuple[Key, int] | None = await self._db.reader.run(
-            partial(journal.find_key, session_id=SessionId(session_id), name=name)
+            partial(journal.find_key, session_id=SessionId(session_id), name=expect_text(name, "$.key"))
         )
         return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from urllib.parse import unquote
 
 from perdure.errors import ConfigurationError
+from perdure.model.checks import expect_count
 from perdure.protocols import SessionStore
 
 _FORMS = (
@@ -15,6 +16,7 @@ _FORMS = (
 
 def store_of(url: str | SessionStore, *, cache: int = 128) -> SessionStore:
     """The store that a URL names, not opened yet; a store is given back as it is."""
+    expect_count(cache, "$.cache")
     if isinstance(url, SessionStore):
         return url
     if not isinstance(url, str):
@@ -51,6 +53,11 @@ def _sqlite(url: str, rest: str, cache: int) -> SessionStore:
 
 
 def _path(url: str, rest: str) -> str:
+    if "?" in rest or "#" in rest:
+        raise ConfigurationError(
+            f"{_without_password(url)!r} has options behind its path, and this kind of store takes none. "
+            "Give them to the store itself; a ? or # that belongs to the path is written %3F or %23."
+        )
     path = unquote(rest)
     if not path or "\0" in path:
         raise ConfigurationError(f"{_without_password(url)!r} has no path. Use {_FORMS}.")
@@ -69,8 +76,18 @@ def _postgres(url: str, rest: str, cache: int) -> SessionStore:
         raise ConfigurationError(f"{_without_password(url)!r} names {len(schemas)} schemas; a store is in one.")
     # The rest is the driver's to read; `schema` is an option that it does not know.
     others = "&".join(each for each in options if not each.startswith("schema="))
+    _check_known(each.partition("=")[0] for each in options if not each.startswith("schema="))
     dsn = f"{address}?{others}" if others else address
     return PostgresStore(dsn, schema=schemas[0], cache=cache) if schemas else PostgresStore(dsn, cache=cache)
+
+
+def _check_known(names: Iterable[str]) -> None:
+    from psycopg.pq import Conninfo
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()} | {"ssl"}
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(f"PostgreSQL has no option {name!r}. Beside libpq's own there is `schema`.")
 
 
 _OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {

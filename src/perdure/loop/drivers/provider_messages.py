@@ -120,7 +120,7 @@ def to_pydantic(system_prompt: str, messages: Iterable[Message], destination: Or
     """The conversation for a provider. What was said between two answers becomes one request."""
     names: dict[str, str] = {}
     turns: list[ModelMessage] = []
-    said: list[ModelRequestPart] = [SystemPromptPart(system_prompt)] if system_prompt else []
+    said: list[ModelRequestPart] = [SystemPromptPart(system_prompt)] if system_prompt.strip() else []
     for message in messages:
         if message.role != "assistant":
             said.extend(_request_parts(message, names))
@@ -235,7 +235,7 @@ def _response_part(part: Part, beside: Mapping[str, Any], destination: Origin) -
     """The part for a provider, or None: thinking is for the provider that thought, and a file needs its bytes."""
     system = destination.system
     if isinstance(part, Text):
-        return _with(beside, TextPart(part.text), system) if part.text or beside else None
+        return _with(beside, TextPart(part.text), system) if part.text.strip() or beside else None
     if isinstance(part, Thinking) and part.provider == destination.provider:
         plain = ThinkingPart(part.text, id=part.id, signature=part.signature, provider_name=system)
         return _with(beside, plain, system)

@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from perdure.errors import ConfigurationError, RetriesExhausted, TransientDriverError
+from perdure.errors import RetriesExhausted, TransientDriverError
+from perdure.model.checks import expect_count, expect_method, expect_number
 from perdure.protocols import Delta, Driver, ModelReply, ModelRequest, OnDelta
 
 LONGEST_RETRY_AFTER = 60.0
@@ -25,12 +26,10 @@ class RetryingDriver:
         cap: float = 20.0,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        if attempts < 1:
-            raise ConfigurationError(f"attempts is a number over 0, not {attempts!r}.")
-        self._driver = driver
-        self._attempts = attempts
-        self._base = base
-        self._cap = cap
+        self._driver = expect_method(driver, "respond", "$.driver")
+        self._attempts = expect_count(attempts, "$.attempts", least=1)
+        self._base = expect_number(base, "$.base")
+        self._cap = expect_number(cap, "$.cap")
         self._sleep = sleep
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import InvalidData
@@ -64,6 +66,20 @@ class Payloads(Contract):
         assert await store.load(session.id) == kept
         again = await store.save(say(kept, *ODD_TEXTS))
         assert await store.load(session.id) == again
+
+    @in_store
+    async def test_values_come_back_in_plain_types(self, store: SessionStore) -> None:
+        """Tuples, enums and subclasses of str are plain JSON in what is loaded, from memory too."""
+        said = Message("user", (Text(_Word("hello")),), _Word("m-1"), {"k": (1, _Mood.GOOD, {"w": _Word("x")})})
+        asked = Message.assistant(ToolCall(_Word("look"), {"at": (1, (2,))}, _Word("c-1")))
+        told = Message.tool("c-1", (_Mood.GOOD,))
+        session = note(tell(new_session(owner=_Word("me"), tags=(_Word("t"),)), said, asked, told), "k", (_Mood.GOOD,))
+        kept = await store.create(session.with_name(_Word("name")).with_tags([_Word("t")]))
+        loaded = await store.load(session.id)
+        assert loaded == kept
+        assert loaded is not None
+        assert _odd_kinds((loaded.info.owner, loaded.info.name, loaded.info.tags, loaded.state.metadata)) == set()
+        assert [_odd_kinds(message) for message in loaded.state.messages] == [set()] * 3
 
     @in_store
     async def test_odd_headers_survive(self, store: SessionStore) -> None:
@@ -145,6 +161,24 @@ class Payloads(Contract):
         saved = await store.save(say(kept, "fine"))
         assert saved.version == 2
         assert await store.load(kept.id) == saved
+
+
+class _Word(str):
+    __slots__ = ()
+
+
+class _Mood(StrEnum):
+    GOOD = "good"
+
+
+def _odd_kinds(value: Any) -> set[type]:
+    """The types of texts and lists in a value that are not the plain ones."""
+    if isinstance(value, Struct):
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, str):
+        return {type(value)} - {str}
+    inside = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return set[type]().union(*map(_odd_kinds, inside))
 
 
 def _nested(depth: int) -> Any:

@@ -1,0 +1,43 @@
+"""The messages that a caller gives to be answered, checked before anything is claimed or spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure import codec
+from perdure.errors import InvalidData
+from perdure.loop.factory import LoopFactory
+from perdure.model.checks import expect_method
+from perdure.model.message import Message, Text, require_distinct
+
+
+def require_loops(loops: LoopFactory) -> LoopFactory:
+    """Return what builds loops; InvalidData for anything else."""
+    return expect_method(loops, "build", "$.loops")
+
+
+def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Message, ...]:
+    """Return one message, or several, as messages to be answered; InvalidData for what no model could answer.
+
+    With `any_role`, messages of other roles than `user` pass: a conversation that was held elsewhere, for instance.
+    """
+    if not isinstance(any_role, bool):
+        raise InvalidData("$.any_role", f"expected True or False, got {type(any_role).__name__}")
+    several = isinstance(message, Sequence) and not isinstance(message, str | bytes | bytearray)
+    given: Sequence[object] = message if several else (message,)  # type: ignore[assignment]  # as was just asked
+    if not given:
+        raise InvalidData("$.message", "there is nothing to send; give at least one message")
+    messages = tuple(map(Message.of, given))
+    for place, each in enumerate(messages):
+        _check(each, f"$.message[{place}]" if several else "$.message", any_role)
+        codec.encode_message(each)  # InvalidData where it could not be stored
+    require_distinct(messages, "$.message")
+    return messages
+
+
+def _check(message: Message, path: str, any_role: bool) -> None:
+    if message.role != "user" and not any_role:
+        problem = f"a message of role {message.role} is not sent as a user's; inject() it, or send(…, any_role=True)"
+        raise InvalidData(f"{path}.role", problem)
+    if all(isinstance(part, Text) and not part.text.strip() for part in message.parts):
+        raise InvalidData(path, "the message is blank; give a text, or a part such as Media")
