@@ -16,7 +16,6 @@ import perdure
 from perdure import (
     AgentDefinition,
     ConfigurationError,
-    EventBus,
     InvalidData,
     InvalidSessionId,
     Message,
@@ -468,8 +467,8 @@ async def test_a_session_that_is_being_run_is_not_rotated(connect: Connect) -> N
         work = asyncio.create_task(chat.send("slow"))
         await driver.is_asked.wait()
         assert await chat.check_and_rotate(0) is None
-        elsewhere = Sessions(sessions.store, sessions.loops, events=EventBus())
-        assert await (await elsewhere.open(chat.id)).check_and_rotate(0) is None
+        async with perdure.connect(sessions.store, driver=driver) as elsewhere:
+            assert await (await elsewhere.open(chat.id)).check_and_rotate(0) is None
         driver.may_answer.set()
         assert (await work).text == "done"
         assert await chat.check_and_rotate(0) is not None

@@ -73,17 +73,22 @@ class DocumentStore:
 
     async def list(self, **filters: Any) -> SessionInfoList:
         query = SessionQuery.of(filters)
-        before = self.last + 1 if query.after is None else page_start(query.after)
-        loaded = [(number, await self.load(key)) for key, number in self.numbers.items() if number < before]
-        found = sorted(((number, s.info) for number, s in loaded if s and matches(s.info, query)), reverse=True)
+        before = None if query.after is None else page_start(query.after)
+        loaded = [(number, await self.load(key)) for key, number in self.numbers.items()]
+        matching = [
+            ((s.info.created_at.timestamp(), number), s.info) for number, s in loaded if s and matches(s.info, query)
+        ]
+        found = sorted((each for each in matching if before is None or each[0] < before), reverse=True)
         page = found[: query.limit]
-        return SessionInfoList([info for _, info in page], next=str(page[-1][0]) if len(found) > len(page) else None)
+        cursor = "{!r} {}".format(*page[-1][0]) if len(found) > len(page) else None
+        return SessionInfoList([info for _, info in page], next=cursor)
 
 
-def page_start(after: str) -> int:
-    if not after.isdecimal():
+def page_start(after: str) -> tuple[float, int]:
+    created, _, number = after.partition(" ")
+    if not number.isdecimal():
         raise InvalidData("$.after", "not a page")
-    return int(after)
+    return float(created), int(number)
 
 
 class TestDocumentStore(StoreContract):

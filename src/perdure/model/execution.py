@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -212,8 +213,9 @@ class ExecutionState(Value, frozen=True):
     def with_continuation_requested(self, requested: bool = True) -> ExecutionState:
         return msgspec.structs.replace(self, continuation=self.continuation.with_continuation_requested(requested))
 
-    def with_pending_calls(self, calls: tuple[PendingCall, ...]) -> ExecutionState:
-        return msgspec.structs.replace(self, pending_calls=calls)
+    def with_pending_calls(self, calls: Iterable[ToolCall]) -> ExecutionState:
+        waiting = tuple(call if isinstance(call, PendingCall) else PendingCall.of(call) for call in calls)
+        return msgspec.structs.replace(self, pending_calls=waiting)
 
     def with_error(self, error: ErrorRecord) -> ExecutionState:
         return msgspec.structs.replace(self, errors=(*self.errors, error))

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from perdure.errors import ConfigurationError, DriverError, RequestRefused, RetriesExhausted, TransientDriverError
+from perdure.errors import DriverError, InvalidData, RequestRefused, RetriesExhausted, TransientDriverError
 from perdure.loop.drivers.retry import LONGEST_RETRY_AFTER, RetryingDriver
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Message
 from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta
+from perdure.testing import ScriptedDriver
 
 ASKED = ModelRequest(ModelConfig("acme:m"), (Message.user("hi"),))
 BUSY = TransientDriverError("acme:m", "too busy", status=503)
@@ -150,10 +151,10 @@ async def test_closing_closes_the_driver() -> None:
     driver = Flaky()
     await RetryingDriver(driver).aclose()
     assert driver.closed
-    await RetryingDriver(object()).aclose()  # type: ignore[arg-type]  # a driver without aclose
+    await RetryingDriver(ScriptedDriver([])).aclose()  # a driver without aclose
 
 
 def test_attempts_must_be_possible() -> None:
     """A driver that may not even try once is a mistake in the set-up."""
-    with pytest.raises(ConfigurationError, match="attempts"):
+    with pytest.raises(InvalidData, match="attempts"):
         RetryingDriver(Flaky(), attempts=0)
