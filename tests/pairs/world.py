@@ -135,8 +135,8 @@ class World:
     async def begin(self, *, is_new: bool = True) -> None:
         """Open the store, with the session in it."""
         self.look = Wire(self.new_store(), tampers=self.tampers)
-        await self.look.__aenter__()
         self.face = perdure.connect(self.look, driver=Mind(self, lambda: None))
+        await self.face.__aenter__()
         if is_new:
             process = await self.process()
             await process.sessions.open(self.main, TELLER)
@@ -162,7 +162,7 @@ class World:
         await asyncio.gather(*self._background, return_exceptions=True)
         for process in self.processes:
             await process.close()
-        await self.look.__aexit__(None, None, None)
+        await self.face.__aexit__(None, None, None)
         if self.kind == "postgres":
             schemas = [postgres_server.schema_of(self.folder)]
             await asyncio.to_thread(postgres_server.drop, postgres_server.dsn(), schemas)

@@ -59,7 +59,12 @@ class Spawner:
         except INFRASTRUCTURE as error:
             raise Unrecordable(error) from error
         except asyncio.CancelledError:
-            await see_through(self._note_what_is_left(tool, call))
+            if not self._context.is_closing:
+                await see_through(self._note_what_is_left(tool, call))
+            raise
+        except Exception as error:  # a controller's, or a resumption that is refused
+            if await self._has_begun(call):
+                raise Unrecordable(error) from error
             raise
         if not pending:
             return _outcome(tool.name, call.call_id, child)
@@ -83,6 +88,14 @@ class Spawner:
             return child if action is None else await self._context.execute(child_id, action)
         except PendingCallsChanged:  # since it was looked at: it waits, and its caller shows for what
             return await self._context.store.load(child_id) or child
+
+    async def _has_begun(self, call: ToolContext) -> bool:
+        """Tell whether the child has a run: its caller continues with it later, and must not end without it."""
+        child_id = child_session_id(call.execution_id, call.call_id)
+        if self._context.journal is not None and await self._context.journal.is_interrupted(child_id):
+            return True
+        child = await self._context.store.load(child_id)
+        return child is not None and child.state.execution is not None
 
     async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
         """End a child that waits for a person and will not be waited for; return what it has used.

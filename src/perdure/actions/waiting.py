@@ -87,7 +87,7 @@ async def _end_on_record(before: AgentSession, ended: AgentState, context: Actio
         raise
     end = _end(before, ended, past.told)
     record.put(end)
-    hand_over(context, record, past.key)
+    hand_over(context, record)
     context.tells.append(end)
 
 
