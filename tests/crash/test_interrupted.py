@@ -143,7 +143,8 @@ async def test_a_run_that_was_approved_and_killed_goes_on(kind: Any, tmp_path: P
             chat = await sessions.open("s", AGENT)
             assert (await chat.send("Charge Ada")).pending_calls
             failing = FailingStore(sessions.store)
-            failing.crash(call=6, after=True)
+            for verb in ("append", "save", "release"):
+                failing.fail(verb, call=None)
             with pytest.raises(StoreError):
                 await SessionRuntime(failing).execute("s", ApproveToolCalls(factory))
             clock.advance(60)

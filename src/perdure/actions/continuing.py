@@ -26,8 +26,9 @@ async def parent_of(session: AgentSession, context: ActionContext | None) -> str
     """
     if session.state.execution is not None:
         return session.state.execution.execution_id
-    journal = context.journal if context is not None else None
-    return None if journal is None else await _last_shown(journal, session)
+    if context is None or context.journal is None or not session.state.transcript:
+        return None
+    return await _last_shown(context.journal, session)
 
 
 async def _last_shown(journal: Journal, session: AgentSession) -> str | None:

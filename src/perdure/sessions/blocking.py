@@ -61,7 +61,7 @@ class _Loop:
         try:
             while True:
                 try:
-                    item = self.wait(anext(source))
+                    item = self.wait(_next(source))
                 except StopAsyncIteration:
                     return
                 yield item
@@ -102,6 +102,11 @@ class _Loop:
             return await work
         finally:
             self._under_way.discard(task)
+
+
+async def _next(source: AsyncIterator[Any]) -> Any:
+    """Begin in the loop's own thread: only then does the loop know of a generator, and close it at its end."""
+    return await anext(source)
 
 
 async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
