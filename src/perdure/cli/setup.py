@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import tomllib
 from collections.abc import Coroutine
@@ -68,7 +69,8 @@ def opened(
         events=bus,
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
-    return Sessions(store_of(url), loops, events=bus, owner=owner_of(ctx))
+    # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
+    return Sessions(store_of(url), loops, events=bus, owner=owner_of(ctx), grace=math.inf)
 
 
 def store_url(ctx: click.Context) -> Chosen:
