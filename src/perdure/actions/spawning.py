@@ -107,7 +107,7 @@ class Spawner:
             if not await self._context.store.exists(child_id):
                 return None
             child = await self._context.execute(child_id, StopWaiting())
-        except INFRASTRUCTURE as error:
+        except Exception as error:  # also a controller's: its caller must not end while the child still waits
             raise Unrecordable(error) from error
         return _outcome(name, call.call_id, child)
 
