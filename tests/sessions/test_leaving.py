@@ -38,6 +38,22 @@ async def test_a_stream_that_was_left_is_stopped_and_kept(url: str) -> None:
         assert (await sessions.send("s", "Are you there?")).text == "Yes."
 
 
+async def test_a_listener_whose_connection_is_closed_is_told(url: str) -> None:
+    """It hears a typed error, and not a cancellation that nobody asked for; what was said is kept."""
+    is_told = asyncio.Event()
+
+    async def listen(chat: Any) -> None:
+        async for _ in chat.stream("Tell me."):
+            is_told.set()
+
+    async with perdure.connect(url, driver=ScriptedDriver([SLOW])) as sessions:
+        listening = asyncio.ensure_future(listen(await sessions.open("s")))
+        await is_told.wait()
+    with pytest.raises(perdure.ConfigurationError, match="closed while"):
+        await listening
+    assert (await texts(url))[0] == "Tell me."
+
+
 async def test_a_run_that_ends_within_the_grace_is_waited_for(url: str) -> None:
     """Nobody awaited it, and it is saved all the same."""
     async with perdure.connect(url, driver=ScriptedDriver([Delay(0.05, "Done.")])) as sessions:

@@ -293,12 +293,24 @@ class Sessions:
         try:
             while (chunk := await listener.chunks.get()) is not None:
                 yield chunk
-            yield Chunk(reply=await work)
+            yield Chunk(reply=await self._streamed(work))
         finally:
             listening.cancel()
             work.cancel()  # which does nothing to one that is done
             await asyncio.gather(work, return_exceptions=True)
             self._streams.discard(work)
+
+    async def _streamed(self, work: asyncio.Task[Reply]) -> Reply:
+        """Return the reply of a stream's run; an error for a listener whose connection is closed under it."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ConfigurationError(
+                "The connection was closed while the answer was streamed, so the run was stopped. What was said is kept."
+            ) from None
 
     async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
         """Ask once, without a session: nothing is kept but what the reply holds.
