@@ -309,7 +309,8 @@ class Sessions:
             if task is not None and task.cancelling():
                 raise
             raise ConfigurationError(
-                "The connection was closed while the answer was streamed, so the run was stopped. What was said is kept."
+                "The connection was closed while the answer was streamed, so the run was stopped. What was said so far "
+                "is kept."
             ) from None
 
     async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
