@@ -96,12 +96,13 @@ class SessionBusy(PerdureError):
 class RunInterrupted(SessionBusy):
     """The session's last run was killed, and what it had come to waits to be recovered: a change would drop it."""
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, reason: str | None = None) -> None:
         super().__init__(
             session_id,
             None,
-            f"The last run of session {session_id!r} was killed, and nothing was changed, or what it had done would be "
-            "forgotten. Go on with it by recover(), or end it where it stands by cancel().",
+            reason
+            or f"The last run of session {session_id!r} was killed. Nothing was changed, since a change would drop "
+            "what the run has done. Continue it with recover(), or end it where it stands with cancel().",
         )
 
 
