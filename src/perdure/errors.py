@@ -94,15 +94,15 @@ class SessionBusy(PerdureError):
 
 
 class RunInterrupted(SessionBusy):
-    """The session's last run was killed, and what it had come to waits to be recovered: a change would drop it."""
+    """The session's last run was killed or could not be saved, and waits to be recovered: a change would drop it."""
 
     def __init__(self, session_id: str, reason: str | None = None) -> None:
         super().__init__(
             session_id,
             None,
             reason
-            or f"The last run of session {session_id!r} was killed. Nothing was changed, since a change would drop "
-            "what the run has done. Continue it with recover(), or end it where it stands with cancel().",
+            or f"The last run of session {session_id!r} was killed, or could not be saved. Nothing was changed: a "
+            "change would drop what the run has done. Continue it with recover(), or end it with cancel().",
         )
 
 
