@@ -30,7 +30,7 @@ async def main() -> None:
         reply = await chat.send('call charge {"customer": "Ben", "amount": 30}')
         for call in reply.pending_calls:
             print(f"waits for approval: {call.name} {dict(call.arguments)}")
-        reply = await chat.approve()
+        reply = await chat.approve(reply.pending_calls)  # what was shown, and nothing else
         print(reply.text)
 
 

@@ -94,14 +94,15 @@ class SessionBusy(PerdureError):
 
 
 class RunInterrupted(SessionBusy):
-    """The session's last run was killed, and what it had come to waits to be recovered: a change would drop it."""
+    """The session's last run was killed or could not be saved, and waits to be recovered: a change would drop it."""
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, reason: str | None = None) -> None:
         super().__init__(
             session_id,
             None,
-            f"The last run of session {session_id!r} was killed, and nothing was changed, or what it had done would be "
-            "forgotten. Go on with it by recover(), or end it where it stands by cancel().",
+            reason
+            or f"The last run of session {session_id!r} was killed, or could not be saved. Nothing was changed: a "
+            "change would drop what the run has done. Continue it with recover(), or end it with cancel().",
         )
 
 
@@ -275,13 +276,16 @@ class CompactionFailed(DriverError):
 class RunFailed(DriverError):
     """A run ended without an answer. What was said until then is kept."""
 
-    def __init__(self, session_id: str, version: int, reason: str) -> None:
+    def __init__(self, session_id: str, version: int, reason: str, *, is_shown: bool = True) -> None:
         self.session_id = session_id
         self.version = version
         self.reason = reason
+        advice = "send again to continue, or undo() to take the message back"
+        if not is_shown:  # undo() would take back what was said before it
+            advice = "the message is on record and was shown to no model; send it again once that is mended"
         super().__init__(
             f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept, "
-            f"at version {version}, with all that was said: send again to go on, or undo() to take the message back."
+            f"at version {version}, with all that was said: {advice}."
         )
 
 

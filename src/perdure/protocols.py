@@ -528,7 +528,7 @@ class Journal(Protocol):
         ...
 
     async def lapsed(self) -> Sequence[SessionId]:
-        """The sessions whose claim no longer stands though nobody gave it back: their runs were killed."""
+        """Return the sessions whose claim has lapsed: their runs were killed, or could not be saved."""
         ...
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
@@ -545,7 +545,7 @@ class Journal(Protocol):
         ...
 
     async def is_interrupted(self, session_id: str) -> bool:
-        """Whether a claim lies on the session that stands no longer: its run was killed. False if there is none."""
+        """Tell whether the session has a claim that has lapsed: its run was killed, or could not be saved."""
         ...
 
     async def post(self, session_id: str, entry: Entry) -> int:

@@ -3,6 +3,7 @@ only the user knows stands in it."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -60,6 +61,14 @@ def test_the_hint_says_where_the_tools_go(process: Callable[..., Any], store: st
     hint = hinted(told.err, "recover")
     assert hint == "perdure recover q1 --store kept.db --tools FILE.py"
     assert in_a_shell(hint.replace("FILE.py", "slow.py")).stdout == "resumed\tq1\n"
+
+
+def test_the_time_that_a_run_lay_dead_is_not_shown_as_its_own(perdure: Callable[..., Any], store: str) -> None:
+    dead = 2.0
+    time.sleep(dead)
+    perdure("recover", "q1", "--store", store, "--tools", "slow.py")
+    (run,) = json.loads(perdure("tree", "q1", "--store", store, "--json").out)["children"]
+    assert run["seconds"] < dead
 
 
 def test_tools_that_were_named_are_repeated(perdure: Callable[..., Any], store: str) -> None:

@@ -132,6 +132,23 @@ def test_a_killed_run_is_recovered(perdure: Callable[..., Any], home: Path) -> N
     assert perdure("recover").out == "no run was killed\n"
 
 
+@pytest.mark.parametrize("verb", ["send", "chat"])
+def test_a_run_that_reaches_its_budget_says_so(home: Path, verb: str) -> None:
+    """An answer that never came is not shown as an empty one."""
+    (home / "add.py").write_text(SLOW)
+    (home / "quick").touch()
+    (home / "brief.md").write_text("---\nmodel: offline\nbudget:\n  max_steps: 1\n---\nBe brief.\n")
+    words = ["send", "--new", "-"] if verb == "send" else ["chat"]
+    told = subprocess.run(
+        [*COMMAND, *words, "--agent", "brief.md", "--tools", "add.py"],
+        input="what is 2 + 3?\n",
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+    assert "stopped before its answer was whole: steps_limit_reached." in told.stderr
+
+
 def test_a_run_is_cancelled_from_elsewhere(perdure: Callable[..., Any], home: Path) -> None:
     """It ends by itself, and what was said is kept."""
     (home / "slow.py").write_text(SLOW)

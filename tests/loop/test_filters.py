@@ -173,6 +173,22 @@ async def test_what_steers_a_run_passes_the_filters(text: str, monkeypatch: pyte
         assert await sessions.store.read("s", inbox=True) == []  # type: ignore[attr-defined]
 
 
+async def test_a_filter_that_fails_advises_nothing_that_takes_back_what_was_said_before() -> None:
+    """The message is not in the view, so undo() would take back the one before it."""
+
+    def fails(messages: Any) -> None:
+        if "4711" in messages[-1].text:
+            raise ValueError("no table of numbers")
+
+    async with perdure.connect("memory://", driver=ScriptedDriver(["Hello."]), input_filters=[fails]) as sessions:
+        chat = await sessions.open()
+        await chat.send("Good morning.")
+        with pytest.raises(RunFailed, match="send it again once that is mended") as failure:
+            await chat.send("My number is 4711.")
+        assert "undo" not in str(failure.value)
+        assert [message.text for message in (await chat.session()).state.messages] == ["Good morning.", "Hello."]
+
+
 async def test_an_input_that_was_not_judged_before_a_crash_is_judged_after_it() -> None:
     """The claim comes first, with the input on record; a filter that has not spoken by then is asked by recovery."""
     is_asked = asyncio.Event()

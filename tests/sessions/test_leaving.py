@@ -81,7 +81,7 @@ async def test_a_run_that_does_not_end_in_time_waits_to_be_recovered(url: str) -
         chat = await sessions.open("s")
         run = asyncio.ensure_future(chat.send("Do it.", key="k"))
         await until(lambda: len(driver.requests) == 2)
-    with pytest.raises(RunInterrupted):
+    with pytest.raises(RunInterrupted, match="its connection was closed before it had ended"):
         await run
     async with perdure.connect(url, tools=[charge], driver=ScriptedDriver(["", "Done."])) as sessions:
         assert (await sessions.send("s", "Do it.", key="k")).text == "Done."

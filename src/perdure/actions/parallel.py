@@ -15,7 +15,14 @@ from perdure import codec
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.inbox import RunInbox
-from perdure.actions.running import checked_metadata, claim_for, hand_over, pending_in, watched
+from perdure.actions.running import (
+    checked_metadata,
+    claim_for,
+    hand_over,
+    interrupted_by_closing,
+    pending_in,
+    watched,
+)
 from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
 from perdure.errors import (
@@ -23,7 +30,6 @@ from perdure.errors import (
     DriverError,
     InvalidData,
     PerdureError,
-    RunInterrupted,
     SessionBusy,
     SessionLocked,
     SessionNotActive,
@@ -225,7 +231,7 @@ class Group:
             inbox = await self._opened_inbox()
             await watched(self._work(stories), inbox, self._context)
             if self._is_interrupted:
-                raise RunInterrupted(self._session.id)
+                raise interrupted_by_closing(self._session.id)
             selection = self._selection or await self._left_off()
             await self._end(selection)
         except (StoreError, SessionBusy, SessionLocked, CorruptRecord):

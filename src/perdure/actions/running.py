@@ -201,7 +201,16 @@ async def _carry_through(
         run.between_steps = inbox.deliver
     await watched(_all_steps(run), inbox, context)
     if not run.is_settled:
-        raise RunInterrupted(run.session_id or "")
+        raise interrupted_by_closing(run.session_id or "")
+
+
+def interrupted_by_closing(session_id: str) -> RunInterrupted:
+    """Explain to the sender of a run why there is no answer: the runtime was closed before it came."""
+    return RunInterrupted(
+        session_id,
+        f"The run of session {session_id!r} was interrupted: its connection was closed before it had ended. What "
+        "it has done is on record. recover() or the next send() continues it, and cancel() ends it where it stands.",
+    )
 
 
 async def watched(

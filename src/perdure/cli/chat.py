@@ -20,7 +20,7 @@ from perdure.cli.killed import killed_in, needs_tools, subagents_of
 from perdure.cli.naming import named
 from perdure.cli.options import agent_options, settings_of, store_options
 from perdure.cli.setup import agent_of, begun, continued, data_directory, model_name, opened
-from perdure.cli.talking import DENIED
+from perdure.cli.talking import DENIED, why_stopped
 from perdure.cli.terminal import console, counted, line, note
 from perdure.errors import ConfigurationError, PendingCallsChanged, PerdureError, SessionNotFound
 from perdure.model.execution import PendingCall
@@ -161,8 +161,9 @@ class _Talk:
 
     def _send(self, message: str) -> None:
         reply: Reply = self._watched(self._desk.chat.send(message))
-        if reply.stop_reason is StopReason.USER_REQUESTED:
-            self.tell(STOPPED)
+        stopped = STOPPED if reply.stop_reason is StopReason.USER_REQUESTED else why_stopped(reply)
+        if stopped is not None:
+            self.tell(stopped)
 
     def leave(self) -> None:
         """Say how to come back. A session in which nothing has happened is not kept."""

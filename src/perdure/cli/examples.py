@@ -13,7 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure chat --agent assistant.md --tools tools.py --model openai:gpt-5",
     ),
     "send": (
-        "perdure send --new 'What is 19 * 21?'",
+        "perdure send --new 'What is 19 * 21?' --model offline",
         "perdure send @ 'And half of it?'",
         "perdure send order-7 - --key request-12 --tools tools.py",
     ),

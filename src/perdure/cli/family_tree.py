@@ -132,7 +132,7 @@ def _group(branches: Sequence[LoopRecord], subagents: dict[str, list[Node]]) -> 
         f"{len(branches)} branches: {_asked(branches[0])}",
         "completed" if settled else "aborted" if over else "running",
         usage=sum((branch.usage for branch in branches), start=judged),
-        seconds=_seconds(branches),
+        seconds=max((branch.duration for branch in branches if branch.duration is not None), default=None),
         children=[_run(branch, "branch", subagents) for branch in branches],
     )
 
@@ -148,7 +148,7 @@ def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
         loop.status.value,
         config.model if config else None,
         loop.usage,
-        _seconds([loop]),
+        loop.duration,
         tuple(done.call.name for turn in loop.turns for done in turn.tool_executions),
         bool(group and group.is_selected),
         loop.stop_reason if loop.stop_reason != "completed" else None,
@@ -172,12 +172,6 @@ def _asked(loop: LoopRecord) -> str:
 def _answered(loop: LoopRecord) -> str:
     said = [message.text for message in loop.messages if message.role == "assistant" and message.text]
     return said[-1] if said else ""
-
-
-def _seconds(loops: Iterable[LoopRecord]) -> float | None:
-    begun = [loop.started_at for loop in loops if loop.started_at]
-    ended = [loop.ended_at for loop in loops if loop.ended_at]
-    return (max(ended) - min(begun)).total_seconds() if begun and ended else None
 
 
 def _title_of(info: AgentSessionInfo) -> str:

@@ -106,7 +106,7 @@ async def _streamed(chat: Chat, text: str) -> Reply:
     said = ""
     async for chunk in chat.stream(text):
         if chunk.restarts:
-            click.echo("\n[the model begins anew]")
+            click.echo("\n[the model begins again]")
             said = ""
         said += chunk
         click.echo(safe(chunk), nl=False)
@@ -126,12 +126,23 @@ def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool 
     elif not has_shown and reply.text:
         say(reply.text)
     if not reply.pending_calls:
+        stopped = why_stopped(reply)
+        if stopped is not None and not as_json:
+            note(stopped)
         return
     if not as_json:
         note("The run waits for your approval:")
         _show_calls(reply.pending_calls)
         note(to_decide(reply.session.id))
     ctx.exit(WAITS)
+
+
+def why_stopped(reply: Reply) -> str | None:
+    """Explain why a run has no whole answer, so that silence or half a sentence is not taken for one."""
+    reason = reply.stop_reason
+    if reason is None or not reason.was_force_stopped:
+        return None
+    return f"The run was stopped before its answer was whole: {reason.value}. What was said so far is kept."
 
 
 def _show_calls(calls: Iterable[PendingCall], indent: str = "  ") -> None:

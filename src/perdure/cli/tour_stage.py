@@ -157,6 +157,4 @@ def _cells(runs: int, used: Usage, seconds: float) -> tuple[str, ...]:
 
 
 def _seconds(loop: LoopRecord) -> float:
-    if loop.started_at is None or loop.ended_at is None:
-        return 0.0
-    return (loop.ended_at - loop.started_at).total_seconds()
+    return loop.duration or 0.0

@@ -274,7 +274,7 @@ class Sessions:
         with suppress(*() if when_busy == "raise" else (SessionBusy,)):  # the run that is under way sends what is left
             await self._keep_model(await self._reach(session_id))
         after = await self._after_run(session_id, action)
-        return Reply(after, queued=True) if action.was_left else _answered(after)
+        return Reply(after, queued=True) if action.was_left else _answered(after, action)
 
     async def stream(
         self, session_id: str, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
@@ -321,7 +321,8 @@ class Sessions:
         self._require_open()
         runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
         session = await runtime.create(agent or ASSISTANT, owner=self.owner)
-        reply = _answered(await runtime.execute(session.id, SendMessage(message, self.loops)))
+        action = SendMessage(message, self.loops)
+        reply = _answered(await runtime.execute(session.id, action), action)
         require_nothing_pending(reply.pending_calls)
         return reply
 
@@ -342,7 +343,7 @@ class Sessions:
         return replace(reply, used_before=action.used_before)
 
     async def _run(self, session_id: str, action: Action) -> Reply:
-        return _answered(await self._after_run(session_id, action))
+        return _answered(await self._after_run(session_id, action), action)
 
     async def _after_run(self, session_id: str, action: Action) -> AgentSession:
         key = await self._reach(session_id)
@@ -680,7 +681,7 @@ def _cannot(store: SessionStore, what: str) -> ConfigurationError:
     return ConfigurationError(f"A {type(store).__name__} cannot {what}. Use a store of perdure's own that can.")
 
 
-def _answered(session: AgentSession) -> Reply:
+def _answered(session: AgentSession, action: Action) -> Reply:
     state = session.state
     rejection = rejection_in(state.execution.continuation.stop_signals) if state.execution else None
     if rejection is not None:
@@ -688,8 +689,14 @@ def _answered(session: AgentSession) -> Reply:
     if state.status is ExecutionStatus.FAILED:
         last = state.errors[-1] if state.errors else None
         reason = f"{last.type}: {last.message}" if last else str(state.stop_reason)
-        raise RunFailed(session.id, session.version, reason)
+        raise RunFailed(session.id, session.version, reason, is_shown=_is_shown(session, action))
     return Reply(session)
+
+
+def _is_shown(session: AgentSession, action: Action) -> bool:
+    """Tell whether the view has what was sent: not if an input filter failed, which leaves the view as it was."""
+    sent = {message.id for message in action.messages} if isinstance(action, SendMessage) else set()
+    return not sent or any(message.id in sent for message in session.state.messages)
 
 
 def _checked_grace(grace: float) -> float:
