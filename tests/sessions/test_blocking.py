@@ -131,18 +131,18 @@ def test_a_store_that_does_not_open_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def test_whoever_still_waits_when_the_sessions_close_is_told() -> None:
-    """A thread that follows events, or waits for an answer, would wait for ever; its run ends in good order."""
+    """A thread that follows events, or waits for an answer, would wait for ever; its run is left to be recovered."""
     told: list[Any] = []
 
     def wait_for(what: Any) -> None:
         try:
             for _ in what():
                 pass
-        except ConfigurationError as error:
-            told.append(str(error))
+        except perdure.PerdureError as error:
+            told.append(type(error))
 
     store = perdure.MemoryStore()
-    with perdure.connect_blocking(store, driver=ScriptedDriver([Delay(30, "late")])) as sessions:
+    with perdure.connect_blocking(store, driver=ScriptedDriver([Delay(30, "late")]), grace=0.05) as sessions:
         chat = sessions.open("mine")
         waiting = (lambda: chat.events(follow=True), lambda: [chat.send("hello")])
         threads = [threading.Thread(target=wait_for, args=(what,), daemon=True) for what in waiting]
@@ -152,9 +152,22 @@ def test_whoever_still_waits_when_the_sessions_close_is_told() -> None:
             time.sleep(0.01)
     for thread in threads:
         thread.join(5)
-    assert told == ["These sessions were closed while this thread waited for them."] * 2
+    assert set(told) == {ConfigurationError, perdure.RunInterrupted}
     with perdure.connect_blocking(store, driver=ScriptedDriver(["yes"])) as sessions:
-        assert sessions.session("mine").state.stop_reason is perdure.StopReason.USER_REQUESTED
+        assert sessions.recover().resumed == ("mine",)
+
+
+def test_a_run_of_another_thread_has_its_grace() -> None:
+    """Leaving waits for it, and that thread has its answer."""
+    told: list[str] = []
+    with perdure.connect_blocking("memory://", driver=ScriptedDriver([Delay(0.1, "late")])) as sessions:
+        chat = sessions.open("mine")
+        thread = threading.Thread(target=lambda: told.append(chat.send("hello").text))
+        thread.start()
+        while not chat.history():
+            time.sleep(0.01)
+    thread.join(5)
+    assert told == ["late"]
 
 
 def test_a_chat_may_be_named() -> None:

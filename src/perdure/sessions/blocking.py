@@ -70,24 +70,26 @@ class _Loop:
             if close is not None and not self._is_closed:
                 self.wait(close())
 
-    def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
-        """End what other threads still wait for, then do the last thing there is to be done, and stop."""
+    def close(self, *last: Coroutine[Any, Any, Any]) -> None:
+        """Do the last things there are to be done, end what other threads still wait for before the very last, stop."""
         with self._closing:
             self._is_closed = True
         try:
-            asyncio.run_coroutine_threadsafe(self._shut_down(last), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._shut_down(*last), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
-    async def _shut_down(self, last: Coroutine[Any, Any, Any] | None) -> None:
-        for task in self._under_way:
-            task.cancel()  # those who wait for it would wait for ever
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+    async def _shut_down(self, *last: Coroutine[Any, Any, Any]) -> None:
         try:
-            if last is not None:
-                await last
+            for work in last[:-1]:
+                await work
+            for task in self._under_way:
+                task.cancel()  # those who wait for it would wait for ever
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+            for work in last[-1:]:
+                await work
         finally:
             await self._loop.shutdown_asyncgens()
             await self._loop.shutdown_default_executor()
@@ -174,12 +176,13 @@ class BlockingSessions(_Blocking):
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._close(self._target.__aexit__(None, None, None))
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Give runs of other threads their grace, as `Sessions` does, then end what these threads still wait for."""
+        self._close(self._target.end_runs(at_once=kind is not None), self._target.__aexit__(kind, None, None))
 
-    def _close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
+    def _close(self, *last: Coroutine[Any, Any, Any]) -> None:
         assert self._loop is not None
         try:
-            self._loop.close(last)
+            self._loop.close(*last)
         finally:
             self._loop = None

@@ -131,11 +131,15 @@ class Sessions:
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Let runs end before the store is closed. After an error nobody waits: they are left to be recovered."""
         try:
-            await self._stop_streams()
-            await self.runtime.close(self._grace if kind is None else 0.0)
+            await self.end_runs(at_once=kind is not None)
         finally:
             await self._exits.aclose()
             self._is_open = False
+
+    async def end_runs(self, *, at_once: bool = False) -> None:
+        """Stop streams that were left, and wait for runs; those that take longer than the grace are interrupted."""
+        await self._stop_streams()
+        await self.runtime.close(0.0 if at_once else self._grace)
 
     async def _stop_streams(self) -> None:
         """Stop the runs of streams that were left before their end, and wait until what they said is kept."""
