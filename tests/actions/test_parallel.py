@@ -148,16 +148,6 @@ async def test_a_strategy_selects_among_all_answers(a_store: Any, strategy: Any,
             assert loop.continuation_kind.kind == "initial", "it has no parent"
 
 
-@pytest.mark.parametrize("answer", [lambda branches: branches[0], lambda branches: True, lambda branches: 7])
-async def test_a_strategy_that_returns_no_index_is_told_so(answer: Any) -> None:
-    """A branch, a bool and a number too many are ConfigurationError, which says what to return."""
-    runtime = SessionRuntime(MemoryStore())
-    session = await runtime.create(AGENT)
-    action = SendParallel("Is it?", loops_of(replies), configs=CONFIGS, strategy=answer)
-    with pytest.raises(ConfigurationError, match="Return the `index`"):
-        await runtime.execute(session.id, action)
-
-
 async def test_the_first_answer_stops_the_others(a_store: Any) -> None:
     """Those that were still under way are aborted on record, with what they had."""
     async with evaluated(a_store, First(), ("stuck", "brief")) as (runtime, after, record):
@@ -259,10 +249,11 @@ async def test_a_definition_is_asked_by_the_model_that_it_names(a_store: Any) ->
         assert after.state.model.name == "override"
 
 
-async def test_a_function_that_chooses_no_branch_is_told(a_store: Any) -> None:
-    """ConfigurationError; the claim is given back."""
-    with pytest.raises(ConfigurationError, match="chose branch 7"):
-        async with evaluated(a_store, lambda branches: 7):
+@pytest.mark.parametrize("answer", [lambda branches: branches[0], lambda branches: True, lambda branches: 7])
+async def test_a_function_that_chooses_no_branch_is_told(a_store: Any, answer: Any) -> None:
+    """A branch, a bool and a number too many are ConfigurationError that says what to return."""
+    with pytest.raises(ConfigurationError, match="Return the `index`"):
+        async with evaluated(a_store, answer):
             raise AssertionError("it was evaluated")
 
 
