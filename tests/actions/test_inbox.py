@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,35 @@ async def test_a_steering_message_is_not_delivered_again_after_a_reset() -> None
         assert await texts(chat) == ["After.", "Re: After."]
         said = [message.text for message in await chat.history() if message.role == "user"]
         assert said == ["Work.", "Left!", "Queued.", "After."]
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/s.db", "file://{}/s"])
+async def test_a_steering_message_with_the_id_of_the_input_loses_nobodys_text(url: str, tmp_path: Path) -> None:
+    """View, history and record show both texts, in every store."""
+    may_go_on, is_in = asyncio.Event(), asyncio.Event()
+
+    async def pause() -> str:
+        """Wait."""
+        is_in.set()
+        await may_go_on.wait()
+        return "rested"
+
+    def script(request: Any) -> Any:
+        return ToolCall("pause") if request.messages[-1].text == "Work." else echo(request)
+
+    async with perdure.connect(url.format(tmp_path), driver=ScriptedDriver(script), tools=[pause]) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send(Message.user("Work.", id="m")))
+        await is_in.wait()
+        for text in ("Left!", "Right!"):
+            await chat.send(Message.user(text, id="m"), when_busy="steer")
+        await asyncio.sleep(0.03)
+        may_go_on.set()
+        loop_id = (await run).session.state.execution.execution_id  # type: ignore[union-attr]
+        said = ["Work.", "", "rested", "Left!", "Right!", "Re: Right!"]
+        assert await texts(chat) == said
+        assert [message.text for message in await chat.history()] == said
+        assert [message.text for message in (await sessions.loop("s", loop_id)).messages] == said
 
 
 async def test_an_inbox_that_cannot_be_read_after_the_answer_is_saved_fails_nobody() -> None:

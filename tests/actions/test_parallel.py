@@ -249,10 +249,11 @@ async def test_a_definition_is_asked_by_the_model_that_it_names(a_store: Any) ->
         assert after.state.model.name == "override"
 
 
-async def test_a_function_that_chooses_no_branch_is_told(a_store: Any) -> None:
-    """ConfigurationError; the claim is given back."""
-    with pytest.raises(ConfigurationError, match="chose branch 7"):
-        async with evaluated(a_store, lambda branches: 7):
+@pytest.mark.parametrize("answer", [lambda branches: branches[0], lambda branches: True, lambda branches: 7])
+async def test_a_function_that_chooses_no_branch_is_told(a_store: Any, answer: Any) -> None:
+    """A branch, a bool and a number too many are ConfigurationError that says what to return."""
+    with pytest.raises(ConfigurationError, match="Return the `index`"):
+        async with evaluated(a_store, answer):
             raise AssertionError("it was evaluated")
 
 

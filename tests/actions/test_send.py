@@ -33,7 +33,10 @@ from perdure import (
     SessionRuntime,
     SqliteStore,
     TagSession,
+    Text,
+    Thinking,
     ToolCall,
+    ToolResult,
     recover,
     tool,
 )
@@ -92,6 +95,14 @@ def test_what_is_no_message_is_refused(nothing: Any) -> None:
     """There must be something to send, and it must be a message."""
     with pytest.raises(InvalidData):
         SendMessage(nothing, LoopFactory())
+
+
+@pytest.mark.parametrize("part", [ToolResult("c", "done"), ToolCall("look"), Thinking("Hm.")])
+def test_a_users_message_of_which_no_model_would_be_sent_anything_is_blank(part: Any) -> None:
+    """Calls, results and thoughts are not a user's: the model would be asked nothing."""
+    with pytest.raises(InvalidData, match="the message is blank"):
+        SendMessage(Message("user", (part,)), LoopFactory())
+    assert SendMessage(Message("user", (part, Text("Go."))), LoopFactory()).messages
 
 
 @pytest.mark.parametrize(

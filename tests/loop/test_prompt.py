@@ -32,6 +32,7 @@ from perdure import (
     SendMessage,
     SessionRuntime,
     Text,
+    Thinking,
     ToolCall,
     ToolResult,
     TrimTranscript,
@@ -39,6 +40,7 @@ from perdure import (
 )
 from perdure.loop import prompt as prompt_module
 from perdure.loop.prompt import EMPTY_RESULT, NO_RESULT, Prompt, Prompts, compile_prompt
+from perdure.model.message import UnknownPart
 from perdure.model.transcript import Transcript
 from perdure.testing.scripted import ScriptedDriver
 
@@ -71,6 +73,7 @@ def assert_valid(sent: tuple[Message, ...]) -> None:
     called = [call.id for message in sent for call in message.tool_calls]
     assert len(called) == len(set(called))
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", each) for each in called)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call.name) for message in sent for call in message.tool_calls)
     for message in sent:
         assert message.parts
         bound = (None, *message.parts[:-1])
@@ -318,3 +321,36 @@ def test_blank_text_is_not_sent() -> None:
     assert sent[1].parts == (call,)
     assert sent[2].text == EMPTY_RESULT
     assert len(sent[3].parts) == 2, "a provider's own part stays with the text it came with"
+
+
+def test_a_message_that_says_nothing_in_its_role_is_not_sent() -> None:
+    """Only an answer may be made of a provider's own parts; in other messages nothing of them would be sent."""
+    opaque, unknown = Opaque("p", {"next": {"id": "m"}}), UnknownPart({"type": "video"})
+    history = [
+        Message("user", (opaque, Text(" "))),
+        Message("user", (unknown,)),
+        Message("system", (Thinking("Hm."), opaque)),
+        Message("system", (Media("image/png", data=b"x"),)),
+        Message("user", (unknown, Text("Go."))),
+        Message.assistant(opaque, Text("")),
+    ]
+    assert compile_prompt(history) == tuple(history[-2:])
+
+
+def test_names_that_a_model_has_made_up_are_such_as_every_provider_takes() -> None:
+    """A call of `multi_tool_use.parallel`, or of nothing, would else be refused in every later request."""
+    made_up = ["multi_tool_use.parallel", "", "x" * 70, "look"]
+    history = [
+        message
+        for number, name in enumerate(made_up)
+        for message in (
+            Message.assistant(ToolCall(name, {}, f"c{number}")),
+            Message.tool(f"c{number}", "There is no such tool.", name=name, is_error=True),
+        )
+    ]
+    sent = compile_prompt(history)
+    assert_valid(sent)
+    names = [call.name for message in sent for call in message.tool_calls]
+    assert names == ["multi_tool_use_parallel", "unknown", "x" * 64, "look"]
+    assert [result.name for message in sent for result in message.tool_results] == names
+    assert sent[-2:] == tuple(history[-2:])

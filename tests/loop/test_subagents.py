@@ -32,6 +32,7 @@ from perdure import (
     PendingCallsChanged,
     ResumeExecution,
     SendMessage,
+    SendParallel,
     SessionBusy,
     SessionNotActive,
     SessionRecorder,
@@ -340,7 +341,7 @@ async def test_an_approval_reaches_through_every_level() -> None:
     assert (session.status, paid) == (SessionStatus.ACTIVE, ["Bob", "Eve"])
 
 
-@pytest.mark.parametrize("how", ["recover", "approve", "deny", "send"])
+@pytest.mark.parametrize("how", ["recover", "approve", "deny", "send", "compare"])
 async def test_the_depth_of_a_sub_agent_is_kept_when_it_goes_on_by_itself(how: str) -> None:
     """At the last level it is offered no sub-agents, also when its caller is not the one that continues it."""
     offered: list[set[str]] = []
@@ -373,6 +374,8 @@ async def test_the_depth_of_a_sub_agent_is_kept_when_it_goes_on_by_itself(how: s
             await runtime.execute(child_id, ApproveToolCalls(loops))
         if how == "send":
             await runtime.execute(child_id, SendMessage("Once more.", loops))
+        if how == "compare":
+            await runtime.execute(child_id, SendParallel("Once more.", loops, configs=["a:a", "a:b"]))
     assert len(offered) > 1
     assert set.union(*offered) == {"pay"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.errors import InvalidData
 from perdure.model import ids
-from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, Spent
+from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, PendingCall, Spent
 from perdure.model.message import Message, ToolCall
 from perdure.model.step import AgentStep, AgentStepType, InferenceResponse, StepExecution, ToolExecution
 from perdure.model.stop import StopReason, StopSignal
@@ -152,7 +152,7 @@ def test_changes_make_new_values():
     signal = StopSignal(StopReason.COMPLETED)
     assert before.with_stop_signal(signal).continuation.stop_signals == (signal,)
     assert before.with_continuation_requested().continuation.is_continuation_requested
-    assert before.with_pending_calls((CALL,)).pending_calls == (CALL,)
+    assert before.with_pending_calls((CALL,)).pending_calls == (PendingCall.of(CALL),)
     assert before.with_error(OOPS).errors == (OOPS,)
     assert before.with_current_step(answer()).current_step is not None
     assert before.ended(ExecutionStatus.FAILED).status is ExecutionStatus.FAILED

@@ -318,3 +318,19 @@ def test_of_ignores_nothing(given, path):
     with pytest.raises(InvalidData) as caught:
         Message.of(given)
     assert caught.value.path == path
+
+
+def test_a_list_of_parts_is_copied():
+    """What the caller does to it afterwards changes no message."""
+    parts = [Text("x"), "y"]
+    message = Message("user", parts)
+    parts.clear()
+    assert message.parts == (Text("x"), Text("y"))
+
+
+@pytest.mark.parametrize("parts", [5, "x", None, {"text": "x"}, [5]])
+def test_parts_are_a_list_of_parts(parts):
+    """Anything else is InvalidData, at once."""
+    with pytest.raises(InvalidData) as caught:
+        Message("user", parts)
+    assert caught.value.path.startswith("$.parts")

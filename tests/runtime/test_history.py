@@ -199,6 +199,19 @@ async def test_one_loop_is_read_whole(home: Home) -> None:
             assert getattr(loop, name) == getattr(header, name)
 
 
+async def test_messages_that_share_an_id_are_told_apart_by_their_runs(home: Home) -> None:
+    """Each loop, and each event, has the text that its own run was sent."""
+    async with home.runtime() as runtime:
+        session, loops = await runtime.create(AGENT), loops_of(reply, add)
+        for text in ("one", "sum", "two"):
+            await runtime.execute(session.id, SendMessage(Message.user(text, id="m"), loops))
+        record = await runtime.record(session.id)
+        read = [await runtime.loop(session.id, each.loop_id) for each in record.loops]
+        assert [loop.messages[0].text for loop in read] == ["one", "sum", "two"]
+        ends = [event for event in await heard(runtime, session.id) if isinstance(event, MessageEnd)]
+        assert [end.message.text for end in ends if end.message.id == "m"] == ["one", "sum", "two"]
+
+
 async def test_what_is_not_there_is_not_found(home: Home) -> None:
     """An unknown session or loop raises SessionNotFound."""
     async with home.runtime() as runtime:
@@ -212,6 +225,8 @@ async def test_what_is_not_there_is_not_found(home: Home) -> None:
         ):
             with pytest.raises(SessionNotFound):
                 await reading
+        with pytest.raises(SessionNotFound, match="has no loop 'nothing'"):
+            await runtime.loop(session.id, "nothing")
 
 
 async def test_a_store_without_a_journal_has_no_record() -> None:

@@ -8,7 +8,7 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_method
-from perdure.model.message import Message, Text, require_distinct
+from perdure.model.message import Media, Message, Part, Role, Text, require_distinct
 
 
 def require_loops(loops: LoopFactory) -> LoopFactory:
@@ -39,5 +39,12 @@ def _check(message: Message, path: str, any_role: bool) -> None:
     if message.role != "user" and not any_role:
         problem = f"a message of role {message.role} is not sent as a user's; inject() it, or send(…, any_role=True)"
         raise InvalidData(f"{path}.role", problem)
-    if all(isinstance(part, Text) and not part.text.strip() for part in message.parts):
+    if not any(_says_something(part, message.role) for part in message.parts):
         raise InvalidData(path, "the message is blank; give a text, or a part such as Media")
+
+
+def _says_something(part: Part, role: Role) -> bool:
+    """Return whether a part reaches the model; of a user's message, calls and results do not."""
+    if isinstance(part, Text):
+        return bool(part.text.strip())
+    return isinstance(part, Media) or role in ("assistant", "tool")

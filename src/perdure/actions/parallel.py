@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.children import depth_of
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.inbox import RunInbox
@@ -172,6 +173,7 @@ class Group:
         self.parent: str | None = None
         """The loop that the branches continue from."""
         self.metadata: Mapping[str, Any] = EMPTY
+        self._depth = 0
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
         """A branch that has not begun; or, with the events of its story so far, one that goes on."""
@@ -208,7 +210,7 @@ class Group:
 
     def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
         """A branch's loop. It waits for no person: the others would wait with it, and their claim would not last."""
-        setup = self._loops.build(definition, replay.state).setup
+        setup = self._loops.build(definition, replay.state, depth=self._depth).setup
         nobody = NobodyToAsk(setup.tools, replay.decisions.unknown, WHERE)
         return AgentLoop(replace(setup, interceptors=(*setup.interceptors, (nobody, LAST))))
 
@@ -257,6 +259,7 @@ class Group:
 
     async def _work(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None) -> None:
         await self._start(announce=stories is None)
+        self._depth = await depth_of(self._session, self._context)
         told = stories or {}
         self._runs = [self._branch(index, told.get(loop_id, ())) for index, loop_id in enumerate(self._loop_ids)]
         await self._run()

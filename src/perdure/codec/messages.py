@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import astuple
 
 from perdure.codec.field_checks import check_fields
 from perdure.codec.unknown import is_marked
 from perdure.codec.values import DECODE_ERRORS, MAX_BYTES, decode, encode
 from perdure.errors import InvalidData
-from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
+from perdure.model.message import Message, Part, Text
 from perdure.model.value import EMPTY
 
 _message_encoder = msgspec.json.Encoder()
@@ -45,15 +46,10 @@ def settled(message: Message) -> Message:
     return message if all(type(text) is str for text in texts) else decode_message(encode_message(message))
 
 
-def _texts_of(part: Part) -> tuple[str, ...]:
-    match part:
-        case Text():
-            return (part.text,)
-        case ToolCall():
-            return (part.name, part.id)
-        case ToolResult():
-            return (part.call_id, part.name or "")
-    return ()
+def _texts_of(part: Part) -> Sequence[str]:
+    if type(part) is Text:
+        return (part.text,)
+    return [value for value in astuple(part) if isinstance(value, str)]
 
 
 def _is_plain(message: Message) -> bool:

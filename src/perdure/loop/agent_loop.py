@@ -430,6 +430,7 @@ class Run:
 
         Input filters judge them like any input. What they reject goes on record, and the model never sees it.
         """
+        messages = tuple(map(self._told_apart, messages))
         warnings, rejected = await judge(self._setup.input_filters, messages)
         if rejected is not None:
             await self._narrator.rejected(rejected.reason, tuple(message.id for message in messages))
@@ -439,6 +440,10 @@ class Run:
             await self._narrator.message_ended(message, posted=posted)
         if rejected is None:
             await self._warn(warnings)
+
+    def _told_apart(self, message: Message) -> Message:
+        """Return the message, under a new id if the run has one of its id: its record and its save find them by id."""
+        return replace(message, id=new_id()) if self._narrator.has_told(message.id) else message
 
     def put_step(self, step: AgentStep) -> None:
         """The step under way, with what a tool has added to it."""

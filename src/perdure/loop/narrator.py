@@ -186,6 +186,10 @@ class Narrator:
         self._messages.append(message)
         await self._tell(MessageEnd, message=message, response=response, posted=posted)
 
+    def has_told(self, message_id: str) -> bool:
+        """Return whether a message of this id is among those of the run."""
+        return any(message.id == message_id for message in self._messages)
+
     async def tool_started(self, call: ToolCall, step_id: str) -> None:
         await self._tell(ToolExecutionStart, call=call, step_id=step_id)
 

@@ -11,7 +11,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.model.message import Message, Opaque, Part, Text, ToolCall, ToolResult
+from perdure.model.message import (
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Role,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+)
 from perdure.model.transcript import Transcript
 
 NO_RESULT = (
@@ -27,8 +38,8 @@ def compile_prompt(
 ) -> tuple[Message, ...]:
     """Return the messages to send: every tool call is followed at once by exactly one result, no result stands alone.
 
-    No text is blank, and the ids of calls are such as every provider takes, each used once. With `keep_traces=False`
-    the tool traces of earlier runs than `execution_id` are left out.
+    No text is blank, no message is empty, and the names and ids of calls are such as every provider takes, each id used
+    once. With `keep_traces=False` the tool traces of earlier runs than `execution_id` are left out.
     """
     shown = messages if keep_traces else _without_traces(messages, execution_id)
     return tuple(_paired(list(shown), _CallIds()))
@@ -108,33 +119,56 @@ def _paired(messages: list[Message], ids: _CallIds) -> Iterator[Message]:
                 yield message
             continue
         calls = _distinct(message.tool_calls) if message.role == "assistant" else ()
-        sent = {call.id: ids.claim(call.id) for call in calls}
-        said = tuple(_said(message.parts, calls, sent))
-        if said and message.role != "tool":
+        sent = {call.id: _as_sent(call, ids) for call in calls}
+        said = tuple(_said(message, calls, sent))
+        if any(isinstance(part, _CAN_SAY[message.role]) for part in said):
             is_whole = len(said) == len(message.parts) and all(map(is_, said, message.parts))
             yield message if is_whole else replace(message, parts=said)
         for call in calls:
-            yield _answering(results.take(call, at=place), sent[call.id])
+            yield _answering(results.take(call, at=place), call, sent[call.id])
 
 
-def _said(parts: Sequence[Part], calls: Sequence[ToolCall], sent: Mapping[str, str]) -> Iterator[Part]:
-    """The parts of a message that are sent: its own calls, under the ids they are sent under, and what is not blank."""
+_CAN_SAY: Mapping[Role, tuple[type[Part], ...]] = {
+    "system": (Text,),
+    "user": (Text, Media),
+    "assistant": (Text, Media, Thinking, ToolCall, Opaque, UnknownPart),
+    "tool": (),  # its results follow their calls
+}
+"""The parts of which a message needs one, or a provider would be sent an empty one."""
+
+
+def _said(message: Message, calls: Sequence[ToolCall], sent: Mapping[str, ToolCall]) -> Iterator[Part]:
+    """Return the parts of a message that are sent: its own calls, as they are sent, and what is not blank."""
     bound = False
-    for part in parts:
+    for part in message.parts:
         if isinstance(part, ToolCall):
             if any(part is call for call in calls):
-                yield part if sent[part.id] == part.id else replace(part, id=sent[part.id])
+                yield sent[part.id]
         elif not isinstance(part, ToolResult) and (bound or not _is_blank(part)):
             yield part
-        bound = isinstance(part, Opaque)  # it may belong to the part behind it, also to a blank one
+        # In an answer it may belong to the part behind it, also to a blank one.
+        bound = isinstance(part, Opaque) and message.role == "assistant"
 
 
-def _answering(message: Message, call_id: str) -> Message:
-    """A result, under the id that its call is sent under."""
+def _as_sent(call: ToolCall, ids: _CallIds) -> ToolCall:
+    """Return a call under an id and a name that every provider takes; models make up names of tools."""
+    call_id, name = ids.claim(call.id), call.name
+    if not _NAME.fullmatch(name):
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unknown"
+    return call if (call_id, name) == (call.id, call.name) else replace(call, id=call_id, name=name)
+
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _answering(message: Message, call: ToolCall, sent: ToolCall) -> Message:
+    """Return a result, under the id and the name that its call is sent under."""
     (result,) = message.tool_results
     if isinstance(result.content, str) and not result.content.strip():
         result = replace(result, content=EMPTY_RESULT)
-    result = result if result.call_id == call_id else replace(result, call_id=call_id)
+    if sent is not call:
+        name = result.name if sent.name == call.name else sent.name
+        result = replace(result, call_id=sent.id, name=name)
     return message if result is message.parts[0] else replace(message, parts=(result,))
 
 

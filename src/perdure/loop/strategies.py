@@ -16,7 +16,7 @@ from perdure.model.definition import ModelConfig
 from perdure.model.message import Message
 from perdure.model.state import AgentState
 from perdure.model.usage import Usage
-from perdure.model.value import JSON
+from perdure.model.value import JSON, brief
 from perdure.protocols import Delta, Driver, ModelReply, ModelRequest, OnDelta
 
 
@@ -137,8 +137,9 @@ class Chosen:
     async def select(self, branches: Sequence[Branch], driver_of: Callable[[ModelConfig], Driver]) -> Selection:
         answer = self._function(branches)
         index = await answer if isawaitable(answer) else answer
-        if index not in {each.index for each in branches}:
-            raise ConfigurationError(f"The strategy chose branch {index!r}, which has no answer.")
+        if type(index) is not int or index not in {each.index for each in branches}:
+            problem = f"The strategy returned {brief(index)}, which is not the index of a branch that has an answer."
+            raise ConfigurationError(f"{problem} Return the `index` of one of the branches that it is given.")
         return Selection(index)
 
 

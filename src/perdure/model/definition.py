@@ -54,6 +54,8 @@ class ModelConfig(Value, frozen=True):
                 "The model's base_url carries credentials, and would be stored with every session. "
                 "Leave them out and name the environment variable that holds the key: api_key_env='…'."
             )
+        for field in ("name", "base_url", "api_key_env", "thinking"):
+            force_setattr(self, field, plain_text(getattr(self, field)))
 
     @classmethod
     def of(cls, model: str | ModelConfig) -> ModelConfig:

@@ -120,6 +120,8 @@ class Message(Value, frozen=True):
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise InvalidData("$.role", f"{brief(self.role)} is not a role; use one of {', '.join(ROLES)}")
+        if type(self.parts) is not tuple:  # the caller may go on to change a list
+            msgspec.structs.force_setattr(self, "parts", _parts(expect_several(self.parts, "$.parts")))
         if self.metadata is not EMPTY:
             freeze(self, "metadata")
 

@@ -177,7 +177,8 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
     """Return the whole record of one loop: its messages, turns and events."""
     runs = await journal.runs(session_id, run=expect_text(loop_id, "$.loop_id"))
     if not runs:
-        raise SessionNotFound(f"loop {loop_id} of {session_id}")
+        reason = f"Session {session_id!r} has no loop {loop_id!r} that has begun. Its record() lists them."
+        raise SessionNotFound(session_id, reason=reason)
     story = _Story(journal, session_id)
     events = await story.events(await journal.read(session_id, run=loop_id))
     record = LoopRecord(loop_id=loop_id, session_id=session_id).after_all(events)
@@ -255,7 +256,7 @@ class _Story:
         self._journal = journal
         self._session_id = session_id
         self._agents: dict[str, str] = {}
-        self._messages: dict[str, dict[str, Message]] = {}
+        self._messages: defaultdict[str, _Spoken] = defaultdict(_Spoken)
         self._said: defaultdict[str, Said] = defaultdict(Said)
         self._read_to: dict[str, int] = {}
 
@@ -268,12 +269,14 @@ class _Story:
     async def _catch_up(self, run: RunOnRecord) -> None:
         self._agents[run.loop_id] = _said_by(run).get("agent_id", "")
         start = max(run.start, self._read_to.get(run.loop_id, 0))
-        known = self._messages.setdefault(run.loop_id, {})
+        spoken = self._messages[run.loop_id]
         if run.loop_id not in self._read_to:
-            known |= {message.id: message for message in await self._input_of(run)}
+            for message in await self._input_of(run):
+                spoken.hear(message, is_own=False)
         for message in await self._journal.messages(run.log, start, run.stop) if start < run.stop else ():
-            known[message.id] = message
-            if message.metadata.get("execution_id") == run.loop_id:  # a log may be read with what other runs have said
+            is_own = message.metadata.get("execution_id") == run.loop_id  # a log has what other runs have said, too
+            spoken.hear(message, is_own=is_own)
+            if is_own:
                 self._said[run.loop_id].hear(message)
         self._read_to[run.loop_id] = max(start, run.stop)
 
@@ -286,13 +289,14 @@ class _Story:
         return await self._journal.messages(log, *place)
 
     def _event(self, entry: JournalEntry) -> AnyLoopEvent:
-        known = self._messages.get(entry.run or "", {})
+        spoken = self._messages[entry.run or ""]
 
         def message_of(message_id: str) -> Message:
-            if message_id not in known:
+            found = spoken.get(message_id)
+            if found is None:
                 problem = "its run's record names it, and the log lacks it"
                 raise CorruptRecord(self._session_id, f"message {message_id}", problem)
-            return known[message_id]
+            return found
 
         agent_id, said = self._agents.get(entry.run or "", ""), self._said[entry.run or ""]
         event = event_of(entry, self._session_id, agent_id, message_of, said)
@@ -301,3 +305,28 @@ class _Story:
             self._messages.pop(event.loop_id, None)
             self._read_to.pop(event.loop_id, None)
         return event
+
+
+class _Spoken:
+    """The messages of a log that a run may name, by id.
+
+    Messages of several runs may share an id. A run means the last one of them before its own last answer; one that has
+    not answered means the last of all.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Message] = {}
+        self._later: dict[str, Message] = {}
+        self._has_answered = False
+
+    def hear(self, message: Message, *, is_own: bool) -> None:
+        if is_own:
+            self._known |= self._later
+            self._later.clear()
+            self._has_answered = True
+        copies = self._later if message.id in self._known and not is_own else self._known
+        copies[message.id] = message
+
+    def get(self, message_id: str) -> Message | None:
+        known = self._known.get(message_id)
+        return known if self._has_answered else self._later.get(message_id, known)

@@ -71,14 +71,21 @@ class Payloads(Contract):
     async def test_values_come_back_in_plain_types(self, store: SessionStore) -> None:
         """Tuples, enums and subclasses of str are plain JSON in what is loaded, from memory too."""
         said = Message("user", (Text(_Word("hello")),), _Word("m-1"), {"k": (1, _Mood.GOOD, {"w": _Word("x")})})
-        asked = Message.assistant(ToolCall(_Word("look"), {"at": (1, (2,))}, _Word("c-1")))
+        thought = Thinking(_Word("hm"), _Word("s"), _Word("p"), _Word("t-1"))
+        seen = Media(_Word("image/png"), url=_Word("https://a.example/b.png"), name=_Word("b"))
+        asked = Message.assistant(
+            thought, seen, Opaque(_Word("p"), 1), ToolCall(_Word("look"), {"at": (1, (2,))}, _Word("c-1"))
+        )
         told = Message.tool("c-1", (_Mood.GOOD,))
-        session = note(tell(new_session(owner=_Word("me"), tags=(_Word("t"),)), said, asked, told), "k", (_Mood.GOOD,))
+        model = ModelConfig(_Word("a:b"), base_url=_Word("https://a.example"), thinking=_Word("high"))
+        given = new_session(owner=_Word("me"), tags=(_Word("t"),), definition=AgentDefinition(_Word("a"), model=model))
+        session = note(tell(given, said, asked, told), "k", (_Mood.GOOD,))
         kept = await store.create(session.with_name(_Word("name")).with_tags([_Word("t")]))
         loaded = await store.load(session.id)
         assert loaded == kept
         assert loaded is not None
         assert _odd_kinds((loaded.info.owner, loaded.info.name, loaded.info.tags, loaded.state.metadata)) == set()
+        assert _odd_kinds(loaded.definition) == set()
         assert [_odd_kinds(message) for message in loaded.state.messages] == [set()] * 3
 
     @in_store
