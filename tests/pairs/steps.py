@@ -23,6 +23,7 @@ from perdure import (
     StopReason,
     ToolCall,
 )
+from perdure.loop.compaction_draft import MARK
 
 Step = Callable[[World, Process], Awaitable[None]]
 
@@ -201,7 +202,8 @@ async def adopt(world: World, at: Process) -> None:
     branch = world.chance.choice(forks) if forks else world.main
     shown = await at.sessions.session(branch)
     await at.sessions.adopt(world.main, branch)
-    said = {word for message in shown.state.messages for word in words_in(message.text)}
+    own = (message for message in shown.state.messages if MARK not in message.metadata)  # nobody said a summary
+    said = {word for message in own for word in words_in(message.text)}
     world.model.note("said", session=world.main, words=sorted(said - world.model.redacted))
 
 
