@@ -113,24 +113,48 @@ class TestFailingDisk:
             *("rename s.json.tmp", f"fsync {tmp_path.name}"),
         ]
 
+    @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+    @pytest.mark.parametrize("call", ["open", "pread", "stat", "listdir"])
+    async def test_what_cannot_be_read_is_not_called_damaged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+    ) -> None:
+        """A read that fails says nothing of what is on the disk: every verb raises StoreError, and opening too."""
+        async with FileStore(tmp_path) as store:
+            await store.create(small("Hi"))
+        store = FileStore(tmp_path)
+        async with store:
+            verbs = (store.load, store.list, store.check, store.dump, store.lapsed, store.is_interrupted)
+            for verb in (verb for verb in verbs if call != "listdir" or verb in (store.list, store.check)):
+                named = () if verb in (store.list, store.check, store.lapsed) else ("s",)
+                with monkeypatch.context() as disk, pytest.raises(StoreError, match=os.strerror(code)):
+                    disk.setattr(os, call, _refusal(code))
+                    await verb(*named)  # type: ignore[operator]
+        if call != "listdir":
+            with monkeypatch.context() as disk, pytest.raises(StoreError, match=os.strerror(code)):
+                disk.setattr(os, call, _refusal(code))
+                await store.__aenter__()
+
     async def test_the_version_is_kept_whatever_becomes_of_the_document(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is in the log is saved: a rename that fails is made good by the next write."""
-
-        def refuse(*_: Any, **__: Any) -> None:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             with monkeypatch.context() as disk:
-                disk.setattr(os, "rename", refuse)
+                disk.setattr(os, "rename", _refusal(errno.EIO))
                 session = await store.save(say(session, "Yo"))
             assert await store.load("s") == session
             assert (await store.list()).all() == (session.info,)
             await store.post("s", Entry("steer"))
         assert names(tmp_path, ".tmp") == set()
         assert json.loads((tmp_path / "s.json").read_bytes())["info"]["version"] == 2
+
+
+def _refusal(code: int) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
 def _disk_with_room(room: int) -> Callable[[int, bytes], int]:

@@ -269,11 +269,11 @@ def first_lines(handle: int, count: int) -> list[bytes]:
 
 
 def _open_directory(path: Path) -> int:
-    if path.is_symlink():
-        raise ConfigurationError(
-            f"{path} is a symbolic link, which a store does not follow. Name the directory itself."
-        )
     try:
+        if path.is_symlink():
+            raise ConfigurationError(
+                f"{path} is a symbolic link, which a store does not follow. Name the directory itself."
+            )
         make_directory(path)
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE)
     except OSError as error:
