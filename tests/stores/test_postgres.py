@@ -422,6 +422,21 @@ async def test_keys_and_logs_have_a_checksum(schema: str) -> None:
         assert {"key 1/k", "log 1/moved"} <= wrong
 
 
+@pytest.mark.parametrize("damage", ["name = 'j'", "sid = 7", "name_hash = 5"])
+async def test_a_key_whose_name_has_changed_is_not_taken_for_a_new_one(schema: str, damage: str) -> None:
+    """The request would run again: a key is looked for by the hash of its name too."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.create(new_session("a", id="s"))
+        await store.save(session, key=Key("k", "digest"))
+        for column in ("seal", "name_hash"):
+            await execute(f"ALTER TABLE key ALTER COLUMN {column} DROP EXPRESSION")
+        await execute(f"UPDATE key SET {damage}")
+        with pytest.raises(CorruptRecord, match="key 'k'"):
+            await store.find_key("s", "k")
+        assert await store.find_key("s", "another") is None
+        assert any(problem.where.startswith("key ") for problem in await store.check())
+
+
 async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty record would be taken for that of a run that did nothing, and the run would be dropped."""
     async with store_in(schema) as store:
