@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,21 +119,27 @@ class TestFailingDisk:
     async def test_what_cannot_be_read_is_not_called_damaged(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
     ) -> None:
-        """A read that fails says nothing of what is on the disk: every verb raises StoreError, and opening too."""
+        """A read that fails says nothing of what is on the disk: it raises StoreError."""
         async with FileStore(tmp_path) as store:
             await store.create(small("Hi"))
-        store = FileStore(tmp_path)
-        async with store:
-            verbs = (store.load, store.list, store.check, store.dump, store.lapsed, store.is_interrupted)
-            for verb in (verb for verb in verbs if call != "listdir" or verb in (store.list, store.check)):
-                named = () if verb in (store.list, store.check, store.lapsed) else ("s",)
-                with monkeypatch.context() as disk, pytest.raises(StoreError, match=os.strerror(code)):
-                    disk.setattr(os, call, _refusal(code))
-                    await verb(*named)  # type: ignore[operator]
-        if call != "listdir":
-            with monkeypatch.context() as disk, pytest.raises(StoreError, match=os.strerror(code)):
-                disk.setattr(os, call, _refusal(code))
-                await store.__aenter__()
+        async with FileStore(tmp_path) as store:
+            monkeypatch.setattr(os, call, _refusal(code))
+            of_all = (store.list, store.check, store.lapsed)
+            of_one = (store.load, store.dump, store.is_interrupted) if call != "listdir" else ()
+            for verb in (*of_all, *(partial(each, "s") for each in of_one)):
+                with pytest.raises(StoreError, match=os.strerror(code)):
+                    await verb()
+            monkeypatch.undo()
+            assert await store.load("s") is not None
+
+    @pytest.mark.parametrize("call", ["open", "stat"])
+    async def test_a_directory_that_may_not_be_entered(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        """Opening the store raises StoreError, which names the directory."""
+        monkeypatch.setattr(os, call, _refusal(errno.EACCES))
+        with pytest.raises(StoreError, match=f"{tmp_path} cannot be used .* Permission denied"):
+            await FileStore(tmp_path).__aenter__()
 
     async def test_the_version_is_kept_whatever_becomes_of_the_document(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
