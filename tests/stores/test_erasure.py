@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 from tests.stores.files import names
 from tests.stories import KINDS, opened
@@ -191,6 +192,29 @@ async def test_a_redacted_session_is_the_same_in_every_store(tmp_path: Path, kin
         await export_sessions(store, file)
         for each in (store, target):
             assert (await import_sessions(each, file)).skipped == 2
+
+
+@pytest.mark.parametrize("other", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_an_earlier_release_has_redacted_is_the_same_session(
+    tmp_path: Path, kind: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages were not in canonical form; their export is taken for the same where it came from, and in copies."""
+    async with opened(kind, tmp_path / "one") as store, opened(other, tmp_path / "two") as target:
+        said = Message.user(f"Pay with {SECRET}", metadata={"channel": "web"})
+        result = Message.tool("c1", f"paid with {SECRET}", name="pay")
+        session = new_session()
+        session = await store.create(session.with_state(session.state.with_messages(said, result)))
+        with monkeypatch.context() as earlier:
+            earlier.setattr("perdure.stores.redaction.findings.codec.convert", lambda _, plain: plain)
+            earlier.setattr("perdure.stores.redaction.findings.codec.encode_message", msgspec.json.encode)
+            await store.redact(session.id, [said.id, result.id])
+        await store.create(fork(session))
+        for _ in range(2):
+            assert (await copy(store, target)).differing == ()
+        await export_sessions(store, tmp_path / "export.jsonl")
+        for each in (store, target):
+            assert (await import_sessions(each, tmp_path / "export.jsonl")).skipped == 2
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
