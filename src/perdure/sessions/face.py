@@ -307,7 +307,7 @@ class Sessions:
         """
         self._require_open()
         runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
-        session = await runtime.create(agent or ASSISTANT, owner=self.owner)
+        session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
         reply = _answered(await runtime.execute(session.id, SendMessage(message, self.loops)))
         require_nothing_pending(reply.pending_calls)
         return reply
