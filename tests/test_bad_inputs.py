@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import postgres_server
 
 import perdure
 from perdure import (
@@ -406,10 +407,13 @@ def test_a_constructor_refuses(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(params=["memory://", "sqlite:///s.db", "file://s"])
+@pytest.fixture(params=["memory://", "sqlite:///s.db", "file://s", "postgresql://"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    return str(request.param)
+    if request.param != "postgresql://":
+        return str(request.param)
+    dsn = postgres_server.dsn()
+    return f"{dsn}{'&' if '?' in dsn else '?'}schema={postgres_server.schema_of(tmp_path)}"
 
 
 async def test_a_verb_refuses(url: str) -> None:
