@@ -227,6 +227,14 @@ async def test_a_url_can_name_the_schema(schema: str) -> None:
         store_of("postgresql://ann:secret@host/name?schema=a&sslmode=require&schema=b")
 
 
+@pytest.mark.parametrize("url", ["host=h password=s3cr3t", "sslpassword='s3 cr3t' host=h", "mysql://me:s3cr3t@h/db"])
+def test_a_url_of_another_kind_is_not_quoted_with_its_password(url: str) -> None:
+    """libpq's own form of an address, or another database's, is refused."""
+    with pytest.raises(ConfigurationError, match="names no store") as caught:
+        store_of(url)
+    assert "cr3t" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "dsn",
     [
