@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import postgres_server
 
 import perdure
 from perdure import (
@@ -270,6 +271,7 @@ VERBS: dict[str, Verb] = {
     "stream None": lambda s, c: c.stream(None),
     "stream key": lambda s, c: c.stream("x", key=5),  # type: ignore[arg-type]
     "run None": lambda s, c: s.run(None),
+    "run blank agent": lambda s, c: s.run("x", agent=""),  # type: ignore[arg-type]
     "run agent": lambda s, c: s.run("x", agent="poet"),  # type: ignore[arg-type]
     "approve number": lambda s, c: c.approve(5),  # type: ignore[arg-type]
     "deny None": lambda s, c: c.deny(None),  # type: ignore[arg-type]
@@ -305,6 +307,7 @@ VERBS: dict[str, Verb] = {
     "list limit": lambda s, c: s.list(limit=0),
     "list limit text": lambda s, c: s.list(limit="many"),  # type: ignore[typeddict-item]
     "list status": lambda s, c: s.list(status="sleeping"),
+    "list half a status": lambda s, c: s.list(status=HALF),
     "list filter": lambda s, c: s.list(colour="red"),  # type: ignore[call-arg]
     "list time": lambda s, c: s.list(created_after=NAIVE),
     "list after": lambda s, c: s.list(after="nowhere"),
@@ -330,10 +333,14 @@ VERBS: dict[str, Verb] = {
     "events follow": lambda s, c: c.events(follow="yes"),  # type: ignore[arg-type]
     "recover number": lambda s, c: s.recover(5),  # type: ignore[arg-type]
     "export number": lambda s, c: s.export(5),  # type: ignore[arg-type]
+    "export half a path": lambda s, c: s.export(HALF),
+    "export to a NUL": lambda s, c: s.export("a\0b"),
     "export ids": lambda s, c: s.export(io.BytesIO(), 5),  # type: ignore[arg-type]
     "export one id": lambda s, c: s.export(io.BytesIO(), "s"),
     "export progress": lambda s, c: s.export(io.BytesIO(), progress=5),  # type: ignore[arg-type]
     "import number": lambda s, c: s.import_(5),  # type: ignore[arg-type]
+    "import half a path": lambda s, c: s.import_(HALF),
+    "import from a NUL": lambda s, c: s.import_("a\0b"),
     "import nothing": lambda s, c: s.import_(io.BytesIO(b"nothing")),
     "purge everything": lambda s, c: s.purge(),
     "purge the future": lambda s, c: s.purge(older_than=timedelta(days=-1)),
@@ -372,6 +379,8 @@ VERBS: dict[str, Verb] = {
     "store.create tags": lambda s, c: s.store.create(session_with(tags=(5,))),
     "store.load version": lambda s, c: s.store.load("s", "1"),  # type: ignore[arg-type]
     "store.load number": lambda s, c: s.store.load(5),  # type: ignore[arg-type]
+    "store.ids_with_prefix None": lambda s, c: s.store.ids_with_prefix(None),  # type: ignore[attr-defined]
+    "store.ids_with_prefix limit": lambda s, c: s.store.ids_with_prefix("s", limit="9"),  # type: ignore[attr-defined]
     "journal.runs before": lambda s, c: s.runtime.journal.runs("s", before=2**70),  # type: ignore[union-attr]
     "journal.runs limit": lambda s, c: s.runtime.journal.runs("s", limit="9"),  # type: ignore
     "journal.find_key half": lambda s, c: s.runtime.journal.find_key("s", HALF),  # type: ignore[union-attr]
@@ -398,10 +407,13 @@ def test_a_constructor_refuses(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(params=["memory://", "sqlite:///s.db", "file://s"])
+@pytest.fixture(params=["memory://", "sqlite:///s.db", "file://s", "postgresql://"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    return str(request.param)
+    if request.param != "postgresql://":
+        return str(request.param)
+    dsn = postgres_server.dsn()
+    return f"{dsn}{'&' if '?' in dsn else '?'}schema={postgres_server.schema_of(tmp_path)}"
 
 
 async def test_a_verb_refuses(url: str) -> None:

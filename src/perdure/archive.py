@@ -51,7 +51,7 @@ async def export_sessions(
 ) -> MoveReport:
     """Write sessions into a file, all of them by default. Under a path the file appears when it is complete."""
     if isinstance(target, str | os.PathLike):
-        return await _export_to_path(store, os.fspath(target), session_ids, progress)
+        return await _export_to_path(store, _path(target, "$.target"), session_ids, progress)
     sessions = messages = size = 0
     async for archived, raw in _chunks(store, session_ids, progress):
         await asyncio.to_thread(target.write, raw)
@@ -75,7 +75,7 @@ async def import_sessions(
     With an `owner`, a session of anybody else's is refused.
     """
     if isinstance(source, str | os.PathLike):
-        with await _opened(source) as file:
+        with await _opened(_path(source, "$.source")) as file:
             return await import_sessions(store, file, owner=owner, progress=progress)
     sessions = skipped = messages = size = 0
     present: set[str] = set()
@@ -91,11 +91,23 @@ async def import_sessions(
     return MoveReport(sessions, skipped, messages, size)
 
 
-async def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+def _path(given: str | os.PathLike[str], where: str) -> str:
+    """Return the name of a file; InvalidData if the system cannot take it."""
+    path = os.fspath(given)
+    try:
+        is_possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise InvalidData(where, f"{path!r} cannot be the name of a file")
+    return path
+
+
+async def _opened(path: str) -> BinaryIO:
     try:
         return await asyncio.to_thread(open, path, "rb")
     except OSError as error:
-        raise StoreError(f"{os.fspath(path)} could not be read: {error.strerror}. Name another file.") from None
+        raise StoreError(f"{path} could not be read: {error.strerror}. Name another file.") from None
 
 
 def _check_owner(found: Found, owner: str | None) -> None:

@@ -53,15 +53,6 @@ def encode_session(archived: ArchivedSession) -> bytes:
     return b"".join((*lines, _encoded(_end(lines))))
 
 
-def checksum_of(archived: ArchivedSession) -> str:
-    """A checksum of a session that is the same in every store: what goes along with it depends on who else is there."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(msgspec.json.encode([str(archived.session_id), archived.interrupted]))
-    for part in _parts(archived):
-        digest.update(_encoded(part))
-    return digest.hexdigest()
-
-
 def _parts(archived: ArchivedSession) -> Iterator[Line]:
     for name, raw in sorted(archived.values.items()):
         yield Line("value", name, body=msgspec.Raw(raw))

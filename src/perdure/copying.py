@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from perdure.archive import ArchivingStore, Progress, dump_for, in_order
-from perdure.archive_lines import checksum_of, encode_session, message_count
+from perdure.archive_lines import encode_session, message_count
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.protocols import ArchivedSession
+from perdure.stores.landing import is_same
 
 
 class CopyReport(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class CopyReport(msgspec.Struct, frozen=True):
     messages: int = 0
     bytes: int = 0
     verified: int = 0
-    """How many sessions have the same checksum on both sides."""
+    """How many sessions are the same on both sides."""
     differing: tuple[SessionId, ...] = ()
     """Those that have not: they were changed while the copy was made. Copy again when they are at rest."""
 
@@ -55,13 +55,8 @@ def _tell(progress: Progress | None, done: int, steps: int) -> None:
 
 
 async def _is_same(source: ArchivingStore, target: ArchivingStore, session_id: SessionId) -> bool:
-    """Whether a session, read anew from both sides, has one checksum."""
+    """Whether a session, read again from both sides, is the same."""
     try:
-        left, right = await source.dump(session_id), await target.dump(session_id)
+        return is_same(await source.dump(session_id), await target.dump(session_id))
     except (SessionBusy, SessionNotFound):
         return False
-    return checksum_of(left) == checksum_of(right) and _carries_the_same(left, right)
-
-
-def _carries_the_same(left: ArchivedSession, right: ArchivedSession) -> bool:
-    return all(left.lent[name] == right.lent[name] for name in left.lent.keys() & right.lent.keys())

@@ -301,7 +301,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidData(f"$.{name}", f"no such filter; there are {', '.join(cls.__struct_fields__)}")
         try:
             query = msgspec.convert({k: v for k, v in filters.items() if v is not None}, cls, dec_hook=_as_text)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise InvalidData("$", f"a filter has the wrong type or value: {error}") from None
         if not 1 <= query.limit <= 1000:
             raise InvalidData("$.limit", f"a page holds 1 to 1000 sessions, not {query.limit}")

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
+from tests.stores.files import names
 from tests.stories import KINDS, opened
 
 from perdure import (
@@ -33,13 +35,15 @@ from perdure import (
 )
 from perdure.archive import export_sessions, import_sessions
 from perdure.copying import copy
-from perdure.errors import InvalidData
+from perdure.errors import CorruptRecord, InvalidData
 from perdure.loop.compaction_summary import INSTRUCTIONS
 from perdure.model.ids import use
 from perdure.stores import file_erasure
 from perdure.stores.file_document import encode_document
 from perdure.stores.file_folder import Folder
+from perdure.stores.file_intent import write_intent
 from perdure.stores.packing import unpack
+from perdure.stores.redaction import Request
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.parts.redaction import entries_with_secret, run_with_secret
 from perdure.testing.samples import fork, new_session, say, texts
@@ -190,6 +194,29 @@ async def test_a_redacted_session_is_the_same_in_every_store(tmp_path: Path, kin
             assert (await import_sessions(each, file)).skipped == 2
 
 
+@pytest.mark.parametrize("other", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_an_earlier_release_has_redacted_is_the_same_session(
+    tmp_path: Path, kind: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages were not in canonical form; their export is taken for the same where it came from, and in copies."""
+    async with opened(kind, tmp_path / "one") as store, opened(other, tmp_path / "two") as target:
+        said = Message.user(f"Pay with {SECRET}", metadata={"channel": "web"})
+        result = Message.tool("c1", f"paid with {SECRET}", name="pay")
+        session = new_session()
+        session = await store.create(session.with_state(session.state.with_messages(said, result)))
+        with monkeypatch.context() as earlier:
+            earlier.setattr("perdure.stores.redaction.findings.codec.convert", lambda _, plain: plain)
+            earlier.setattr("perdure.stores.redaction.findings.codec.encode_message", msgspec.json.encode)
+            await store.redact(session.id, [said.id, result.id])
+        await store.create(fork(session))
+        for _ in range(2):
+            assert (await copy(store, target)).differing == ()
+        await export_sessions(store, tmp_path / "export.jsonl")
+        for each in (store, target):
+            assert (await import_sessions(each, tmp_path / "export.jsonl")).skipped == 2
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 async def test_no_byte_of_a_redacted_message_is_left(tmp_path: Path, kind: str) -> None:
     """Many messages of all sizes, one redacted after another."""
@@ -258,6 +285,58 @@ async def test_a_killed_redaction_can_be_repeated(
         await store.redact(child.id, [child.state.messages[2].id])
         assert texts(await store.load(parent.id)) == ["[redacted]", "ok"]
         assert SECRET.encode() not in bytes_of(tmp_path)
+
+
+@pytest.mark.parametrize("way", ["gc", "redact another", "delete"])
+@pytest.mark.parametrize("survived", range(1, 4))
+async def test_a_redaction_that_was_cut_short_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int, way: str
+) -> None:
+    """Killed between two logs, it is reported by a check, and finished by gc, the next redaction and a deletion."""
+    async with FileStore(tmp_path) as store:
+        parent = await store.create(new_session(f"code {SECRET}", "ok"))
+        child = await store.create(say(fork(parent), "more"))
+        left = survived
+
+        def die(folder: Folder, name: str, put_in_place: Any = Folder.put_in_place) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            put_in_place(folder, name)
+
+        monkeypatch.setattr(Folder, "put_in_place", die)
+        with pytest.raises(KeyboardInterrupt):
+            await store.redact(parent.id, [parent.state.messages[0].id], replacement="(gone)")
+    monkeypatch.undo()
+    async with FileStore(tmp_path) as store:
+        (problem,) = await store.check()
+        assert (problem.session_id, problem.repair) == (parent.id, "Run `perdure gc`, which finishes it.")
+        if way == "gc":
+            assert await store.gc() == (1 if survived < 3 else 0)
+        elif way == "delete":
+            await store.delete(parent.id)
+        else:
+            await store.redact(parent.id, [parent.state.messages[1].id], replacement="(gone)")
+        assert texts(await store.load(child.id))[0] == "(gone)"
+        assert SECRET.encode() not in bytes_of(tmp_path)
+        assert names(tmp_path, ".redaction") == set()
+        assert await store.check() == []
+
+
+async def test_a_note_of_a_redaction_is_checked(tmp_path: Path) -> None:
+    """One that is damaged is reported and left; one without its session is removed."""
+    async with FileStore(tmp_path) as store:
+        session = await store.create(new_session("a", id="s"))
+        write_intent(Folder(tmp_path), Request.of("gone", ["m"], "(gone)"))
+        (tmp_path / "s.redaction").write_bytes(b"0badc0de [[],3]\n")
+        assert await store.gc() == 0
+        assert names(tmp_path, ".redaction") == {"s.redaction"}
+        assert [problem.what for problem in await store.check()] == ["its checksum does not match"]
+        with pytest.raises(CorruptRecord):
+            await store.redact("s", [session.state.messages[0].id])
+        await store.delete("s")
+        assert names(tmp_path, ".redaction") == set()
 
 
 async def test_gc_erases_what_nobody_shows_in_sqlite(tmp_path: Path) -> None:

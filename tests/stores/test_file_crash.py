@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,24 +114,54 @@ class TestFailingDisk:
             *("rename s.json.tmp", f"fsync {tmp_path.name}"),
         ]
 
+    @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+    @pytest.mark.parametrize("call", ["open", "pread", "stat", "listdir"])
+    async def test_what_cannot_be_read_is_not_called_damaged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+    ) -> None:
+        """A read that fails says nothing of what is on the disk: it raises StoreError."""
+        async with FileStore(tmp_path) as store:
+            await store.create(small("Hi"))
+        async with FileStore(tmp_path) as store:
+            monkeypatch.setattr(os, call, _refusal(code))
+            of_all = (store.list, store.check, store.lapsed)
+            of_one = (store.load, store.dump, store.is_interrupted) if call != "listdir" else ()
+            for verb in (*of_all, *(partial(each, "s") for each in of_one)):
+                with pytest.raises(StoreError, match=os.strerror(code)):
+                    await verb()
+            monkeypatch.undo()
+            assert await store.load("s") is not None
+
+    @pytest.mark.parametrize("call", ["open", "stat"])
+    async def test_a_directory_that_may_not_be_entered(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        """Opening the store raises StoreError, which names the directory."""
+        monkeypatch.setattr(os, call, _refusal(errno.EACCES))
+        with pytest.raises(StoreError, match=f"{tmp_path} cannot be used .* Permission denied"):
+            await FileStore(tmp_path).__aenter__()
+
     async def test_the_version_is_kept_whatever_becomes_of_the_document(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is in the log is saved: a rename that fails is made good by the next write."""
-
-        def refuse(*_: Any, **__: Any) -> None:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
         async with FileStore(tmp_path) as store:
             session = await store.create(small("Hi"))
             with monkeypatch.context() as disk:
-                disk.setattr(os, "rename", refuse)
+                disk.setattr(os, "rename", _refusal(errno.EIO))
                 session = await store.save(say(session, "Yo"))
             assert await store.load("s") == session
             assert (await store.list()).all() == (session.info,)
             await store.post("s", Entry("steer"))
         assert names(tmp_path, ".tmp") == set()
         assert json.loads((tmp_path / "s.json").read_bytes())["info"]["version"] == 2
+
+
+def _refusal(code: int) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
 def _disk_with_room(room: int) -> Callable[[int, bytes], int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import SessionLocked
+from perdure.stores.file import FileStore
 from perdure.stores.file_lock import FileLock
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import new_session, say
@@ -32,6 +33,7 @@ sys.stdin.read()
 FORK = """
 import os, signal, sys
 from pathlib import Path
+from perdure.stores.file import FileStore
 from perdure.stores.file_lock import FileLock
 
 with FileLock(Path(sys.argv[1])):
@@ -40,9 +42,13 @@ with FileLock(Path(sys.argv[1])):
         sys.stdout.write("forked\\n")
         sys.stdout.flush()
         signal.pause()
-    print(child, flush=True)
+    sys.stdout.write(f"{child}\\n")  # in one piece, since both write
+    sys.stdout.flush()
     signal.pause()
 """
+FORK_OF_FILES = FORK.replace("file_lock import FileLock", "file_folder import Folder").replace(
+    "with FileLock(Path(sys.argv[1])):", "with Folder(Path(sys.argv[1])).locked(['s'], 5):"
+)
 
 
 @contextmanager
@@ -82,26 +88,39 @@ def test_a_lock_that_comes_in_time_is_had(tmp_path: Path) -> None:
         with pytest.raises(SessionLocked), lock:
             pass
         lock._timeout = 30
-        threading.Timer(0.05, other.communicate).start()
+        threading.Timer(0.05, other.kill).start()
         with lock:
             assert not FileLock(tmp_path / "lock").try_once()
         assert FileLock(tmp_path / "lock").try_once()
 
 
-def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """The child of a process that was killed while it had the lock holds nobody up."""
-    process = subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True)
+@contextmanager
+def orphan(script: str, path: Path) -> Iterator[None]:
+    """A process forks a child while it has the lock, and is killed; the child lives."""
+    process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
     (child,) = (int(line) for line in lines - {"forked"})
     try:
         process.kill()
         process.wait()
-        with FileLock(tmp_path / "lock", 5):
-            pass
+        yield
     finally:
         os.kill(child, signal.SIGKILL)
         process.stdout.close()
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """The child of a process that was killed while it had the lock holds nobody up."""
+    with orphan(FORK, tmp_path / "lock"), FileLock(tmp_path / "lock", 5):
+        pass
+
+
+async def test_a_forked_child_does_not_keep_a_sessions_lock(tmp_path: Path) -> None:
+    """The same holds for the lock of one session in a directory."""
+    with orphan(FORK_OF_FILES, tmp_path):
+        async with FileStore(tmp_path, lock_timeout=1) as store:
+            await store.create(new_session("Hello", id="s"))
 
 
 async def test_a_writer_that_was_stopped_stops_nobody_for_ever(tmp_path: Path) -> None:

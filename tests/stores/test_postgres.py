@@ -227,6 +227,14 @@ async def test_a_url_can_name_the_schema(schema: str) -> None:
         store_of("postgresql://ann:secret@host/name?schema=a&sslmode=require&schema=b")
 
 
+@pytest.mark.parametrize("url", ["host=h password=s3cr3t", "sslpassword='s3 cr3t' host=h", "mysql://me:s3cr3t@h/db"])
+def test_a_url_of_another_kind_is_not_quoted_with_its_password(url: str) -> None:
+    """libpq's own form of an address, or another database's, is refused."""
+    with pytest.raises(ConfigurationError, match="names no store") as caught:
+        store_of(url)
+    assert "cr3t" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "dsn",
     [
@@ -420,6 +428,21 @@ async def test_keys_and_logs_have_a_checksum(schema: str) -> None:
             await store.dump("t")
         wrong = {problem.where for problem in await store.check() if "checksum" in problem.what}
         assert {"key 1/k", "log 1/moved"} <= wrong
+
+
+@pytest.mark.parametrize("damage", ["name = 'j'", "sid = 7", "name_hash = 5"])
+async def test_a_key_whose_name_has_changed_is_not_taken_for_a_new_one(schema: str, damage: str) -> None:
+    """The request would run again: a key is looked for by the hash of its name too."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        session = await store.create(new_session("a", id="s"))
+        await store.save(session, key=Key("k", "digest"))
+        for column in ("seal", "name_hash"):
+            await execute(f"ALTER TABLE key ALTER COLUMN {column} DROP EXPRESSION")
+        await execute(f"UPDATE key SET {damage}")
+        with pytest.raises(CorruptRecord, match="key 'k'"):
+            await store.find_key("s", "k")
+        assert await store.find_key("s", "another") is None
+        assert any(problem.where.startswith("key ") for problem in await store.check())
 
 
 async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1047,3 +1047,22 @@ async def test_a_column_of_another_type_is_damage_wherever_it_is_read(tmp_path: 
     async with SqliteStore(path) as store:
         with pytest.raises(CorruptRecord, match="type"):
             await store.is_claimed(session.id)
+
+
+async def test_closing_waits_for_a_look_from_another_thread(tmp_path: Path) -> None:
+    """A request of another event loop may be looking into the file at that moment: it is answered, then refused."""
+    store = SqliteStore(tmp_path / "sessions.db")
+    await store.__aenter__()
+    opened, begun = store._db, threading.Event()
+
+    def look(db: apsw.Connection) -> int:
+        db.create_scalar_function("begun", begun.set, 0)
+        rows = "WITH RECURSIVE n(x) AS (SELECT begun() IS NULL UNION ALL SELECT x + 1 FROM n LIMIT 1000000)"
+        return int(db.execute(f"{rows} SELECT max(x) FROM n").get)
+
+    looking = asyncio.create_task(asyncio.to_thread(opened._look, look))
+    await asyncio.to_thread(begun.wait)
+    await store.__aexit__()
+    assert await looking == 1_000_000
+    with pytest.raises(StoreError):
+        opened.peek("s")

@@ -324,7 +324,7 @@ class Sessions:
         """
         self._require_open()
         runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
-        session = await runtime.create(agent or ASSISTANT, owner=self.owner)
+        session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
         action = SendMessage(message, self.loops)
         reply = _answered(await runtime.execute(session.id, action), action)
         require_nothing_pending(reply.pending_calls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perdure.errors import InvalidData
+from perdure.model.checks import expect, expect_count
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionStatus
 
@@ -22,9 +22,8 @@ class Beginning(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str, owner: str | None, deleted: bool, limit: int) -> Beginning:
-        if limit < 1:
-            raise InvalidData("$.limit", f"at least one id can be asked for, not {limit}")
-        return cls(prefix and SessionId(prefix), owner, deleted, limit)
+        expect_count(limit, "$.limit", least=1)
+        return cls(expect(prefix, str, "$.prefix") and SessionId(prefix), owner, deleted, limit)
 
     @property
     def bounds(self) -> tuple[str, str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Self, Unpack
 
 from perdure import codec
-from perdure.errors import InvalidData, SessionNotFound, StoreError
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionNotFound, StoreError
 from perdure.model.checks import expect_text
 from perdure.model.ids import SessionId, new_id, now
 from perdure.model.message import Message
@@ -120,15 +121,16 @@ class FileStore:
         return await self._files.run(lambda files: files.exists(key))
 
     async def delete(self, session_id: str) -> None:
-        key, at = SessionId(session_id), now().timestamp()
-        await self._files.run(lambda files: file_erasure.delete(files, key, at))
+        key, at = SessionId(session_id), now()
+        await self._files.run(lambda files: _delete(files, key, at))
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         request, at = Request.of(session_id, message_ids, replacement), now()
         return await self._files.run(lambda files: file_redaction.redact(files, request, at))
 
     async def gc(self) -> int:
-        return await self._files.run(file_erasure.gc)
+        at = now()
+        return await self._files.run(lambda files: file_redaction.finish_all(files, at) + file_erasure.gc(files))
 
     async def claim(
         self,
@@ -267,6 +269,13 @@ class _Open:
             return
         at = now().timestamp()
         await see_through(self._thread.close(lambda files: file_writes.lapse_all(files, at)))
+
+
+def _delete(files: Directory, session_id: str, at: datetime) -> None:
+    """Erase a session. What forks show of it stays, so a redaction of it that was cut short is finished first."""
+    with suppress(CorruptRecord, InvalidSessionFile):  # what is damaged can be erased, too
+        file_redaction.finish(files, session_id, at)
+    file_erasure.delete(files, session_id, at.timestamp())
 
 
 def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:

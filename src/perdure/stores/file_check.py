@@ -8,6 +8,7 @@ from perdure.errors import CorruptRecord, InvalidSessionFile
 from perdure.protocols import Problem
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_document import document_file, encode_document
+from perdure.stores.file_intent import intent_file, read_intent, sessions_with_intent
 from perdure.stores.file_log import LogKey, SessionLog, log_file
 from perdure.stores.file_reads import assembled
 from perdure.stores.hashes import hash_of
@@ -22,6 +23,8 @@ _DOCUMENT = "Delete it: the log beside it holds everything, and the next save wr
 _NO_LOG = "Restore the log from a backup. The document shows the newest version, for people to read."
 _COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
 _LEFT_OVER = "Run `perdure gc`, which erases what nobody shows."
+_CUT_SHORT = "Run `perdure gc`, which finishes it."
+_NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 
 def check(directory: Directory) -> list[Problem]:
@@ -34,7 +37,22 @@ def check(directory: Directory) -> list[Problem]:
     for stem in remainders:
         with directory.locked({_owner(stem)}):
             found += _remainder(directory, stem, shown)
+    for session_id in sessions_with_intent(directory.folder):
+        with directory.locked({session_id}):
+            found += _unfinished(directory, session_id)
     return found
+
+
+def _unfinished(directory: Directory, session_id: str) -> Iterator[Problem]:
+    """A redaction that was cut short: some of the sessions concerned may still have what was to go."""
+    try:
+        begun = read_intent(directory.folder, session_id)
+    except CorruptRecord as error:
+        yield Problem(session_id, error.position, error.reason, _NO_REQUEST)
+        return
+    if begun is not None:  # else it was under way, and is over by now
+        what = f"a redaction of {len(begun.ids)} messages was cut short"
+        yield Problem(session_id, intent_file(session_id), what, _CUT_SHORT)
 
 
 def _owner(stem: str) -> str:

@@ -189,7 +189,7 @@ class Directory:
 
 def store_error(error: OSError, path: Path) -> StoreError:
     return StoreError(
-        f"The file store failed at {error.filename or path}: {error.strerror}. "
+        f"The file store failed at {path / str(error.filename or '')}: {error.strerror}. "
         "Nothing of this was kept; repeat it when that is mended."
     )
 

@@ -12,6 +12,7 @@ from perdure.errors import SessionNotFound
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_document import document_file
 from perdure.stores.file_folder import temporary
+from perdure.stores.file_intent import intent_file
 from perdure.stores.file_log import Line, LogKey, SessionLog, encode_operation, line, log_file, opening
 from perdure.stores.file_writes import require_free
 
@@ -36,7 +37,7 @@ def _delete_locked(directory: Directory, session_id: str, at: float) -> None:
     for base in _bases_of(session_id, shown) - directory.remainders() if is_there else ():
         _keep(directory, base, _shown_lines(base, log, shown))
     folder = directory.folder
-    folder.remove(document_file(session_id), *leftovers(directory, session_id))
+    folder.remove(document_file(session_id), intent_file(session_id), *leftovers(directory, session_id))
     folder.sync()
     # The session is gone when its log is. Killed before that, a deletion can be repeated; killed after it, the next
     # deletion, even one that finds nothing to delete, trims what was left too long.

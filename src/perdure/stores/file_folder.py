@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from perdure.errors import ConfigurationError, SessionLocked, StoreError
+from perdure.stores.file_lock import close_handle, open_handle
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe that somebody has put in place of a file must not hold the reader up.
@@ -214,16 +215,16 @@ class Folder:
     def _lock(self, session_id: str, deadline: float, timeout: float, turn: Turn | None) -> int:
         name = lock_file(session_id)
         while True:
-            handle = os.open(name, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=self._handle)
+            handle = open_handle(name, directory=self._handle)
             if not _flock(handle, deadline if turn is None else 0.0):
-                os.close(handle)
+                close_handle(handle)
                 if turn is not None and time.monotonic() < deadline:
                     raise PutBack(session_id)
                 raise SessionLocked(session_id, self.path / name, timeout)
             if self._is_named(handle, name):
                 return handle
             # A deletion has removed the lock that was waited for: whoever comes now locks another file.
-            os.close(handle)
+            close_handle(handle)
 
     def _require_named(self, handle: int, name: str) -> None:
         """Raise StoreError if what was written is in a file that nobody finds any more."""
@@ -268,11 +269,11 @@ def first_lines(handle: int, count: int) -> list[bytes]:
 
 
 def _open_directory(path: Path) -> int:
-    if path.is_symlink():
-        raise ConfigurationError(
-            f"{path} is a symbolic link, which a store does not follow. Name the directory itself."
-        )
     try:
+        if path.is_symlink():
+            raise ConfigurationError(
+                f"{path} is a symbolic link, which a store does not follow. Name the directory itself."
+            )
         make_directory(path)
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE)
     except OSError as error:
@@ -327,6 +328,6 @@ def _flock(handle: int, deadline: float) -> bool:
 
 
 def _unlock(handle: int) -> None:
-    # Said aloud, since a process forked meanwhile may have this handle too, and closing ours would not free the lock.
+    # Said aloud: a process that was started otherwise than by `os.fork` may have this handle too.
     fcntl.flock(handle, fcntl.LOCK_UN)
-    os.close(handle)
+    close_handle(handle)

@@ -38,7 +38,7 @@ class FileLock:
             self._waiter = waiter  # still in the kernel's queue: the next to come waits on with it
             raise SessionLocked(None, self._path, self._timeout)
         self._waiter = None
-        _close(self._handle)
+        close_handle(self._handle)
         self._handle = waiter.handle
 
     def try_once(self) -> bool:
@@ -56,7 +56,7 @@ class FileLock:
         fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        _close(self._handle)
+        close_handle(self._handle)
 
 
 class _Waiter:
@@ -99,29 +99,35 @@ class _Waiter:
                 self._came.set()
             else:
                 self._is_over = True
-                _close(self.handle)
+                close_handle(self.handle)
 
 
-def _open(path: Path) -> int:
+def open_handle(path: Path | str, *, directory: int | None = None) -> int:
+    """Open a lock's file, by a path or by a name in an open directory. A forked child closes its copy at once."""
     with _forking:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"The lock file {path} cannot be opened: {error.strerror}.") from None
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
         _handles.add(handle)
     return handle
 
 
-def _close(handle: int) -> None:
+def close_handle(handle: int) -> None:
+    """Close what `open_handle` has opened, unless this is a forked child, which has done so."""
     with _forking:
         if handle in _handles:  # in a forked child it is closed already, and its number may be another file's
             _handles.discard(handle)
             os.close(handle)
 
 
+def _open(path: Path) -> int:
+    try:
+        return open_handle(path)
+    except OSError as error:
+        raise StoreError(f"The lock file {path} cannot be opened: {error.strerror}.") from None
+
+
 def _let_go_in_child() -> None:
     for handle in tuple(_handles):
-        _close(handle)
+        close_handle(handle)
     _forking.release()
 
 

@@ -1,24 +1,27 @@
-"""Redaction in a directory: the logs of all sessions concerned are written anew, each whole or not at all.
+"""Redaction in a directory: the logs of all sessions concerned are written again, each whole or not at all.
 
 The logs that hold the messages come last. Killed before, a redaction can be repeated: what it looks for is still there.
+Where there are several logs, a note of it is written first, from which `finish_all` does what is left to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import CorruptRecord, SessionNotFound
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionBusy, SessionNotFound
 from perdure.protocols import Entry
 from perdure.stores import redaction
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_document import document_file, encode_document
 from perdure.stores.file_erasure import leftovers
 from perdure.stores.file_folder import read_from
+from perdure.stores.file_intent import read_intent, remove_intent, sessions_with_intent, write_intent
 from perdure.stores.file_log import Line, LogKey, SessionLog, encode_operation, line, log_file, rewritten
 from perdure.stores.file_reads import assembled
 from perdure.stores.file_writes import require_free
@@ -32,10 +35,40 @@ def redact(directory: Directory, request: Request, at: datetime) -> int:
     ids: set[str] = {request.session_id}
     while True:
         with directory.locked(ids):
+            whole = _with_unfinished(directory, request)
             try:
-                return redaction.redact(_Bench(directory, ids, request.ids, at), request, at)
+                fresh = redaction.redact(_Bench(directory, ids, whole, at), whole, at)
             except _MoreLocks as more:
                 ids |= more.needed
+            else:
+                remove_intent(directory.folder, request.session_id)
+                return fresh
+
+
+def _with_unfinished(directory: Directory, request: Request) -> Request:
+    """Add the messages of a redaction that was cut short: its note is about to be written over."""
+    begun = read_intent(directory.folder, request.session_id)
+    return request if begun is None else request._replace(ids=tuple(dict.fromkeys((*request.ids, *begun.ids))))
+
+
+def finish(directory: Directory, session_id: str, at: datetime) -> int:
+    """Finish a session's redaction that was cut short. Return how many messages were not replaced before."""
+    begun = read_intent(directory.folder, session_id)
+    try:
+        return 0 if begun is None else redact(directory, begun, at)
+    except (SessionNotFound, InvalidData):  # somebody has removed the session's files, or put older ones in their place
+        with directory.locked({session_id}):
+            remove_intent(directory.folder, session_id)
+        return 0
+
+
+def finish_all(directory: Directory, at: datetime) -> int:
+    """Finish what was cut short, as far as its sessions are free and sound. Return how many messages were replaced."""
+    fresh = 0
+    for session_id in sessions_with_intent(directory.folder):
+        with suppress(SessionBusy, CorruptRecord, InvalidSessionFile):
+            fresh += finish(directory, session_id, at)
+    return fresh
 
 
 class _MoreLocks(Exception):
@@ -49,9 +82,9 @@ class _MoreLocks(Exception):
 class _Bench:
     """The logs of a directory, some of whose sessions are locked."""
 
-    def __init__(self, directory: Directory, locked: Collection[str], asked: Collection[str], at: datetime) -> None:
+    def __init__(self, directory: Directory, locked: Collection[str], request: Request, at: datetime) -> None:
         self._directory = directory
-        self._asked = asked
+        self._request = request
         self._locked = locked
         self._at = at
 
@@ -115,10 +148,12 @@ class _Bench:
             assert log is not None
             messages.setdefault(log.stem, {})[key.name, row.position] = row.body
         redone = {each.session_id: each for each in sessions}
-        asked = {row.log for row in rows if codec.decode_plain(row.body)["id"] in self._asked}
+        asked = {row.log for row in rows if codec.decode_plain(row.body)["id"] in self._request.ids}
         stems = sorted({*redone, *messages}, key=lambda stem: any(map(self._directory.log(stem).owns, asked)))
         bodies = {stem: self._rewritten(stem, messages.get(stem, {}), redone.get(stem)) for stem in stems}
         folder = self._directory.folder
+        if len(bodies) > 1:
+            write_intent(folder, self._request)
         for session_id in redone:
             # Without its document a session is read from its log; with one that tells of the old log it is not.
             folder.remove(document_file(session_id), *leftovers(self._directory, session_id))

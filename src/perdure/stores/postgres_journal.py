@@ -68,6 +68,14 @@ _LOG = """
     SELECT log.log, (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = log.log)
     FROM session LEFT JOIN log ON log.sid = session.sid AND log.name = %s WHERE session.id = %s
 """
+# By its name, and by the hash of that: the name or its index may be damaged.
+_KEY = f"""
+    WITH asked AS MATERIALIZED (SELECT sid FROM session WHERE id = %(id)s)
+    SELECT name, digest, version, {KEY_IS_SOUND} FROM key WHERE sid = (SELECT sid FROM asked) AND name = %(name)s
+    UNION ALL
+    SELECT name, digest, version, {KEY_IS_SOUND} FROM key
+    WHERE name_hash = hashtextextended(%(name)s, (SELECT sid FROM asked))
+"""
 
 
 async def heartbeat(link: Link, claim: Claim) -> None:
@@ -235,17 +243,11 @@ async def lapsed(link: Link) -> Sequence[SessionId]:
 
 
 async def find_key(link: Link, session_id: str, name: str) -> tuple[Key, int] | None:
-    asked = (
-        f"SELECT key.digest, key.version, {KEY_IS_SOUND} FROM key JOIN session ON session.sid = key.sid"
-        " WHERE session.id = %s AND key.name = %s"
-    )
-    row = await link.row(asked, (session_id, plain(name)))
-    if row is None:
-        return None
-    digest, version, is_sound = row
-    if not is_sound:
+    asked = plain(name)
+    rows = await link.rows(_KEY, {"id": session_id, "name": asked})
+    if not all(row[3] for row in rows):
         raise CorruptRecord(session_id, f"key {name!r}", "its checksum does not match")
-    return Key(name, restored(digest)), version
+    return next(((Key(name, restored(row[1])), row[2]) for row in rows if row[0] == asked), None)
 
 
 async def is_interrupted(link: Link, session_id: str) -> bool:

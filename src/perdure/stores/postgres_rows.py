@@ -23,6 +23,7 @@ MOST_AT_ONCE = 256
 
 KEY_IS_SOUND = (
     "key.seal = hashtextextended(key.name, hashtextextended(key.digest, hashint8extended(key.version, key.sid)))"
+    " AND key.name_hash = hashtextextended(key.name, key.sid)"
 )
 LOG_IS_SOUND = "log.seal = hashtextextended(log.name, hashint8extended(log.sid, log.log))"
 

@@ -512,7 +512,8 @@ class _Open:
         await self.reader.close()
         await self.writer.close(self._lapse_claims if self.held else None)
         self._lock.close()
-        self._peeker.close()
+        with self._peeking:  # another event loop may be looking
+            self._peeker.close()
 
     def _lapse_claims(self, db: apsw.Connection) -> None:
         journal.lapse(db, self.held)

@@ -100,6 +100,7 @@ _OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {
 
 
 def _without_password(url: str) -> str:
-    """A URL that can be shown: however it is spelt wrong, a password stands before the last @ or behind a question."""
+    """Return a URL that can be shown: a password is before the last @, behind a question, or in `password=…`."""
     _, found, place = url.rpartition("@")
-    return (f"…@{place}" if found else url).partition("?")[0]
+    shown, is_cut, _ = (f"…@{place}" if found else url).partition("?")[0].partition("password")
+    return f"{shown}password…" if is_cut else shown

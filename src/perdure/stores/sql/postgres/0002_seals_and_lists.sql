@@ -3,6 +3,9 @@
 ALTER TABLE key ADD COLUMN seal bigint NOT NULL GENERATED ALWAYS AS (
     hashtextextended(name, hashtextextended(digest, hashint8extended(version, sid)))
 ) STORED;
+-- A second way to a key: a damaged name must not let a request run again.
+ALTER TABLE key ADD COLUMN name_hash bigint NOT NULL GENERATED ALWAYS AS (hashtextextended(name, sid)) STORED;
+CREATE INDEX key_again ON key (name_hash);
 ALTER TABLE log ADD COLUMN seal bigint NOT NULL GENERATED ALWAYS AS (
     hashtextextended(name, hashint8extended(sid, log))
 ) STORED;

@@ -1,0 +1,52 @@
+"""A redaction that is under way in a directory, written down before the first of several logs is replaced.
+
+`{id}.redaction` stands beside a session from then until the last one is. Found later, the redaction was cut short, and
+what is left to do can be done from it: it names messages, and holds nothing of their content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from perdure.errors import CorruptRecord
+from perdure.model.ids import SessionId
+from perdure.stores.file_folder import Folder
+from perdure.stores.redaction import Request
+from perdure.stores.rows import checksum
+
+_FILE = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})\.redaction")
+
+
+def intent_file(session_id: str) -> str:
+    return f"{session_id}.redaction"
+
+
+def write_intent(folder: Folder, request: Request) -> None:
+    body = msgspec.json.encode([request.ids, request.replacement])
+    folder.replace(intent_file(request.session_id), b"%08x %b\n" % (checksum(body), body))
+
+
+def read_intent(folder: Folder, session_id: str) -> Request | None:
+    """Return the redaction that was begun in a session; None if all were finished, CorruptRecord if it is damaged."""
+    raw = folder.read(intent_file(session_id))
+    if raw is None:
+        return None
+    body = raw[9:-1]
+    if raw != b"%08x %b\n" % (checksum(body), body):
+        raise CorruptRecord(session_id, intent_file(session_id), "its checksum does not match")
+    ids, replacement = msgspec.json.decode(body, type=tuple[tuple[str, ...], str])
+    return Request(SessionId(session_id), ids, replacement)
+
+
+def remove_intent(folder: Folder, session_id: str) -> None:
+    if folder.size(intent_file(session_id)) is not None:
+        folder.remove(intent_file(session_id))
+        folder.sync()
+
+
+def sessions_with_intent(folder: Folder) -> Iterator[str]:
+    """Return the sessions in which a redaction was begun, and was cut short or is under way."""
+    return (found["id"] for found in map(_FILE.fullmatch, sorted(folder.names())) if found)
