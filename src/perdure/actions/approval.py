@@ -171,6 +171,8 @@ def _shown(
     shown: dict[str, PendingCall] = {}
     for each in given:
         call = _named(session, each, waiting, now) if isinstance(each, str) else each
+        if call.id not in waiting and isinstance(each, PendingCall):
+            raise _changed(session, now)
         if call.id not in waiting:
             known = ", ".join(waiting)
             raise InvalidData("$.call_ids", f"{call.id!r} does not wait for a decision; these do: {known}")

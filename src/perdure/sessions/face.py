@@ -184,8 +184,16 @@ class Sessions:
         given = replace(agent, model=session.definition.model) if agent.model is None else agent
         await self.execute(session_id, ChangeDefinition(given))
 
-    async def _create(self, session_id: SessionId, agent: AgentDefinition, tags: Iterable[str]) -> AgentSessionInfo:
-        seed = AgentState.of(agent).with_default_model(self.loops.model)
+    async def new_session(self, session_id: str) -> Chat:
+        """Begin a session with the agent, tags and model of another. A model that connect() names comes first."""
+        like = await self.session(session_id)
+        made = await self._create(SessionId.generate(), like.definition, like.info.tags, model=like.state.default_model)
+        return self._handle(made.id)
+
+    async def _create(
+        self, session_id: SessionId, agent: AgentDefinition, tags: Iterable[str], model: ModelConfig | None = None
+    ) -> AgentSessionInfo:
+        seed = AgentState.of(agent).with_default_model(self.loops.model or model)
         try:
             made = await self.runtime.create(agent, seed=seed, session_id=session_id, owner=self.owner, tags=tags)
         except SessionConflict:  # somebody else was quicker, or it is another owner's
@@ -318,11 +326,24 @@ class Sessions:
         A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
         nothing is made, if the session waits for something else by now.
         """
-        return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=call_ids))
+        shown = await self._shown(session_id, call_ids)
+        return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=shown))
 
     async def deny(self, session_id: str, reason: str, call_ids: Shown | None = None) -> Reply:
         """Keep pending tool calls from being made; the model is told why, and continues."""
-        return await self._decide(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=call_ids))
+        shown = await self._shown(session_id, call_ids)
+        return await self._decide(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=shown))
+
+    async def _shown(self, session_id: str, call_ids: Shown | None) -> Shown:
+        """Return the calls that a decision is about: without any named, those that wait when it is made.
+
+        It is not about calls that wait only after somebody else's decision, or once a killed run was recovered.
+        """
+        if call_ids is not None:
+            return call_ids
+        session = await self.store.load(await self._reach(session_id))
+        execution = session.state.execution if session is not None else None
+        return execution.pending_calls if execution is not None else ()
 
     async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply:
         reply = await self._run(session_id, action)
