@@ -130,11 +130,12 @@ class ResumeExecution:
         return session
 
     async def _give_up_children(self, replay: Replay, context: ActionContext) -> None:
-        """End the sub-agents that the run was waiting for, where they stand."""
+        """End the sub-agents of calls without an outcome where they stand, also of those that were not taken up yet."""
         execution = replay.state.execution
-        for call_id in replay.decisions.unknown if execution is not None else ():
+        step = execution.current_step if execution is not None else None
+        for call in step.calls_without_outcome if step is not None else ():
             assert execution is not None
-            child_id = child_session_id(execution.execution_id, call_id)
+            child_id = child_session_id(execution.execution_id, call.id)
             if await context.store.exists(child_id):
                 await context.execute(child_id, ResumeExecution(self._loops, give_up=True))
                 await context.execute(child_id, StopWaiting("its caller was cancelled"))
@@ -177,11 +178,17 @@ def _end_without_selection(start: ParallelLoopStart) -> ParallelLoopEnd:
 
 
 def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
-    """Return what a run answers if nothing on record shows that input filters have let it pass."""
+    """Return what a run answers if nothing on record shows that input filters have let it pass.
+
+    Later starts are those of recoveries that were killed before the filters had answered.
+    """
     first, *rest = events
-    was_asked = isinstance(first, AgentStart) and not first.resumed
+    if not isinstance(first, AgentStart) or first.resumed:
+        return []
+    rest = [event for event in rest if not isinstance(event, AgentStart)]
     said = [event.message for event in rest if isinstance(event, MessageEnd)]
-    return said if was_asked and len(said) == len(rest) and all(each.role == "user" for each in said) else []
+    was_warned = any(each.role == "system" and each.metadata.get("is_trace") for each in said)
+    return said if len(said) == len(rest) and not was_warned else []
 
 
 def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:

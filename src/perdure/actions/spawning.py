@@ -100,7 +100,7 @@ class Spawner:
     async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
         """End a child that waits for a person and will not be waited for; return what it has used.
 
-        None if the call has no child. The sub-agent itself need not be known here.
+        None if the call has no child, or one that has not begun. The sub-agent itself need not be known here.
         """
         child_id = child_session_id(call.execution_id, call.call_id)
         try:
@@ -109,7 +109,7 @@ class Spawner:
             child = await self._context.execute(child_id, StopWaiting())
         except INFRASTRUCTURE as error:
             raise Unrecordable(error) from error
-        return _outcome(name, call.call_id, child)
+        return None if child.state.execution is None else _outcome(name, call.call_id, child)
 
     def left_by(self, call_id: str) -> Outcome | None:
         """What a call has come to that was cancelled."""
