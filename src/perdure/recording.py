@@ -240,6 +240,8 @@ class JournalRecord:
         """Whether the run is to end on record even if its end cannot be saved."""
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
+        self.posted_before: int | None = None
+        """The last item of the inbox before the claim, where the claim comes before the first look into it."""
 
     def say(self, messages: Sequence[Message]) -> None:
         """Take messages that belong to no one loop."""

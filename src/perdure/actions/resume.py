@@ -10,6 +10,7 @@ import msgspec
 
 from perdure.actions.children import child_session_id, depth_of
 from perdure.actions.given import require_loops
+from perdure.actions.inbox import last_posted
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
@@ -66,6 +67,7 @@ class ResumeExecution:
             return session
         record = claim_for(session, context, takes_over=True)
         assert record is not None
+        record.posted_before = await last_posted(journal, session.id)
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
         await record.barrier()
         send_waiting_when_free(context, session.id, self._loops)

@@ -104,6 +104,8 @@ class Sessions:
         self._events = events
         self._grace = _checked_grace(grace)
         self._streams: set[asyncio.Task[Reply]] = set()
+        self._alone: set[SessionRuntime] = set()
+        """The runtimes of agents that are asked once, without a session."""
         self._exits = AsyncExitStack()
 
     @property
@@ -132,7 +134,8 @@ class Sessions:
         """Let runs end before the store is closed. After an error nobody waits: they are left to be recovered."""
         try:
             await self._stop_streams()
-            await self.runtime.close(self._grace if kind is None else 0.0)
+            grace = self._grace if kind is None else 0.0
+            await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self._alone)))
         finally:
             await self._exits.aclose()
             self._is_open = False
@@ -316,7 +319,16 @@ class Sessions:
         self._require_open()
         runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
         session = await runtime.create(agent or ASSISTANT, owner=self.owner)
-        reply = _answered(await runtime.execute(session.id, SendMessage(message, self.loops)))
+        self._alone.add(runtime)
+        try:
+            after = await runtime.execute(session.id, SendMessage(message, self.loops))
+        except RunInterrupted:
+            raise ConfigurationError(
+                "The connection was left while run() was under way. Nothing of it is kept."
+            ) from None
+        finally:
+            self._alone.discard(runtime)
+        reply = _answered(after)
         require_nothing_pending(reply.pending_calls)
         return reply
 
