@@ -32,7 +32,7 @@ class Office:
         tools = [tool(needs_approval=True)(self.pay), tool(idempotent=True)(self.slow), self.quit_tool()]
         driver = ScriptedDriver(self.answer)
         return perdure.connect(
-            self.store, driver=driver, tools=tools, subagents=[CLERK], concurrency="sequential", **options
+            self.store, driver=driver, tools=tools, subagents=[CLERK], **{"concurrency": "sequential", **options}
         )
 
     def pay(self, amount: int) -> str:
@@ -124,6 +124,29 @@ async def test_a_killed_run_that_is_cancelled_ends_children_it_had_not_come_to()
     async with office.connect() as sessions:
         assert await sessions.cancel("s")
         assert (await waiting_in(sessions), office.paid) == ([], [1])
+
+
+async def test_a_recovery_that_is_cancelled_ends_a_killed_child_it_had_not_come_to() -> None:
+    """Both clerks were killed at work; the recovery has taken up the first one only."""
+    office = Office(TWO_CLERKS)
+    async with office.connect(grace=0, concurrency="parallel") as sessions:
+        chat = await sessions.open("s", BOSS)
+        await chat.send("Go.")
+        office.is_slow = True
+        run = asyncio.ensure_future(chat.approve())
+        await until(lambda: len(office.paid) == 2)
+        await office.is_busy.wait()
+        await asyncio.sleep(0.05)
+    await asyncio.gather(run, return_exceptions=True)
+    office.is_busy.clear()
+    async with office.connect() as sessions:
+        recovery = asyncio.ensure_future(sessions.recover("s"))
+        await office.is_busy.wait()
+        assert await sessions.cancel("s")
+        assert (await recovery).resumed == ("s",)
+        assert (await waiting_in(sessions), list(await office.store.lapsed())) == ([], [])
+        (loop,) = (await sessions.record("s")).loops
+        assert loop.stop_reason == "user_requested"
 
 
 async def test_leaving_a_connection_leaves_children_waiting() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.actions.children import child_session_id, depth_of
+from perdure.actions.children import depth_of
 from perdure.actions.given import require_loops
 from perdure.actions.inbox import last_posted
 from perdure.actions.needed_model import known_model, require_model
@@ -17,7 +17,6 @@ from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
 from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
-from perdure.actions.waiting import StopWaiting
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -95,9 +94,7 @@ class ResumeExecution:
         record.ends_anyway = self._give_up
         replay = Replay(session.state).apply_all(events)
         depth = await depth_of(session, context)
-        if self._give_up:
-            await self._give_up_children(replay, context)
-        else:
+        if not self._give_up:
             self._require_tools(session, replay, depth)
         options = RunOptions(
             record=record,
@@ -109,7 +106,7 @@ class ResumeExecution:
             key=_fact_of(events, "key"),
             posted=_fact_of(events, "posted"),
         )
-        spawn = Spawner(session, context, replay.decisions)
+        spawn = Spawner(session, context, self._loops, replay.decisions)
         active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
         return await run_agent(active, replay.state, self._loops, context, options, spawn)
 
@@ -130,17 +127,6 @@ class ResumeExecution:
         await record.leave()
         context.answer = session
         return session
-
-    async def _give_up_children(self, replay: Replay, context: ActionContext) -> None:
-        """End the sub-agents of calls without an outcome where they stand, also of those that were not taken up yet."""
-        execution = replay.state.execution
-        step = execution.current_step if execution is not None else None
-        for call in step.calls_without_outcome if step is not None else ():
-            assert execution is not None
-            child_id = child_session_id(execution.execution_id, call.id)
-            if await context.store.exists(child_id):
-                await context.execute(child_id, ResumeExecution(self._loops, give_up=True))
-                await context.execute(child_id, StopWaiting("its caller was cancelled"))
 
     async def _model(self, session: AgentSession, context: ActionContext, loop_id: str) -> ModelConfig:
         if self._give_up:

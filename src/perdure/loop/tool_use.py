@@ -138,14 +138,14 @@ class ToolUse:
         self._run.put_pending([by_id.pop(call.id) for call in step.tool_calls if call.id in by_id])
 
     async def end_children(self, step: AgentStep) -> None:
-        """End the sub-agents that wait for a person, in a run that ends: what they have used is charged.
+        """End the sub-agents that wait for a person, or were killed, in a run that ends: what they used is charged.
 
         Some have waited since before the run was continued, and it has not come to their calls again.
         """
         for call in step.calls_without_outcome:
             left = await self._abandoned(call)
             if left is not None:
-                refused = _refused(call, "Stopped", "The run ended before a person had decided about this call.")
+                refused = _refused(call, "Stopped", "The run ended before this call had an outcome.")
                 await self._complete(replace(refused, usage=left.usage), left.child)
 
     async def _abandoned(self, call: ToolCall) -> Outcome | None:
