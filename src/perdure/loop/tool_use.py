@@ -146,7 +146,8 @@ class ToolUse:
             left = await self._abandoned(call)
             if left is not None:
                 refused = _refused(call, "Stopped", "The run ended before this call had an outcome.")
-                await self._complete(replace(refused, usage=left.usage), left.child)
+                # No interceptor is asked: the run is over, and one that fails may be the reason.
+                await self._put(call.id, replace(refused, usage=left.usage), left.child)
 
     async def _abandoned(self, call: ToolCall) -> Outcome | None:
         """End the sub-agent of a call; return what it has come to, None if there is none."""
@@ -288,12 +289,17 @@ class ToolUse:
         return execution.current_step
 
     async def _complete(self, execution: ToolExecution, child: ChildLoopRef | None = None) -> None:
-        """Put an outcome on the step under way, and its message into the transcript."""
-        asked = next(call for call in self._step.tool_calls if call.id == execution.call.id)
+        """Take an outcome as interceptors will have it."""
+        asked = execution.call.id
         try:
             execution = await self._interceptors.pass_through("after_tool_use", execution, self._run.state)
         except AgentStop as stop:
             self._stop = stop
+        await self._put(asked, execution, child)
+
+    async def _put(self, call_id: str, execution: ToolExecution, child: ChildLoopRef | None) -> None:
+        """Put the outcome of a call on the step under way, and its message into the transcript."""
+        asked = next(call for call in self._step.tool_calls if call.id == call_id)
         execution = self._fitted(execution)
         step, error = self._step, execution.error
         said = f"{error.type}: {error.message}" if error else execution.result
