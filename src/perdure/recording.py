@@ -153,6 +153,10 @@ class _Unwritten:
         starts = (event for event in self._events if isinstance(event, AgentStart | ParallelLoopStart))
         return any(start.base_version is not None for start in starts)
 
+    @property
+    def ends_a_run(self) -> bool:
+        return any(isinstance(event, _ENDS) for event in self._events)
+
     def drop_ends(self) -> None:
         """Forget that runs have ended: for recovery they have not, until their end is saved."""
         self._events = [event for event in self._events if not isinstance(event, _ENDS)]
@@ -224,6 +228,8 @@ class JournalRecord:
         self._unwritten = _Unwritten()
         self.put = self._unwritten.put
         self._writing = asyncio.Lock()
+        self._failure: Exception | None = None
+        """What the last write has failed with, until it is known whether it arrived."""
         self.claim: Claim | None = None
         self.was_claimed = False
         self.takes_over = takes_over
@@ -234,6 +240,8 @@ class JournalRecord:
         """Whether the run is to end on record even if its end cannot be saved."""
         self.written: dict[str, StoredAt] = {}
         self.taken = 0
+        self.posted_before: int | None = None
+        """The last item of the inbox before the claim, where the claim comes before the first look into it."""
 
     def say(self, messages: Sequence[Message]) -> None:
         """Take messages that belong to no one loop."""
@@ -249,16 +257,25 @@ class JournalRecord:
                 await see_through(self._write())
 
     async def _write(self, taken: int = 0) -> None:
+        if self._failure is not None:
+            raise self._failure  # what comes behind a write that failed must not be on record before it
         begins_a_run = self._unwritten.begins_a_run
-        messages, entries = self._unwritten.take()
-        if self.claim is None:
-            self.claim, appended = await self._claimed(messages, entries)
-            self.was_claimed = True
-        else:
-            appended = await self._journal.append(self.claim, messages=messages, entries=entries, taken=taken)
+        try:
+            appended = await self._append(taken)
+        except Exception as error:
+            self._failure = error
+            raise
         self._unwritten.arrived()
         self.is_unfinished = self.is_unfinished or begins_a_run
         self.written.update(appended.written)
+
+    async def _append(self, taken: int) -> Appended:
+        messages, entries = self._unwritten.take()
+        if self.claim is not None:
+            return await self._journal.append(self.claim, messages=messages, entries=entries, taken=taken)
+        self.claim, appended = await self._claimed(messages, entries)
+        self.was_claimed = True
+        return appended
 
     async def _claimed(self, messages: list[Message], entries: list[Entry]) -> tuple[Claim, Appended]:
         try:
@@ -285,22 +302,27 @@ class JournalRecord:
             if not self.ends_anyway:
                 self._unwritten.drop_ends()
             with contextlib.suppress(PerdureError):  # what cannot be written is lost; the claim says what to do
-                await self._write_what_is_left()
-                is_over = self.ends_anyway
+                is_over = await self._write_what_is_left()
         with contextlib.suppress(PerdureError):  # a store that fails here too: the lease ends the claim
             await self._journal.release(claim, interrupted=not is_over)
         self.claim = None
 
-    async def _write_what_is_left(self) -> None:
-        """Write what is unwritten, with an append that failed unless the record shows that it arrived all the same."""
+    async def _write_what_is_left(self) -> bool:
+        """Write what is unwritten, with an append that failed unless the record shows that it arrived all the same.
+
+        Return whether the run has ended on record.
+        """
         first = self._unwritten.first_in_flight
         if first is not None:
             found = await self._journal.read(self.session_id, run=first.loop_id, last=1)
             if found and int(found[-1].body["seq"]) < first.seq:
                 self._unwritten.take_back()
+        self._failure = None
         self._unwritten.drop_starts()
+        is_over = self._unwritten.ends_a_run
         if self._unwritten:
-            await self._write(self.taken if self.ends_anyway else 0)
+            await self._write(self.taken if is_over else 0)
+        return is_over
 
     async def write_branch(
         self, name: str, messages: Sequence[Message], entries: Sequence[Entry]

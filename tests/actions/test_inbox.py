@@ -11,7 +11,7 @@ from tests.loop.scenes import HeldDriver
 from tests.waiting import until
 
 import perdure
-from perdure import Chat, Message, StoreError, ToolCall
+from perdure import Chat, Entry, MemoryStore, Message, StoreError, ToolCall
 from perdure.testing import FailingStore
 from perdure.testing.scripted import Delay, ScriptedDriver
 
@@ -220,3 +220,45 @@ async def test_a_posted_item_of_an_older_release_is_sent() -> None:
         await chat.send("Newer.")
         await sessions.runtime.idle()
         assert [t for t in await texts(chat) if not t.startswith("Re:")] == ["New.", "Old.", "Newer."]
+
+
+async def test_a_wish_to_cancel_reaches_a_recovery_that_has_just_claimed_the_session() -> None:
+    """It has read nothing yet: the wish came after its claim, so that it is meant for this run and not for another."""
+    store = FailingStore(MemoryStore())
+    is_asked = asyncio.Event()
+
+    def hangs(request: Any) -> Any:
+        is_asked.set()
+        return Delay(60, "Never.")
+
+    async with perdure.connect(store, driver=ScriptedDriver(hangs), grace=0) as sessions:
+        run = asyncio.ensure_future((await sessions.open("s")).send("Go."))
+        await is_asked.wait()
+    await asyncio.gather(run, return_exceptions=True)
+    await store.post("s", Entry("cancel"))  # for the run that is no more: it does not count
+    async with perdure.connect(store, driver=ScriptedDriver([Delay(5, "Went on.")])) as sessions:
+        store.delay("read", 0.1, call=2)
+        recovery = asyncio.ensure_future(sessions.recover())
+        await until(lambda: store.is_claimed("s"))
+        assert await sessions.cancel("s")
+        await recovery
+        (loop,) = (await sessions.record("s")).loops
+        assert (loop.status, loop.stop_reason) == ("completed", "user_requested")
+
+
+async def test_a_wish_to_cancel_from_before_does_not_reach_a_recovery() -> None:
+    store = MemoryStore()
+    is_asked = asyncio.Event()
+
+    def hangs(request: Any) -> Any:
+        is_asked.set()
+        return Delay(60, "Never.")
+
+    async with perdure.connect(store, driver=ScriptedDriver(hangs), grace=0) as sessions:
+        run = asyncio.ensure_future((await sessions.open("s")).send("Go."))
+        await is_asked.wait()
+    await asyncio.gather(run, return_exceptions=True)
+    await store.post("s", Entry("cancel"))
+    async with perdure.connect(store, driver=ScriptedDriver(["Went on."])) as sessions:
+        await sessions.recover()
+        assert (await sessions.session("s")).state.messages[-1].text == "Went on."

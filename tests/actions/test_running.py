@@ -580,3 +580,52 @@ async def test_a_stream_after_a_killed_run_has_its_own_text(tmp_path: Path) -> N
         chat = await sessions.open("s")
         assert "".join([chunk async for chunk in chat.stream("Second.")]) == "Re: Second."
         assert texts(await chat.session()) == ["First.", "Re: First.", "Second.", "Re: Second."]
+
+
+async def test_an_outcome_whose_write_failed_is_not_overtaken_by_the_next() -> None:
+    """Two tools end while the store fails: both outcomes are on record when the run is left."""
+    store = FailingStore(MemoryStore())
+    made: list[str] = []
+
+    async def first() -> str:
+        """The first."""
+        made.append("first")
+        return "first result"
+
+    async def second() -> str:
+        """The second, which ends while the outcome of the first is being written."""
+        await asyncio.sleep(0.02)
+        made.append("second")
+        return "second result"
+
+    script = [[ToolCall("first"), ToolCall("second")], "Done."]
+    async with perdure.connect(store, driver=ScriptedDriver(script), tools=[first, second]) as sessions:
+        chat = await sessions.open("s")
+        store.delay("append", 0.05, call=2)
+        store.fail("append", call=2)
+        with pytest.raises(StoreError):
+            await chat.send("Go.", key="k")
+        assert (await chat.send("Go.", key="k")).text == "Done."
+        said = [message.text for message in (await chat.session()).state.messages if message.role == "tool"]
+    assert (sorted(said), made) == (["first result", "second result"], ["first", "second"])
+
+
+@pytest.mark.parametrize("verb", ["claim", "append", "save"])
+async def test_a_killed_run_is_not_forgotten_when_its_cancellation_fails(verb: str) -> None:
+    """The store's own error is raised. Until the run has ended on record, it is found by recovery."""
+    store = FailingStore(MemoryStore())
+    driver = HeldDriver(["never"])
+    async with perdure.connect(store, driver=driver, grace=0) as sessions:
+        run = asyncio.ensure_future((await sessions.open("s")).send("Go."))
+        await driver.is_asked.wait()
+    await asyncio.gather(run, return_exceptions=True)
+    async with perdure.connect(store, driver=ScriptedDriver(["Done."])) as sessions:
+        store.fail(verb)
+        with pytest.raises(StoreError):
+            await sessions.cancel("s")
+        store.heal()
+        (loop,) = (await sessions.record("s")).loops
+        assert loop.status.is_over is not await store.is_interrupted("s")
+        await sessions.cancel("s")
+        (loop,) = (await sessions.record("s")).loops
+        assert loop.status is LoopStatus.COMPLETED

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 import perdure
 from perdure import (
@@ -206,3 +207,25 @@ async def test_an_input_that_was_not_judged_before_a_crash_is_judged_after_it() 
     async with perdure.connect(store, driver=driver, input_filters=[no_numbers]) as sessions:
         assert (await sessions.recover()).resumed == ("s",)
         assert (driver.requests, list((await sessions.session("s")).state.messages)) == ([], [])
+
+
+async def test_an_input_is_judged_however_often_its_recovery_is_killed() -> None:
+    """A recovery that is killed while a filter ponders leaves a start on record, which is no sign of a verdict."""
+    asked: list[int] = []
+
+    async def ponders(messages: Any) -> None:
+        asked.append(1)
+        await asyncio.sleep(60)
+
+    store = MemoryStore()
+    for attempt in range(2):
+        async with perdure.connect(store, driver=ScriptedDriver(["no"]), input_filters=[ponders], grace=0) as sessions:
+            chat = await sessions.open("s")
+            run = asyncio.ensure_future(chat.recover() if attempt else chat.send("4711"))
+            await until(lambda attempt=attempt: len(asked) == attempt + 1)  # type: ignore[misc]
+        await asyncio.gather(run, return_exceptions=True)
+    driver = ScriptedDriver(["no"])
+    async with perdure.connect(store, driver=driver, input_filters=[no_numbers]) as sessions:
+        assert (await sessions.recover()).resumed == ("s",)
+        assert (driver.requests, list((await sessions.session("s")).state.messages)) == ([], [])
+        assert [loop.status for loop in (await sessions.record("s")).loops] == ["rejected"]

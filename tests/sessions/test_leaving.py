@@ -128,3 +128,14 @@ def test_leaving_the_blocking_face_keeps_what_was_streamed(url: str) -> None:
     with perdure.connect_blocking(url, driver=ScriptedDriver(["Yes."])) as sessions:
         assert sessions.send("s", "Are you there?").text == "Yes."
         assert sessions.history("s")[0].text == "Tell me."
+
+
+async def test_an_agent_that_is_asked_once_is_not_left_behind(url: str) -> None:
+    """run() keeps nothing: it ends with the connection, and says so."""
+    driver = ScriptedDriver([Delay(60, "never")])
+    async with perdure.connect(url, driver=driver, grace=0) as sessions:
+        run = asyncio.ensure_future(sessions.run("Go."))
+        await until(lambda: driver.requests)
+    assert run.done()
+    with pytest.raises(perdure.ConfigurationError, match="Nothing of it is kept"):
+        await run

@@ -419,3 +419,16 @@ async def test_a_model_that_cannot_be_asked_fails_the_run(monkeypatch: pytest.Mo
         chat = await sessions.open("s")
         with pytest.raises(RunFailed, match=f"{KEY_ENV} is not set"):
             await chat.send("hi")
+
+
+async def test_a_new_session_keeps_the_model_of_the_one_before(tmp_path: Path) -> None:
+    """Also in a process that names none: a chat that is rotated continues with what it was begun with."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    async with connect(url, model="offline") as sessions:
+        await sessions.open("s")
+    async with connect(url) as sessions:
+        chat = await sessions.open("s")
+        fresh = await chat.new_session()
+        assert fresh != "s"
+        assert (await chat.send("Hello.")).text
+        assert (await chat.session()).state.default_model == ModelConfig("offline")

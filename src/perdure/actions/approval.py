@@ -106,7 +106,7 @@ async def _continued(
         what_to_do="Decide where the model can be asked, or give the session another one with ChangeModel.",
     )
     state = session.state.with_execution(execution.with_pending_calls(()))
-    spawn = Spawner(session, context, decisions) if context is not None else None
+    spawn = Spawner(session, context, loops, decisions) if context is not None else None
     options = RunOptions(decisions=decisions, depth=depth, model=model)
     send_waiting_when_free(context, session.id, loops, depth)
     return await run_agent(session.activated(), state, loops, context, options, spawn)
@@ -171,6 +171,8 @@ def _shown(
     shown: dict[str, PendingCall] = {}
     for each in given:
         call = _named(session, each, waiting, now) if isinstance(each, str) else each
+        if call.id not in waiting and isinstance(each, PendingCall):
+            raise _changed(session, now)
         if call.id not in waiting:
             known = ", ".join(waiting)
             raise InvalidData("$.call_ids", f"{call.id!r} does not wait for a decision; these do: {known}")

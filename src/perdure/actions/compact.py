@@ -70,10 +70,10 @@ class CompactTranscript:
         self, session: AgentSession, context: ActionContext, journal: Journal, record: JournalRecord
     ) -> AgentSession:
         """Compact while the session is held, so that no run starts on it. A wish to cancel leaves it as it was."""
+        inbox = RunInbox(None, record, journal)
+        await inbox.open()  # before the claim: a wish that comes later is for this compaction
         await record.barrier()
         parent = await parent_of(session, context)
-        inbox = RunInbox(None, record, journal)
-        await inbox.open()
         compactor = self._compactor(session)
         made: list[Compacted | None] = []
 

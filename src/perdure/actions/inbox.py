@@ -47,6 +47,12 @@ async def post(
     await journal.post(session_id, Entry(kind, body))
 
 
+async def last_posted(journal: Journal, session_id: str) -> int:
+    """Return the number of the newest item in an inbox; 0 if there is none."""
+    items = await journal.read(session_id, inbox=True)
+    return items[-1].seq if items else 0
+
+
 async def first_waiting(journal: Journal, session_id: str) -> JournalEntry | None:
     """Return the first item that is still to be sent, or None.
 
@@ -91,12 +97,14 @@ class RunInbox:
         self._record = record
         self._journal = journal
         self._seen = record.taken
+        self._is_unwanted = False
         self._steering: list[JournalEntry] = []
         self._queued: list[JournalEntry] = []
 
     async def open(self) -> None:
-        """See what is there before the run begins. A wish to cancel among it was meant for another run."""
-        await self._look()
+        """See what is there before the run begins. A wish to cancel from before its claim was meant for another run."""
+        wishes, before = await self._look(), self._record.posted_before
+        self._is_unwanted = before is not None and any(wish.seq > before for wish in wishes)
 
     async def watch(self, work: asyncio.Future[None]) -> None:
         """Look every now and then, and keep the claim alive while the run is silent. A claim that is lost ends the run.
@@ -105,6 +113,8 @@ class RunInbox:
         """
         loop = asyncio.get_running_loop()
         next_beat = loop.time() + self._record.lease / 3
+        if self._is_unwanted:
+            work.cancel()
         while not work.done():
             await asyncio.sleep(LOOK_EVERY)
             try:
@@ -119,14 +129,14 @@ class RunInbox:
             except (StoreError, SessionLocked) as error:  # which may pass: the next write says if it does not
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
-    async def _look(self) -> bool:
-        """Take note of what is new. True if somebody wishes the run to be cancelled."""
+    async def _look(self) -> Sequence[JournalEntry]:
+        """Take note of what is new. Return the wishes to cancel among it."""
         found = await self._journal.read(self._record.session_id, after=self._seen, inbox=True)
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
         self._seen = found[-1].seq if found else self._seen
         self._take()
-        return any(entry.kind == CANCEL for entry in found)
+        return [entry for entry in found if entry.kind == CANCEL]
 
     def _is_answered(self, entry: JournalEntry) -> bool:
         return self._answers is not None and entry.body.get("id") == self._answers

@@ -191,7 +191,7 @@ class Group:
             inputs=() if story else self._messages,
             execution_id=self._loop_ids[index],
             facts=self._branch_facts(index),
-            spawn=Spawner(self._session, self._context, waits=False) if self._context is not None else None,
+            spawn=self._spawner(),
             told=_told(story),
         )
         run.is_interrupted = lambda: self._is_interrupted
@@ -213,6 +213,11 @@ class Group:
         setup = self._loops.build(definition, replay.state, depth=self._depth).setup
         nobody = NobodyToAsk(setup.tools, replay.decisions.unknown, WHERE)
         return AgentLoop(replace(setup, interceptors=(*setup.interceptors, (nobody, LAST))))
+
+    def _spawner(self) -> Spawner | None:
+        if self._context is None:
+            return None
+        return Spawner(self._session, self._context, self._loops, waits=False)
 
     def _branch_facts(self, index: int) -> dict[str, Any]:
         written = self._record.written if self._record is not None else {}

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from perdure.actions.children import child_session_id, depth_of
+from perdure.actions.children import depth_of
 from perdure.actions.given import require_loops
+from perdure.actions.inbox import last_posted
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
 from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
-from perdure.actions.waiting import StopWaiting
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -66,6 +66,7 @@ class ResumeExecution:
             return session
         record = claim_for(session, context, takes_over=True)
         assert record is not None
+        record.posted_before = await last_posted(journal, session.id)
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
         await record.barrier()
         send_waiting_when_free(context, session.id, self._loops)
@@ -93,9 +94,7 @@ class ResumeExecution:
         record.ends_anyway = self._give_up
         replay = Replay(session.state).apply_all(events)
         depth = await depth_of(session, context)
-        if self._give_up:
-            await self._give_up_children(replay, context)
-        else:
+        if not self._give_up:
             self._require_tools(session, replay, depth)
         options = RunOptions(
             record=record,
@@ -107,7 +106,7 @@ class ResumeExecution:
             key=_fact_of(events, "key"),
             posted=_fact_of(events, "posted"),
         )
-        spawn = Spawner(session, context, replay.decisions)
+        spawn = Spawner(session, context, self._loops, replay.decisions)
         active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
         return await run_agent(active, replay.state, self._loops, context, options, spawn)
 
@@ -128,16 +127,6 @@ class ResumeExecution:
         await record.leave()
         context.answer = session
         return session
-
-    async def _give_up_children(self, replay: Replay, context: ActionContext) -> None:
-        """End the sub-agents that the run was waiting for, where they stand."""
-        execution = replay.state.execution
-        for call_id in replay.decisions.unknown if execution is not None else ():
-            assert execution is not None
-            child_id = child_session_id(execution.execution_id, call_id)
-            if await context.store.exists(child_id):
-                await context.execute(child_id, ResumeExecution(self._loops, give_up=True))
-                await context.execute(child_id, StopWaiting("its caller was cancelled"))
 
     async def _model(self, session: AgentSession, context: ActionContext, loop_id: str) -> ModelConfig:
         if self._give_up:
@@ -177,11 +166,17 @@ def _end_without_selection(start: ParallelLoopStart) -> ParallelLoopEnd:
 
 
 def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
-    """Return what a run answers if nothing on record shows that input filters have let it pass."""
+    """Return what a run answers if nothing on record shows that input filters have let it pass.
+
+    Later starts are those of recoveries that were killed before the filters had answered.
+    """
     first, *rest = events
-    was_asked = isinstance(first, AgentStart) and not first.resumed
+    if not isinstance(first, AgentStart) or first.resumed:
+        return []
+    rest = [event for event in rest if not isinstance(event, AgentStart)]
     said = [event.message for event in rest if isinstance(event, MessageEnd)]
-    return said if was_asked and len(said) == len(rest) and all(each.role == "user" for each in said) else []
+    was_warned = any(each.role == "system" and each.metadata.get("is_trace") for each in said)
+    return said if len(said) == len(rest) and not was_warned else []
 
 
 def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:

@@ -103,7 +103,7 @@ class SendMessage:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         depth = self._depth or await depth_of(session, context)
         state = session.state.with_messages(*self.messages)
-        spawn = Spawner(session, context) if context is not None else None
+        spawn = Spawner(session, context, self._loops) if context is not None else None
         send_waiting_when_free(context, session.id, self._loops, depth)
         try:
             return await run_agent(session, state, self._loops, context, self._options(depth), spawn)

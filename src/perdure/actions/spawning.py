@@ -33,6 +33,7 @@ from perdure.protocols import Action, ActionContext, ToolContext
 from perdure.recording import see_through
 
 if TYPE_CHECKING:
+    from perdure.loop.factory import LoopFactory
     from perdure.loop.tool_use import Decisions
 
 
@@ -44,10 +45,17 @@ class Spawner:
     """Runs sub-agents for one session's run. Without `waits`, one that needs an approval has come to no answer."""
 
     def __init__(
-        self, parent: AgentSession, context: ActionContext, decisions: Decisions | None = None, *, waits: bool = True
+        self,
+        parent: AgentSession,
+        context: ActionContext,
+        loops: LoopFactory,
+        decisions: Decisions | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
         self._parent = parent
         self._context = context
+        self._loops = loops
         self._decisions = decisions
         self._waits = waits
         self._left: dict[str, Outcome] = {}
@@ -82,7 +90,7 @@ class Spawner:
         if child is None:
             child = await self._context.create(self._new_child(child_id, tool, call))
         elif self._context.journal is not None:
-            child = await self._context.execute(child_id, self._resumption(tool))
+            child = await self._context.execute(child_id, _resumption(tool.loops))
         action = await self._next_action(child, tool, prompt, call)
         try:
             return child if action is None else await self._context.execute(child_id, action)
@@ -98,18 +106,20 @@ class Spawner:
         return child is not None and child.state.execution is not None
 
     async def abandon(self, name: str, call: ToolContext) -> Outcome | None:
-        """End a child that waits for a person and will not be waited for; return what it has used.
+        """End a child that waits for a person, or was killed, and will not be waited for; return what it has used.
 
-        None if the call has no child. The sub-agent itself need not be known here.
+        None if the call has no child, or one that has not begun. The sub-agent itself need not be known here.
         """
         child_id = child_session_id(call.execution_id, call.call_id)
         try:
             if not await self._context.store.exists(child_id):
                 return None
+            if self._context.journal is not None:
+                await self._context.execute(child_id, _resumption(self._loops, give_up=True))
             child = await self._context.execute(child_id, StopWaiting())
         except Exception as error:  # also a controller's: its caller must not end while the child still waits
             raise Unrecordable(error) from error
-        return _outcome(name, call.call_id, child)
+        return None if child.state.execution is None else _outcome(name, call.call_id, child)
 
     def left_by(self, call_id: str) -> Outcome | None:
         """What a call has come to that was cancelled."""
@@ -143,12 +153,6 @@ class Spawner:
         parent = self._parent.state
         return parent.model or tool.loops.model or parent.default_model or self._parent.definition.model_config
 
-    def _resumption(self, tool: SubagentTool) -> Action:
-        """What goes on with a child that was killed in the middle of a run, and does nothing to any other."""
-        from perdure.actions.resume import ResumeExecution  # it spawns children itself
-
-        return ResumeExecution(tool.loops)
-
     async def _next_action(
         self, child: AgentSession, tool: SubagentTool, prompt: str, call: ToolContext
     ) -> Action | None:
@@ -169,6 +173,13 @@ class Spawner:
     def _is_approved(self, asked: PendingCall) -> bool:
         """Whether a person has approved a call with all that its sub-agent waits for now."""
         return self._decisions is not None and self._decisions.approved.get(asked.id) == asked.digest
+
+
+def _resumption(loops: LoopFactory, *, give_up: bool = False) -> Action:
+    """Return what continues or ends a child that was killed in the middle of a run, and does nothing to any other."""
+    from perdure.actions.resume import ResumeExecution  # it spawns children itself
+
+    return ResumeExecution(loops, give_up=give_up)
 
 
 def _outcome(name: str, call_id: str, child: AgentSession) -> Outcome:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
+from perdure.waiting import see_through
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
@@ -161,12 +162,10 @@ class Run:
 
     async def steps(self) -> AsyncGenerator[AgentState, None]:
         """Go on step by step; the run has ended, or waits for a person, when there are no more."""
-        try:
+        with _unwrapped():
             async with aclosing(self._steps()) as steps:
                 async for state in steps:
                     yield state
-        except Unrecordable as refused:
-            raise refused.error from None
 
     async def _steps(self) -> AsyncGenerator[AgentState, None]:
         ended_by: BaseException | None = None
@@ -455,6 +454,7 @@ class Run:
             self.state = self.state.with_execution(self.state.execution.with_pending_calls(tuple(calls)))
 
     async def _end(self, ended_by: BaseException | None) -> None:
+        await self._end_children()
         try:
             if ended_by is not None:
                 await self._take_in(ended_by)
@@ -475,18 +475,29 @@ class Run:
 
     async def give_up(self) -> None:
         """Take a run up again only to end it where it stands."""
-        await self._begin()
+        with _unwrapped():
+            await self._begin()
         await self.end_cancelled()
 
     async def end_cancelled(self) -> None:
         """End the run as stopped because somebody asked for it, unless it has ended already or is to be left."""
-        if self.state.status is ExecutionStatus.IN_PROGRESS and not self.is_settled and not self.is_interrupted():
+        if self.state.status is not ExecutionStatus.IN_PROGRESS or self.is_settled or self.is_interrupted():
+            return
+        with _unwrapped():
+            with suppress(asyncio.CancelledError):  # it is being cancelled already
+                await self._end_children()
             await self._keep_cut_off_answer()
             signal = StopSignal(StopReason.USER_REQUESTED, "the run was cancelled", source="cancel")
             self.state = self.state.with_stop_signal(signal)
             self._close(ExecutionStatus.STOPPED)
             self.is_settled = True
             await self._narrator.ended(self.state)
+
+    async def _end_children(self) -> None:
+        """End the sub-agents that calls of the step under way still wait for."""
+        step = self.state.execution.current_step if self.state.execution else None
+        if step is not None and step.calls_without_outcome:
+            await see_through(self._tools.end_children(step))
 
     async def _keep_cut_off_answer(self) -> None:
         """Keep what the model had said of an answer that was cut off, as a message that is marked incomplete."""
@@ -513,6 +524,15 @@ class Run:
         if execution.last_step_type is AgentStepType.ERROR:
             return ExecutionStatus.FAILED
         return ExecutionStatus.COMPLETED
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Raise what a record has refused an event with, as callers know it."""
+    try:
+        yield
+    except Unrecordable as refused:
+        raise refused.error from None
 
 
 async def _nothing() -> None:

@@ -110,8 +110,6 @@ class ToolUse:
         self._interceptors = interceptors
         self._decisions = decisions
         self._stop: AgentStop | None = None
-        self._waiting: list[PendingCall] = []
-        """The calls of sub-agents that turned out to wait for a person."""
         self._room: Room | None = None
 
     async def carry_out(self, step: AgentStep) -> None:
@@ -133,25 +131,23 @@ class ToolUse:
                 waiting.append(decided.call)
             else:
                 await self._complete(decided)
-        try:
-            waiting += await self._run_all(ready)
-            if self._stop is not None:
-                raise self._stop
-        except Unrecordable:
-            raise  # the run is not over: it can be resumed, and finds what waits
-        except BaseException:
-            await see_through(self._leave_waiting())
-            raise
+        waiting += await self._run_all(ready)
+        if self._stop is not None:
+            raise self._stop
         by_id = {call.id: call for call in waiting}
         self._run.put_pending([by_id.pop(call.id) for call in step.tool_calls if call.id in by_id])
 
-    async def _leave_waiting(self) -> None:
-        """End the sub-agents that wait for a person, in a run that ends: what they have used is charged."""
-        for call in self._waiting:
+    async def end_children(self, step: AgentStep) -> None:
+        """End the sub-agents that wait for a person, or were killed, in a run that ends: what they used is charged.
+
+        Some have waited since before the run was continued, and it has not come to their calls again.
+        """
+        for call in step.calls_without_outcome:
             left = await self._abandoned(call)
             if left is not None:
-                refused = _refused(call, "Stopped", "The run ended before a person had decided about this call.")
-                await self._complete(replace(refused, usage=left.usage), left.child)
+                refused = _refused(call, "Stopped", "The run ended before this call had an outcome.")
+                # No interceptor is asked: the run is over, and one that fails may be the reason.
+                await self._put(call.id, replace(refused, usage=left.usage), left.child)
 
     async def _abandoned(self, call: ToolCall) -> Outcome | None:
         """End the sub-agent of a call; return what it has come to, None if there is none."""
@@ -236,8 +232,7 @@ class ToolUse:
         try:
             outcome = await self._outcome(ready)
         except AwaitsApproval as waits:
-            self._waiting.append(PendingCall.of(ready.call, waits.session_id, waits.calls))
-            return self._waiting[-1]
+            return PendingCall.of(ready.call, waits.session_id, waits.calls)
         except (asyncio.CancelledError, TimeLimitReached):
             left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
             if left is not None:
@@ -294,12 +289,17 @@ class ToolUse:
         return execution.current_step
 
     async def _complete(self, execution: ToolExecution, child: ChildLoopRef | None = None) -> None:
-        """Put an outcome on the step under way, and its message into the transcript."""
-        asked = next(call for call in self._step.tool_calls if call.id == execution.call.id)
+        """Take an outcome as interceptors will have it."""
+        asked = execution.call.id
         try:
             execution = await self._interceptors.pass_through("after_tool_use", execution, self._run.state)
         except AgentStop as stop:
             self._stop = stop
+        await self._put(asked, execution, child)
+
+    async def _put(self, call_id: str, execution: ToolExecution, child: ChildLoopRef | None) -> None:
+        """Put the outcome of a call on the step under way, and its message into the transcript."""
+        asked = next(call for call in self._step.tool_calls if call.id == call_id)
         execution = self._fitted(execution)
         step, error = self._step, execution.error
         said = f"{error.type}: {error.message}" if error else execution.result

@@ -86,6 +86,11 @@ class AgentStep(Value, frozen=True):
         return tuple(calls)
 
     @property
+    def calls_without_outcome(self) -> tuple[ToolCall, ...]:
+        done = {execution.call.id for execution in self.tool_executions}
+        return tuple(call for call in self.tool_calls if call.id not in done)
+
+    @property
     def all_errors(self) -> tuple[ErrorRecord, ...]:
         """The step's own errors and those of its tools."""
         return (*self.errors, *(run.error for run in self.tool_executions if run.error is not None))

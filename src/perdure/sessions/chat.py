@@ -155,11 +155,9 @@ class Chat:
         await self._sessions.close(self._id)
 
     async def new_session(self) -> SessionId:
-        """Begin a new session with the same agent; from here on this handle stands for that one."""
-        before = await self.session()
-        fresh = await self._sessions.open(agent=before.definition, tags=before.info.tags)
-        self._id = fresh.id
-        return fresh.id
+        """Begin a new session with the same agent and model; from here on this handle stands for that one."""
+        self._id = (await self._sessions.new_session(self._id)).id
+        return self._id
 
     async def check_and_rotate(self, idle: float | timedelta) -> SessionId | None:
         """Begin a new session if nothing has happened in this one for so long, and return its id; else None.

@@ -104,6 +104,8 @@ class Sessions:
         self._events = events
         self._grace = _checked_grace(grace)
         self._streams: set[asyncio.Task[Reply]] = set()
+        self._alone: set[SessionRuntime] = set()
+        """The runtimes of agents that are asked once, without a session."""
         self._exits = AsyncExitStack()
 
     @property
@@ -139,7 +141,8 @@ class Sessions:
     async def end_runs(self, *, at_once: bool = False) -> None:
         """Stop streams that were left, and wait for runs; those that take longer than the grace are interrupted."""
         await self._stop_streams()
-        await self.runtime.close(0.0 if at_once else self._grace)
+        grace = 0.0 if at_once else self._grace
+        await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self._alone)))
 
     async def _stop_streams(self) -> None:
         """Stop the runs of streams that were left before their end, and wait until what they said is kept."""
@@ -188,8 +191,16 @@ class Sessions:
         given = replace(agent, model=session.definition.model) if agent.model is None else agent
         await self.execute(session_id, ChangeDefinition(given))
 
-    async def _create(self, session_id: SessionId, agent: AgentDefinition, tags: Iterable[str]) -> AgentSessionInfo:
-        seed = AgentState.of(agent).with_default_model(self.loops.model)
+    async def new_session(self, session_id: str) -> Chat:
+        """Begin a session with the agent, tags and model of another. A model that connect() names comes first."""
+        like = await self.session(session_id)
+        made = await self._create(SessionId.generate(), like.definition, like.info.tags, model=like.state.default_model)
+        return self._handle(made.id)
+
+    async def _create(
+        self, session_id: SessionId, agent: AgentDefinition, tags: Iterable[str], model: ModelConfig | None = None
+    ) -> AgentSessionInfo:
+        seed = AgentState.of(agent).with_default_model(self.loops.model or model)
         try:
             made = await self.runtime.create(agent, seed=seed, session_id=session_id, owner=self.owner, tags=tags)
         except SessionConflict:  # somebody else was quicker, or it is another owner's
@@ -326,7 +337,16 @@ class Sessions:
         runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
         session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
         action = SendMessage(message, self.loops)
-        reply = _answered(await runtime.execute(session.id, action), action)
+        self._alone.add(runtime)
+        try:
+            after = await runtime.execute(session.id, action)
+        except RunInterrupted:
+            raise ConfigurationError(
+                "The connection was left while run() was under way. Nothing of it is kept."
+            ) from None
+        finally:
+            self._alone.discard(runtime)
+        reply = _answered(after, action)
         require_nothing_pending(reply.pending_calls)
         return reply
 
@@ -336,11 +356,24 @@ class Sessions:
         A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
         nothing is made, if the session waits for something else by now.
         """
-        return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=call_ids))
+        shown = await self._shown(session_id, call_ids)
+        return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=shown))
 
     async def deny(self, session_id: str, reason: str, call_ids: Shown | None = None) -> Reply:
         """Keep pending tool calls from being made; the model is told why, and continues."""
-        return await self._decide(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=call_ids))
+        shown = await self._shown(session_id, call_ids)
+        return await self._decide(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=shown))
+
+    async def _shown(self, session_id: str, call_ids: Shown | None) -> Shown:
+        """Return the calls that a decision is about: without any named, those that wait when it is made.
+
+        It is not about calls that wait only after somebody else's decision, or once a killed run was recovered.
+        """
+        if call_ids is not None:
+            return call_ids
+        session = await self.store.load(await self._reach(session_id))
+        execution = session.state.execution if session is not None else None
+        return execution.pending_calls if execution is not None else ()
 
     async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply:
         reply = await self._run(session_id, action)
