@@ -133,12 +133,12 @@ class Sessions:
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Let runs end before the store is closed. After an error nobody waits: they are left to be recovered."""
         try:
-            await self.end_runs(at_once=kind is not None)
+            await self._end_runs(at_once=kind is not None)
         finally:
             await self._exits.aclose()
             self._is_open = False
 
-    async def end_runs(self, *, at_once: bool = False) -> None:
+    async def _end_runs(self, *, at_once: bool = False) -> None:
         """Stop streams that were left, and wait for runs; those that take longer than the grace are interrupted."""
         await self._stop_streams()
         grace = 0.0 if at_once else self._grace
