@@ -20,7 +20,7 @@ from perdure import AgentSession, ExecutionStatus, SessionRuntime, recover
 from perdure.fsck import fsck
 from perdure.loop.prompt import compile_prompt
 
-ROUNDS = 500 if os.environ.get("PERDURE_TORTURE") else 50
+ROUNDS = 500 if os.environ.get("PERDURE_TORTURE") else 30
 SEEDS = 10
 
 

@@ -385,9 +385,9 @@ async def test_a_loop_knows_the_loops_that_go_on_from_it(home: Home) -> None:
 
 
 async def test_looking_for_children_reads_no_more_in_a_long_session() -> None:
-    """From start to start, whatever lies between: the same reads behind loops of two turns and of twelve."""
+    """From start to start, whatever lies between: the same reads behind ten loops of ten turns and twenty of twenty."""
     reads = {}
-    for turns in (2, 12):
+    for turns in (10, 20):
         store = Counting()
         runtime = SessionRuntime(store)
         script = [ToolCall("add", {"a": 1, "b": 2}, f"c{index}") for index in range(turns)]
@@ -399,7 +399,7 @@ async def test_looking_for_children_reads_no_more_in_a_long_session() -> None:
         whole = await runtime.loop(session.id, first.loop_id)
         assert len(whole.children_loop_ids) == 1
         reads[turns] = store.entries_read
-    assert reads[2] == reads[12]
+    assert reads[10] == reads[20]
 
 
 class Counting(MemoryStore):

@@ -32,7 +32,10 @@ LOOK_ANYWAY = 1.0
 PAGE = 1000
 """How many entries of a record are held at a time."""
 RUNS_AT_ONCE = 200
-"""How many headers of runs are held at a time while the children of a loop are looked for."""
+"""How many of the newest runs are looked at for one that was sent the same before."""
+RUNS_WHILE_IT_WAITED = 20
+STRANGERS_PASSED = 8
+"""How many loops in a row may continue from others before one loop's children are no longer looked for."""
 
 
 async def read_record(
@@ -185,25 +188,38 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
     if record.parallel_group is not None:
         group = await _Group.read(journal, session_id, record.parallel_group.all_loop_ids)
         record = record if group.selection is None else record.selected(group.selection)
-    children = await _children(journal, session_id, loop_id, runs[0].first.seq)
+    children = await _children(journal, session_id, runs[0])
     return replace(record, children_loop_ids=children)
 
 
-async def _children(journal: Journal, session_id: str, loop_id: str, after: int) -> tuple[str, ...]:
-    """Return the loops that continue from one, in the order in which they began.
+async def _children(journal: Journal, session_id: str, own: RunOnRecord) -> tuple[str, ...]:
+    """Return the loops that continue from one, in the order in which they began: all but those that began much later.
 
-    Any run that began behind it may be one: while it waited for a person, after an undo, or right behind its end.
+    A loop that continues from one that was taken back long ago is shown by `record()`, which reads them all.
     """
-    children: list[str] = []
-    before: int | None = None
-    while True:
-        runs = [
-            run for run in await journal.runs(session_id, limit=RUNS_AT_ONCE, before=before) if run.first.seq > after
-        ]
-        children = [run.loop_id for run in runs if parent_in(run) == loop_id] + children
-        if len(runs) < RUNS_AT_ONCE:
-            return tuple(children)
-        before = runs[0].first.seq
+    while_it_waited = await journal.runs(session_id, limit=RUNS_WHILE_IT_WAITED, before=own.last.seq)
+    begun = [run for run in while_it_waited if run.first.seq > own.first.seq]
+    begun += [run async for run in _behind(journal, session_id, own)]
+    return tuple(dict.fromkeys(run.loop_id for run in begun if parent_in(run) == own.loop_id))
+
+
+async def _behind(journal: Journal, session_id: str, own: RunOnRecord) -> AsyncIterator[RunOnRecord]:
+    """Yield the runs that began behind the end of one, until many in a row do not continue from it.
+
+    From start to start it is one read each, so that neither the session's length nor that of its loops counts.
+    """
+    after, strangers = own.last.seq, 0
+    while strangers < STRANGERS_PASSED:
+        entry = next(iter(await journal.read(session_id, after=after, limit=1)), None)
+        if entry is None:
+            return
+        names = entry.body["loop_ids"] if entry.kind == "parallel_loop_start" else [entry.run] if entry.run else []
+        runs = [run for loop in names for run in await journal.runs(session_id, run=loop)]
+        for run in runs:
+            yield run
+        is_kin = not runs or any(parent_in(run) == own.loop_id for run in runs)
+        strangers = 0 if is_kin else strangers + 1
+        after = max([entry.seq, *(run.last.seq for run in runs)])
 
 
 def parent_in(run: RunOnRecord) -> str | None:
