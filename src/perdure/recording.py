@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.errors import ClaimConflict, PerdureError, SessionConflict
+from perdure.model.ids import SessionId
 from perdure.model.loop_events import (
     KINDS,
     UNTOLD,
@@ -209,7 +210,45 @@ class _Unwritten:
         self.arrived()
 
 
-class JournalRecord:
+class _WriteAhead:
+    """Writes events into a journal, in order: what comes behind a write that failed must not be on record before it."""
+
+    def __init__(self, journal: Journal, session_id: SessionId) -> None:
+        self._journal = journal
+        self.session_id = session_id
+        self._unwritten = _Unwritten()
+        self.put = self._unwritten.put
+        self._writing = asyncio.Lock()
+        self._failure: Exception | None = None
+        """What the last write has failed with, until it is known whether it arrived."""
+        self.written: dict[str, StoredAt] = {}
+
+    async def _append(self, taken: int) -> Appended:
+        raise NotImplementedError
+
+    async def _write(self, taken: int = 0) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            appended = await self._append(taken)
+        except Exception as error:
+            self._failure = error
+            raise
+        self._unwritten.arrived()
+        self.written.update(appended.written)
+
+    async def _take_back_what_is_lost(self) -> None:
+        """Take a write that failed for unwritten, unless the record shows that it arrived all the same."""
+        first = self._unwritten.first_in_flight
+        if first is not None:
+            found = await self._journal.read(self.session_id, run=first.loop_id, last=1)
+            if not found or int(found[-1].body["seq"]) < first.seq:
+                self._unwritten.take_back()
+        self._failure = None
+        self._unwritten.drop_starts()
+
+
+class JournalRecord(_WriteAhead):
     """Writes a run's events ahead into a journal: nothing that cannot be undone happens before it is on record.
 
     The claim on the session rides on the first write. It ends with the save that carries `saving()`, or with
@@ -219,17 +258,11 @@ class JournalRecord:
     def __init__(
         self, journal: Journal, session: AgentSession, *, owner: str, lease: float, takes_over: bool = False
     ) -> None:
-        self._journal = journal
+        super().__init__(journal, session.id)
         self._is_immediate = getattr(journal, "never_waits", False)
         self._session = session
-        self.session_id = session.id
         self._owner = owner
         self.lease = lease
-        self._unwritten = _Unwritten()
-        self.put = self._unwritten.put
-        self._writing = asyncio.Lock()
-        self._failure: Exception | None = None
-        """What the last write has failed with, until it is known whether it arrived."""
         self.claim: Claim | None = None
         self.was_claimed = False
         self.takes_over = takes_over
@@ -238,7 +271,6 @@ class JournalRecord:
         """Whether a run is on record that has to be recovered if it is not saved."""
         self.ends_anyway = False
         """Whether the run is to end on record even if its end cannot be saved."""
-        self.written: dict[str, StoredAt] = {}
         self.taken = 0
         self.posted_before: int | None = None
         """The last item of the inbox before the claim, where the claim comes before the first look into it."""
@@ -257,17 +289,9 @@ class JournalRecord:
                 await see_through(self._write())
 
     async def _write(self, taken: int = 0) -> None:
-        if self._failure is not None:
-            raise self._failure  # what comes behind a write that failed must not be on record before it
         begins_a_run = self._unwritten.begins_a_run
-        try:
-            appended = await self._append(taken)
-        except Exception as error:
-            self._failure = error
-            raise
-        self._unwritten.arrived()
+        await super()._write(taken)
         self.is_unfinished = self.is_unfinished or begins_a_run
-        self.written.update(appended.written)
 
     async def _append(self, taken: int) -> Appended:
         messages, entries = self._unwritten.take()
@@ -308,30 +332,22 @@ class JournalRecord:
         self.claim = None
 
     async def _write_what_is_left(self) -> bool:
-        """Write what is unwritten, with an append that failed unless the record shows that it arrived all the same.
-
-        Return whether the run has ended on record.
-        """
-        first = self._unwritten.first_in_flight
-        if first is not None:
-            found = await self._journal.read(self.session_id, run=first.loop_id, last=1)
-            if found and int(found[-1].body["seq"]) < first.seq:
-                self._unwritten.take_back()
-        self._failure = None
-        self._unwritten.drop_starts()
+        """Write what is unwritten. Return whether the run has ended on record."""
+        await self._take_back_what_is_lost()
         is_over = self._unwritten.ends_a_run
         if self._unwritten:
             await self._write(self.taken if is_over else 0)
         return is_over
 
-    async def write_branch(
-        self, name: str, messages: Sequence[Message], entries: Sequence[Entry]
-    ) -> Mapping[str, StoredAt]:
+    def branch(self, loop_id: str) -> BranchRecord:
+        """Return the record of one branch of a parallel evaluation, under the claim of all."""
+        return BranchRecord(self._journal, self, loop_id)
+
+    async def write_branch(self, name: str, messages: Sequence[Message], entries: Sequence[Entry]) -> Appended:
         """Write into a branch's own log what this record has not written for all branches; where the messages stand."""
         assert self.claim is not None
         own = [message for message in messages if message.id not in self.written]
-        appended = await self._journal.append(self.claim, messages=own, entries=entries, log=name)
-        return appended.written
+        return await self._journal.append(self.claim, messages=own, entries=entries, log=name)
 
     async def beat(self) -> None:
         """Keep the claim alive."""
@@ -345,21 +361,24 @@ class JournalRecord:
         return Saving(self.claim, dict(self.written), tuple(self._unwritten.entries()), self.taken, key)
 
 
-class BranchRecord:
+class BranchRecord(_WriteAhead):
     """The record of one branch of a parallel evaluation: a log of its own, under the claim of all."""
 
-    def __init__(self, group: JournalRecord, loop_id: str) -> None:
+    def __init__(self, journal: Journal, group: JournalRecord, loop_id: str) -> None:
+        super().__init__(journal, group.session_id)
         self._group = group
         self._loop_id = loop_id
-        self._unwritten = _Unwritten()
-        self._writing = asyncio.Lock()
-        self.written: dict[str, StoredAt] = {}
-
-    def put(self, event: LoopEvent) -> None:
-        self._unwritten.put(event)
 
     async def barrier(self) -> None:
         async with self._writing:
             if self._unwritten:
-                messages, entries = self._unwritten.take()
-                self.written |= await see_through(self._group.write_branch(self._loop_id, messages, entries))
+                await see_through(self._write())
+
+    async def _append(self, taken: int) -> Appended:
+        return await self._group.write_branch(self._loop_id, *self._unwritten.take())
+
+    async def settle(self) -> None:
+        """Write what is unwritten before the group ends or is left, with a write that has failed."""
+        if self._failure is not None:
+            await self._take_back_what_is_lost()
+        await self.barrier()

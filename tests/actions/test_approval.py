@@ -35,6 +35,7 @@ from perdure import (
     PendingCall,
     PendingCallsChanged,
     ResetTranscript,
+    ResumeExecution,
     ResumeSession,
     SendMessage,
     SessionBusy,
@@ -488,6 +489,23 @@ async def test_an_undecided_call_waits_after_a_recovery_too() -> None:
     assert report.suspended == (session.id,)
     assert pending(await runtime.get_session(session.id)) == ["jug"]
     assert shop.done == ["cup"]
+
+
+async def test_a_decision_that_was_killed_is_not_half_ended() -> None:
+    """The version still shows its calls if the end cannot be saved: then the run has not ended on record either."""
+    shop, store = Shop(), MemoryStore()
+    runtime, session = await waiting(shop, store)
+    failing = FailingStore(store)
+    failing.fail("save", error=StoreError("The disk is full."))
+    with pytest.raises(StoreError):
+        await SessionRuntime(failing).execute(session.id, ApproveToolCalls(shop.loops, call_ids=["2"]))
+    failing.fail("save", error=StoreError("It still is."))
+    with pytest.raises(StoreError):
+        await SessionRuntime(failing).execute(session.id, ResumeExecution(shop.loops, give_up=True))
+    assert [loop.status for loop in (await runtime.record(session.id)).loops] == [LoopStatus.RUNNING]
+    ended = await runtime.execute(session.id, ResumeExecution(shop.loops, give_up=True))
+    assert (ended.status, pending(ended)) == (SessionStatus.ACTIVE, [])
+    assert [loop.status for loop in (await runtime.record(session.id)).loops] == [LoopStatus.COMPLETED]
 
 
 @pytest.mark.parametrize("close", [FailSession, CompleteSession, DeleteSession])

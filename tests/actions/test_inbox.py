@@ -209,6 +209,28 @@ async def test_a_store_that_fails_once_sends_a_queued_message_once(when: str) ->
         assert await store.read("s", inbox=True) == []
 
 
+async def test_a_queued_message_comes_behind_one_that_was_queued_before() -> None:
+    """A run whose save failed leaves what was queued; a later one of the queue does not pass it."""
+    store = FailingStore(perdure.MemoryStore())
+    async with perdure.connect(store, driver=ScriptedDriver(lambda request: Delay(0.02, "So."))) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("First."))
+        await asyncio.sleep(0.005)
+        await chat.send("Second.", when_busy="queue")
+        store.fail("save")
+        with pytest.raises(StoreError):
+            await run
+        await chat.send("Third.", when_busy="queue")
+        await sessions.runtime.idle()
+        await sessions.recover()
+        await sessions.runtime.idle()
+        assert [message.text for message in await chat.history() if message.role == "user"] == [
+            "First.",
+            "Second.",
+            "Third.",
+        ]
+
+
 async def test_a_posted_item_of_an_older_release_is_sent() -> None:
     """It has no delivery id: its message tells whether it was delivered."""
     async with perdure.connect("memory://", driver=ScriptedDriver(echo)) as sessions:

@@ -704,6 +704,41 @@ async def test_the_first_answer_is_the_first_after_a_crash_too(after: bool) -> N
     assert 6 < call < 29
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["lost", "written all the same"])
+async def test_an_append_that_fails_once_repeats_no_call_of_a_branch(after: bool) -> None:
+    """What a branch has done when the store fails is written before the group is left: recovery makes no call twice."""
+    for call in range(1, 8):
+        called: list[str] = []
+
+        @tool
+        async def charge(who: str) -> str:
+            called.append(who)  # noqa: B023 (called in this round)
+            return who
+
+        def reply(request: ModelRequest) -> Any:
+            return ToolCall("charge", {"who": request.model.name}) if request.step == 0 else "Done."
+
+        store = FailingStore(MemoryStore())
+        runtime, loops = SessionRuntime(store), loops_of(reply, charge)
+        session = await runtime.create(AgentDefinition("agent", tools=("charge",)))
+        store.fail("append", call=call, after=after)
+        action = SendParallel("Go", loops, configs=["a", "b"], strategy=lambda branches: branches[0].index)
+        try:
+            await runtime.execute(session.id, action)
+        except StoreError:
+            await recover(runtime, loops)
+        record = await runtime.record(session.id)
+        assert all(loop.status is not LoopStatus.RUNNING for loop in record.loops)
+        assert sorted(called) == await callers_with_an_outcome(runtime, record)
+
+
+async def callers_with_an_outcome(runtime: SessionRuntime, record: SessionRecord) -> list[str]:
+    """Return who has made the calls that are on record with what came of them."""
+    loops = [await runtime.loop(record.session_id, loop.loop_id) for loop in record.loops]
+    executions = (each for loop in loops for turn in loop.turns for each in turn.tool_executions)
+    return sorted(str(each.result) for each in executions if each.error is None)
+
+
 async def test_an_evaluation_in_which_something_was_redacted_is_resumed(a_store: Any) -> None:
     """What is told of the redaction stands between its entries, and hides neither the group nor its selection."""
     clock, seen = FrozenClock(tick=0.001), 0

@@ -64,10 +64,11 @@ from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Driver, Saving, StoredAt
-from perdure.recording import BranchRecord, JournalRecord, see_through
+from perdure.recording import JournalRecord, see_through
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
+_STORE_FAILED = (StoreError, SessionBusy, SessionLocked, CorruptRecord)
 
 
 class SendParallel:
@@ -164,12 +165,13 @@ class Group:
         self._loop_ids = loop_ids
         self._strategy = strategy
         self._record = record or claim_for(session, context)
-        self._branches = [BranchRecord(self._record, loop_id) for loop_id in loop_ids] if self._record else []
+        self._branches = [self._record.branch(loop_id) for loop_id in loop_ids] if self._record else []
         self._runs: list[Run] = []
         self._over: dict[int, datetime] = {}
         self._finished: list[Branch] = []
         self._selection: Selection | None = None
         self._judged = Usage()
+        self._has_store_failed = False
         self.parent: str | None = None
         """The loop that the branches continue from."""
         self.metadata: Mapping[str, Any] = EMPTY
@@ -241,7 +243,7 @@ class Group:
                 raise interrupted_by_closing(self._session.id)
             selection = self._selection or await self._left_off()
             await self._end(selection)
-        except (StoreError, SessionBusy, SessionLocked, CorruptRecord):
+        except _STORE_FAILED:
             await see_through(self._leave())
             raise
         except BaseException:
@@ -251,8 +253,9 @@ class Group:
 
     @property
     def _is_interrupted(self) -> bool:
-        """Tell whether the branches are to be left for recovery, because the runtime is being closed."""
-        return self._selection is None and self._context is not None and self._context.is_closing
+        """Tell whether the branches are to be left for recovery: the store failed, or the runtime is being closed."""
+        is_closing = self._context is not None and self._context.is_closing
+        return self._has_store_failed or (self._selection is None and is_closing)
 
     async def _opened_inbox(self) -> RunInbox | None:
         """What is posted meanwhile: a wish to cancel ends all branches; messages wait until one is selected."""
@@ -334,6 +337,9 @@ class Group:
                 for task in sorted(done, key=tasks.__getitem__):
                     task.result()
                     self._finished.append(self._ended(tasks[task]))
+        except _STORE_FAILED:
+            self._has_store_failed = True
+            raise
         finally:
             await see_through(_stop(*tasks))
         await self._flush()
@@ -348,6 +354,12 @@ class Group:
     async def _flush(self) -> None:
         for record in self._branches:
             await record.barrier()
+
+    async def _settle(self) -> None:
+        """Write what can be written of every branch, with what a store that failed once has not taken."""
+        for record in self._branches:
+            with suppress(PerdureError):
+                await record.settle()
 
     def _ended(self, index: int) -> Branch:
         return Branch(index, self._loop_ids[index], self._runs[index].state)
@@ -393,8 +405,7 @@ class Group:
         record = self._record
         if record is None or record.claim is None or self._context is None:
             return
-        with suppress(PerdureError):
-            await self._flush()
+        await self._settle()
         end = ParallelLoopEnd(**self._facts(), evaluation_usage=self._judged)
         record.put(end)
         record.ends_anyway = True
@@ -403,8 +414,7 @@ class Group:
 
     async def _leave(self) -> None:
         """Leave the branches as they are on record, for recovery."""
-        with suppress(PerdureError):
-            await self._flush()
+        await self._settle()
         if self._record is not None:
             await self._record.leave()
 

@@ -17,6 +17,7 @@ from perdure.actions.parallel import resume_group
 from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
 from perdure.actions.send import send_waiting_when_free
 from perdure.actions.spawning import Spawner
+from perdure.actions.waiting import is_waiting
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -91,7 +92,8 @@ class ResumeExecution:
         events = list(_events(session, story, written))
         if isinstance(events[0], ParallelLoopStart):
             return await self._resumed_group(session, context, record, events[0], events[1:], written)
-        record.ends_anyway = self._give_up
+        # A version that shows calls to decide about must not outlive their run: both end in one commit, or neither.
+        record.ends_anyway = self._give_up and not is_waiting(session)
         replay = Replay(session.state).apply_all(events)
         depth = await depth_of(session, context)
         if not self._give_up:
@@ -107,7 +109,7 @@ class ResumeExecution:
             posted=_fact_of(events, "posted"),
         )
         spawn = Spawner(session, context, self._loops, replay.decisions)
-        active = session.activated() if session.state.execution and session.state.execution.pending_calls else session
+        active = session.activated() if is_waiting(session) else session
         return await run_agent(active, replay.state, self._loops, context, options, spawn)
 
     async def _resumed_group(

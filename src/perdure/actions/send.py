@@ -105,6 +105,8 @@ class SendMessage:
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context, self._loops) if context is not None else None
         send_waiting_when_free(context, session.id, self._loops, depth)
+        if self._when_busy == QUEUE and context is not None and await _is_behind_others(session, context):
+            return await self._left(session, context)
         try:
             return await run_agent(session, state, self._loops, context, self._options(depth), spawn)
         except (ClaimLost, RunInterrupted):
@@ -112,13 +114,17 @@ class SendMessage:
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
             if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
-            journal = require_journal(context, "when_busy")
-            await post(journal, session.id, self._when_busy, self.messages, self._key_name, self._metadata)
-            if await journal.is_claimed(session.id):
-                context.sequel = None  # the run that is under way looks into the inbox when it ends
-            self.was_left = True
-            context.answer = session
-            return session
+            return await self._left(session, context)
+
+    async def _left(self, session: AgentSession, context: ActionContext) -> AgentSession:
+        """Leave the messages in the inbox."""
+        journal = require_journal(context, "when_busy")
+        await post(journal, session.id, self._when_busy, self.messages, self._key_name, self._metadata)
+        if await journal.is_claimed(session.id):
+            context.sequel = None  # the run that is under way looks into the inbox when it ends
+        self.was_left = True
+        context.answer = session
+        return session
 
     def _options(self, depth: int) -> RunOptions:
         options = RunOptions(inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata)
@@ -145,6 +151,11 @@ class SendMessage:
         if answer is None:
             raise SessionNotFound(session.id, version)
         return None if await _may_run_again(answer, session, journal) else answer
+
+
+async def _is_behind_others(session: AgentSession, context: ActionContext) -> bool:
+    """Tell whether messages wait that were queued before: a run whose save failed may have left them."""
+    return context.journal is not None and await first_waiting(context.journal, session.id) is not None
 
 
 async def _may_run_again(answer: AgentSession, session: AgentSession, journal: Journal) -> bool:
