@@ -475,7 +475,7 @@ async def test_a_session_that_is_being_run_is_not_rotated(connect: Connect) -> N
 
 
 async def test_a_session_whose_run_waits_for_approval_is_not_rotated(connect: Connect) -> None:
-    """The run has not ended: the handle stays with it until somebody decides. A session that was only paused is left."""
+    """The handle stays with a run until somebody decides about its calls; a session that was only paused is left."""
 
     @perdure.tool(needs_approval=True)
     def pay(amount: int) -> str:
