@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.protocols import Entry
-from perdure.redaction.traces import MARK, Traces
+from perdure.redaction.traces import MARK, Traces, is_replaced
 
 
 class Replacement:
@@ -35,7 +35,7 @@ class Replacement:
 
     def execution(self, plain: Any) -> Any:
         """Return a run as a version has it, with what its steps tell of the messages replaced."""
-        return self._walked(plain, is_touched=plain.get("execution_id") in self._traces.runs)
+        return self.walked(plain, is_touched=plain.get("execution_id") in self._traces.runs)
 
     def changed_entries(self, entries: Sequence[Entry]) -> dict[int, Entry]:
         changed: dict[int, Entry] = {}
@@ -46,37 +46,54 @@ class Replacement:
         return changed
 
     def _entry(self, entry: Entry) -> Any:
-        is_touched = entry.run in self._traces.runs
-        body = self._walked(entry.body, is_touched=is_touched)
-        if entry.kind == "compaction":
+        return self.told(entry.kind, entry.body, is_touched=entry.run in self._traces.runs)
+
+    def told(self, kind: str, body: Any, *, is_touched: bool) -> Any:
+        """Return what an event tells, with the messages and all that may tell of them replaced."""
+        body = self.told_later(kind, body, is_touched=is_touched)
+        if kind == "compaction":
             return self._compaction(body)
-        if entry.kind == "input_rejected":
+        if kind == "input_rejected":
             return {**body, "reason": self._text if is_touched else self.scrubbed(body["reason"])}
+        return body
+
+    def told_later(self, kind: str, body: Any, *, is_touched: bool = False) -> Any:
+        """Return what an event tells that came after the redaction: only what names the messages is replaced."""
+        body = self.walked(body, is_touched=is_touched)
+        if kind == "message_update" and _is_in(body.get("message_id"), self._traces.ids):
+            return {**body, "text": self._text}
+        if kind == "tool_execution_update" and _is_in(body.get("call_id"), self._traces.calls | self._traces.results):
+            return {**body, "progress": self._text}
         return body
 
     def _compaction(self, body: dict[str, Any]) -> dict[str, Any]:
         """What tells of a block that covers a message; one that no version has may cover any."""
-        block = body["block"]
-        if block["id"] in self._traces.other_blocks - self._traces.blocks:
+        block = self.block(body["block"])
+        if block is body["block"]:
             return body
         shown = [
             {**part, "message": self.message(part["message"])} if self._is_new(part) else part
             for part in body.get("shown", ())
         ]
-        summary = {"summary": self._text} if block.get("summary") else {}
-        return {**body, "block": {**block, **summary}, **({"shown": shown} if shown else {})}
+        return {**body, "block": block, **({"shown": shown} if shown else {})}
+
+    def block(self, plain: dict[str, Any]) -> dict[str, Any]:
+        """Return a block without its summary; itself if it is known to cover none of the messages."""
+        if plain["id"] in self._traces.other_blocks - self._traces.blocks:
+            return plain
+        return {**plain, **({"summary": self._text} if plain.get("summary") else {})}
 
     def _is_new(self, part: Mapping[str, Any]) -> bool:
         return bool(part.get("message")) and self._traces.tells(part["message"])
 
-    def _walked(self, value: Any, *, is_touched: bool) -> Any:
+    def walked(self, value: Any, *, is_touched: bool) -> Any:
         """Plain data with all replaced that tells of the messages, be it in a step, an event or an inbox."""
         if isinstance(value, list):
-            return [self._walked(each, is_touched=is_touched) for each in value]
+            return [self.walked(each, is_touched=is_touched) for each in value]
         if not isinstance(value, dict):
             return value
         if _is_in(value.get("id"), self._traces.ids) and value.get("parts"):
-            return self.message(value)
+            return value if is_replaced(value) else self.message(value)
         if isinstance(value.get("type"), str) and isinstance(value.get("message"), str):
             return self._error(value, is_touched=is_touched)
         changed = {key: self._walked_under(key, each, is_touched=is_touched) for key, each in value.items()}
@@ -85,7 +102,8 @@ class Replacement:
         if value.get("type") == "tool_call" and _is_in(value.get("id"), self._traces.calls) and value.get("name"):
             return self._call(value)
         for key in _FREE_TEXT & changed.keys():
-            changed[key] = self.scrubbed(changed[key])
+            if not _is_message(changed[key]):  # which is redacted by its own id
+                changed[key] = self.scrubbed(changed[key])
         if is_touched and changed.get("rejection"):
             changed["rejection"] = self._text
         return changed
@@ -97,7 +115,7 @@ class Replacement:
             return {call: self._reason(call, each, is_touched=is_touched) for call, each in value.items()}
         if key in _TOLD_BY_TOOLS:  # data of any form: no error or message, though it may look like one
             return self.scrubbed(value) if is_touched else value
-        return self._walked(value, is_touched=is_touched)
+        return self.walked(value, is_touched=is_touched)
 
     def _execution_of_tool(self, plain: dict[str, Any]) -> dict[str, Any]:
         """A tool's execution, with its result replaced if that of its message is."""
@@ -153,3 +171,7 @@ _POINTS_AT_MESSAGE = {"$said": True}
 
 def _is_in(key: Any, known: set[str]) -> bool:
     return isinstance(key, str) and key in known
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and "id" in value
