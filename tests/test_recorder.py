@@ -947,6 +947,18 @@ def test_later_events_do_not_bring_redacted_text_back(heard: int) -> None:
     assert record.compaction_block == summary
 
 
+def test_another_message_that_quotes_a_redacted_one_stays() -> None:
+    """As in a store: it is redacted by its own id, and the loop's messages and events tell the same of it."""
+    loop = Loop("a")
+    asked, answer = Message.user(f"My {SECRET}"), loop.answer(f"You said: My {SECRET}")
+    recorder = fed(loop.start(), loop.said(asked), loop.turn(), loop.said(answer, USED), loop.end(asked, answer))
+    assert recorder.on_event(redacted(asked))
+    record = loop_in(recorder.checkpoint()[0], "a")
+    told = [event.message for event in record.events if isinstance(event, MessageEnd)]
+    assert [message.text for message in told] == ["[redacted]", f"You said: My {SECRET}"]
+    assert tuple(told) == record.messages
+
+
 def test_pieces_of_a_redacted_message_are_gone_though_it_never_came_to_its_end() -> None:
     """They are known by the message's id; each stands there as a piece without its text."""
     answer, _, story = telling(Loop("a"))

@@ -19,6 +19,7 @@ REPLACEMENT = "[redacted]"
 """What stands in for a text in a record: the event that tells of a redaction does not say what a store has put."""
 
 V = TypeVar("V", bound=Value)
+E = TypeVar("E", bound=LoopEvent)
 
 
 class RecordRedaction:
@@ -36,7 +37,7 @@ class RecordRedaction:
         traces = Traces(tuple(message_ids))
         for loop in loops:
             _learn(traces, loop)
-        redacted = [_redacted(loop, Replacement(REPLACEMENT, traces), loop.loop_id in traces.runs) for loop in loops]
+        redacted = [_Redacting(traces, loop.loop_id).loop(loop) for loop in loops]
         self._known.ids |= traces.ids
         self._known.calls |= traces.calls
         self._known.results |= traces.results
@@ -77,23 +78,45 @@ def _learn(traces: Traces, loop: LoopRecord) -> None:
             traces.learn(_plain(message))
 
 
-def _redacted(loop: LoopRecord, replacement: Replacement, is_touched: bool) -> LoopRecord:
-    # Each part by itself: a value of many MB cannot be encoded whole.
-    def part(value: V) -> V:
-        return _changed(value, lambda plain: replacement.walked(plain, is_touched=is_touched))
+class _Redacting:
+    """Puts the replacement into one loop's record, part by part: many MB together could not be encoded."""
 
-    def event(value: LoopEvent) -> LoopEvent:
-        return _changed(value, lambda plain: replacement.told(plain["type"], plain, is_touched=is_touched))
+    def __init__(self, traces: Traces, loop_id: str) -> None:
+        self._ids = traces.ids
+        self._is_touched = loop_id in traces.runs
+        self._replacement = Replacement(REPLACEMENT, traces)
 
-    block = loop.compaction_block
-    header = part(replace(loop, messages=(), turns=(), events=(), compaction_block=None))
-    return replace(
-        header,
-        messages=tuple(map(part, loop.messages)),
-        turns=tuple(map(part, loop.turns)),
-        events=tuple(map(event, loop.events)),
-        compaction_block=_changed(block, replacement.block) if block is not None else None,
-    )
+    def loop(self, loop: LoopRecord) -> LoopRecord:
+        block = loop.compaction_block
+        return replace(
+            self._part(replace(loop, messages=(), turns=(), events=(), compaction_block=None)),
+            messages=tuple(map(self._message, loop.messages)),
+            turns=tuple(map(self._part, loop.turns)),
+            events=tuple(map(self._event, loop.events)),
+            compaction_block=None if block is None else _changed(block, self._replacement.block),
+        )
+
+    def _message(self, message: Message) -> Message:
+        """Return a message; one that only quotes another stays, as in a store, and is redacted by its own id."""
+        return self._part(message) if message.id in self._ids else message
+
+    def _event(self, event: AnyLoopEvent) -> AnyLoopEvent:
+        match event:
+            case MessageEnd():
+                return replace(event, message=self._message(event.message))
+            case AgentEnd():
+                return replace(
+                    self._told(replace(event, messages=())), messages=tuple(map(self._message, event.messages))
+                )
+            case _:
+                return self._told(event)
+
+    def _told(self, event: E) -> E:
+        told = self._replacement.told
+        return _changed(event, lambda plain: told(plain["type"], plain, is_touched=self._is_touched))
+
+    def _part(self, value: V) -> V:
+        return _changed(value, lambda plain: self._replacement.walked(plain, is_touched=self._is_touched))
 
 
 def _changed(value: V, change: Callable[[Any], Any]) -> V:

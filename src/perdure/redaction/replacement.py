@@ -102,8 +102,7 @@ class Replacement:
         if value.get("type") == "tool_call" and _is_in(value.get("id"), self._traces.calls) and value.get("name"):
             return self._call(value)
         for key in _FREE_TEXT & changed.keys():
-            if not _is_message(changed[key]):  # which is redacted by its own id
-                changed[key] = self.scrubbed(changed[key])
+            changed[key] = self.scrubbed(changed[key])
         if is_touched and changed.get("rejection"):
             changed["rejection"] = self._text
         return changed
@@ -171,7 +170,3 @@ _POINTS_AT_MESSAGE = {"$said": True}
 
 def _is_in(key: Any, known: set[str]) -> bool:
     return isinstance(key, str) and key in known
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and "role" in value and "id" in value
