@@ -95,8 +95,9 @@ def load_sessions_for_agent(agent_id: str, directory: _Where) -> SessionRecordLi
 def redact_session(session_id: str, directory: _Where, message_ids: Sequence[str]) -> bool:
     """Replace what messages say in a session's record, and return whether it has said it.
 
-    Everything in the record that may tell of them is replaced too, summaries included. The file is written as by
-    `save_session`. Raise SessionNotFound if there is none.
+    Everything in the record that may tell of them is replaced too. Every summary is, also if the record holds none of
+    the messages: a summary may cover a message that no loop has told. The file is written as by `save_session`. Raise
+    SessionNotFound if there is none.
     """
     ids = Request.of(session_id, message_ids, REPLACEMENT).ids
     record = load_session(session_id, directory)
@@ -154,7 +155,7 @@ class FileRecordStore:
             delete_session(session_id, self._directory)
 
     def _require_directory(self, session_id: str) -> None:
-        """Raise SessionNotFound if there is no directory: a lock would make it."""
+        """Raise SessionNotFound if the directory is missing: a lock would make it."""
         checked = SessionId(session_id)
         if not os.path.lexists(self._directory):
             raise SessionNotFound(checked)
