@@ -6,11 +6,13 @@ import logging
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import perdure
 from perdure import (
     AgentDefinition,
     AgentEnd,
@@ -43,16 +45,20 @@ from perdure import (
     TurnEnd,
     TurnStart,
     Usage,
+    load_session,
+    save_session,
 )
 from perdure.model.loop_events import (
     Compaction,
     CompactionBlock,
+    CompactionPart,
     ContinuationKind,
     InputRejected,
     LoopConfigSnapshot,
     ParallelLoopEnd,
     ParallelLoopStart,
     Redacted,
+    ToolExecutionUpdate,
     UnknownEvent,
 )
 from perdure.model.record import Turn
@@ -845,3 +851,147 @@ def test_a_branch_that_never_began_ends_with_its_group() -> None:
     session = recorded(group_start("x", "y"), *finished("y", kind="branch"), group_end(("x", "y"), 1))
     assert [branch.status for branch in session.loops] == [LoopStatus.ABORTED, LoopStatus.COMPLETED]
     assert loop_in(session, "x").ended_at == NOON
+
+
+SECRET = "card 4111 1111 1111"
+
+
+def telling(loop: Loop) -> tuple[Message, Message, list[Any]]:
+    """An answer that calls a tool and the tool's message, and a loop in which every event may tell of them."""
+    step = {"step_id": f"{loop.loop_id}-0"}
+    call = ToolCall("pay", {"card": SECRET}, id="call")
+    answer = Message.assistant(f"I use {SECRET}.", tool_calls=[call], metadata=step)
+    result = Message.tool("call", f"paid by {SECRET}", metadata=step)
+    failed = ErrorRecord("ToolError", f"no more than {SECRET}")
+    block = CompactionBlock("block", "llm", NOON, 2, f"notes on {SECRET}", 100, 10)
+    shown = (CompactionPart(Message.user(f"notes on {SECRET}")),)
+    signal = StopSignal(StopReason.USER_REQUESTED, f"stopped at {SECRET}", source="filter")
+    return (
+        answer,
+        result,
+        [
+            loop.start(metadata={"about": f"I use {SECRET}."}),
+            loop.turn(),
+            loop.other(MessageUpdate, message_id=answer.id, kind="text", text=SECRET[:9]),
+            loop.other(MessageUpdate, message_id=answer.id, kind="text", text=SECRET[9:]),
+            loop.said(answer, USED),
+            loop.other(ToolExecutionStart, call=call, step_id=f"{loop.loop_id}-0"),
+            loop.other(ToolExecutionUpdate, call_id="call", progress={"card": SECRET}),
+            loop.tool_end(call, result=f"paid by {SECRET}", error=failed),
+            loop.said(result),
+            loop.other(TurnEnd, step_id=f"{loop.loop_id}-0", index=0, usage=USED, errors=(failed,)),
+            loop.other(Compaction, block=block, shown=shown),
+            loop.other(InputRejected, reason=f"filtered: {SECRET}"),
+            loop.end(
+                answer, result, rejection=f"filtered: {SECRET}", stop_signals=(signal,), errors=(failed,), usage=USED
+            ),
+        ],
+    )
+
+
+def redacted(*messages: Message, session_id: str | None = "sess") -> Redacted:
+    return Redacted(session_id=session_id, message_ids=tuple(message.id for message in messages))
+
+
+@pytest.mark.parametrize("heard", range(5, 14))
+def test_redacted_text_is_gone_from_the_record(heard: int, tmp_path: Path) -> None:
+    """From whichever events the record has by then; all else that it says stays, and so does the file's."""
+    answer, result, story = telling(Loop("a"))
+    config = SessionRecorderConfig(include_streaming_events=True)
+    recorder = fed(*story[:heard], config=config)
+    before = loop_in(recorder.checkpoint()[0], "a")
+    assert recorder.on_event(redacted(answer, result))
+    record = loop_in(recorder.checkpoint()[0], "a")
+    assert "4111" not in repr(record)
+    assert [m.id for m in record.messages] == [m.id for m in before.messages]
+    assert all(message.metadata["redacted"] is True for message in record.messages)
+    kept = ("status", "usage", "started_at", "ended_at", "children_loop_ids", "stop_reason", "compaction_usage")
+    assert [getattr(record, name) for name in kept] == [getattr(before, name) for name in kept]
+    assert [type(event) for event in record.events] == [type(event) for event in before.events]
+    save_session(flushed(recorder), tmp_path)
+    assert b"4111" not in (tmp_path / "sess.json").read_bytes()
+    assert not recorder.on_event(redacted(answer, result)), "there is nothing left to replace"
+
+
+def test_what_was_flushed_before_a_redaction_is_handed_over_again(tmp_path: Path) -> None:
+    """Saving it writes the old file again, without the text; one that nobody has fetched is changed where it waits."""
+    answer, result, story = telling(Loop("a"))
+    recorder = fed(*story, *finished("b", "a"))
+    save_session(flushed(recorder), tmp_path)
+    assert recorder.on_event(redacted(answer, result))
+    save_session(flushed(recorder), tmp_path)
+    assert b"4111" not in (tmp_path / "sess.json").read_bytes()
+    assert load_session("sess", tmp_path).get_loop("b") is not None
+
+    recorder = fed(*story)
+    recorder.flush()
+    recorder.on_event(redacted(answer, result))
+    (waiting,) = recorder.drain_completed()
+    assert "4111" not in repr(waiting)
+
+
+@pytest.mark.parametrize("heard", range(5, 13))
+def test_later_events_do_not_bring_redacted_text_back(heard: int) -> None:
+    """Messages and calls are known by their ids, and what was said in other words since then stays."""
+    answer, result, story = telling(Loop("a"))
+    summary = CompactionBlock("new", "llm", NOON, 2, "notes on nothing", 100, 10)
+    recorder = fed(*story[:heard])
+    recorder.on_event(redacted(answer, result))
+    for event in story[heard:]:
+        if isinstance(event, MessageEnd | MessageUpdate | ToolExecutionStart | ToolExecutionUpdate):
+            recorder.on_event(event)
+    recorder.on_event(Loop("a").other(Compaction, block=summary))
+    recorder.on_event(Loop("a").end(answer, result))
+    record = loop_in(recorder.checkpoint()[0], "a")
+    assert "4111" not in repr(record)
+    assert record.compaction_block == summary
+
+
+def test_another_message_that_quotes_a_redacted_one_stays() -> None:
+    """As in a store: it is redacted by its own id, and the loop's messages and events tell the same of it."""
+    loop = Loop("a")
+    asked, answer = Message.user(f"My {SECRET}"), loop.answer(f"You said: My {SECRET}")
+    recorder = fed(loop.start(), loop.said(asked), loop.turn(), loop.said(answer, USED), loop.end(asked, answer))
+    assert recorder.on_event(redacted(asked))
+    record = loop_in(recorder.checkpoint()[0], "a")
+    told = [event.message for event in record.events if isinstance(event, MessageEnd)]
+    assert [message.text for message in told] == ["[redacted]", f"You said: My {SECRET}"]
+    assert tuple(told) == record.messages
+
+
+def test_pieces_of_a_redacted_message_are_gone_though_it_never_came_to_its_end() -> None:
+    """They are known by the message's id; each stands there as a piece without its text."""
+    answer, _, story = telling(Loop("a"))
+    recorder = fed(Loop("a").start(), *story[1:4], config=SessionRecorderConfig(include_streaming_events=True))
+    assert recorder.on_event(redacted(answer))
+    pieces = loop_in(recorder.checkpoint()[0], "a").events[-2:]
+    assert [piece.text for piece in pieces if isinstance(piece, MessageUpdate)] == ["[redacted]", "[redacted]"]
+
+
+def test_a_redaction_is_about_the_session_that_holds_the_messages() -> None:
+    """The one that it names; if it names a fork, or none, the one whose loops have told the messages."""
+    answer, result, story = telling(Loop("a"))
+    other = telling(Loop("b", "other"))[2]
+    other[4] = Loop("b", "other").said(msgspec.structs.replace(answer, parts=Message.assistant("same id").parts))
+    for named in ("sess", "fork", None):
+        recorder = fed(*story, *other[:5], Loop("c", "fork").start())
+        assert recorder.on_event(redacted(answer, result, session_id=named))
+        records = {session.session_id: session for session in recorder.checkpoint()}
+        assert "4111" not in repr(records["sess"])
+        assert ("same id" in repr(records["other"])) is (named == "sess")
+
+
+async def test_a_recorder_hears_of_redactions_in_sessions() -> None:
+    """Its record then says what the store's says."""
+    bus, recorder = EventBus(), SessionRecorder()
+    bus.wiretap(recorder.on_event)
+    async with perdure.connect("memory://", driver=ScriptedDriver(["Noted."]), events=bus) as sessions:
+        chat = await sessions.open("sess")
+        await chat.send(f"My {SECRET}")
+        recorder.flush()
+        await chat.redact([(await chat.history())[0].id])
+        kept = flushed(recorder).loops[0]
+        stored = await sessions.runtime.loop("sess", kept.loop_id)
+    assert kept.messages == stored.messages
+    assert [message.text for message in kept.messages] == ["[redacted]", "Noted."]
+    assert "4111" not in repr(recorder.checkpoint())

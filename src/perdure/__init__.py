@@ -207,6 +207,7 @@ if TYPE_CHECKING:
     from perdure.stores.records import list_session_ids as list_session_ids
     from perdure.stores.records import load_session as load_session
     from perdure.stores.records import load_sessions_for_agent as load_sessions_for_agent
+    from perdure.stores.records import redact_session as redact_session
     from perdure.stores.records import save_session as save_session
     from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.urls import store_of as store_of
@@ -286,7 +287,7 @@ _HOMES = {
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",
     "stores.records": "FileRecordStore SessionRecordList delete_session list_session_ids load_session "
-    "load_sessions_for_agent save_session",
+    "load_sessions_for_agent redact_session save_session",
     "stores.sqlite": "SqliteStore",
     "stores.urls": "store_of",
     "workflow": "Stage Workflow WorkflowResult",

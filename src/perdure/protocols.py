@@ -339,7 +339,11 @@ class SessionStore(Protocol):
     async def exists(self, session_id: str) -> bool: ...
 
     async def delete(self, session_id: str) -> None:
-        """Erase: nothing of it is left but what other sessions' versions show. SessionNotFound if there is none."""
+        """Erase this one session: nothing of it is left, except what other sessions' versions show.
+
+        The sessions of its sub-agents stay: `Sessions.delete` erases them with it. Raise SessionNotFound if there is
+        none, SessionBusy while it is being run.
+        """
         ...
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:

@@ -21,6 +21,7 @@ from perdure.model.loop_events import (
     ToolExecutionEnd,
 )
 from perdure.model.record import LoopFold, LoopRecord, ParallelGroupRecord, SessionRecord, with_children
+from perdure.redaction.records import RecordRedaction, names_any
 
 _log = logging.getLogger("perdure.recorder")
 
@@ -42,7 +43,8 @@ class SessionRecorder:
     """Takes events of any number of sessions, in order per loop, and keeps a record of each session.
 
     A session that is heard of again after a flush continues its record: the next flush gives the whole of it. So the
-    recorder remembers every session that it has heard of.
+    recorder remembers every session that it has heard of. A `Redacted` event replaces what the messages said in all
+    that is remembered, and the next flush gives the record without it.
     """
 
     def __init__(self, config: SessionRecorderConfig | None = None) -> None:
@@ -53,6 +55,7 @@ class SessionRecorder:
         self._loops: dict[str, LoopFold] = {}
         self._completed: dict[str, SessionRecord] = {}
         self._refused: set[str] = set()
+        self._redactions: dict[str, RecordRedaction] = {}
         self._awaited_refs: dict[str, list[ChildLoopRef]] = {}
         self._awaited_spawns: dict[str, SpawnRef] = {}
         self.unknown_events = 0
@@ -64,9 +67,11 @@ class SessionRecorder:
         """Take an event and return whether it is recorded.
 
         It is not if its session was refused, its loop is not known or has ended, or it is not an event of a loop: a
-        recorder may listen to all that is said on an `EventBus`.
+        recorder may listen to all that is said on an `EventBus`. A redaction is if it has changed a record.
         """
-        if not isinstance(event, LoopEvent) or isinstance(event, Redacted):
+        if isinstance(event, Redacted):
+            return self._redact(event)
+        if not isinstance(event, LoopEvent):
             return False
         return self._on_loop_event(event)  # type: ignore[arg-type]  # the union has every kind of loop event
 
@@ -150,6 +155,8 @@ class SessionRecorder:
             self.late_events += 1
             _log.warning("%s for loop %s, which has ended; it changes nothing", type(event).__name__, event.loop_id)
             return False
+        if record.session_id in self._redactions:
+            event = self._redactions[record.session_id].later(event)
         keep = self._config.include_streaming_events or not isinstance(event, MessageUpdate)
         record.take(event, keep_event=keep)
         if isinstance(event, ToolExecutionEnd) and event.child is not None:
@@ -179,6 +186,37 @@ class SessionRecorder:
             record.select(event)
             self._active[record.session_id] = None
         return any(loop_id in self._loops for loop_id in event.loop_ids)
+
+    def _redact(self, event: Redacted) -> bool:
+        """Replace what messages say in every record that holds them. Return whether one has changed."""
+        changed = [self._redact_in(session_id, event.message_ids) for session_id in self._concerned(event)]
+        return any(changed)
+
+    def _concerned(self, event: Redacted) -> list[str]:
+        """Return the sessions whose records a redaction is about.
+
+        It may name a fork, which shows messages that only its parent's record holds, and summaries of them.
+        """
+        named, ids = self._session_of(event), set(event.message_ids)
+        holders = dict.fromkeys(loop.session_id for loop in self._loops.values() if names_any(loop.record(), ids))
+        if named in holders:
+            return [named]
+        return [*holders, named] if named in self._sessions else list(holders)
+
+    def _redact_in(self, session_id: str, message_ids: tuple[str, ...]) -> bool:
+        """Redact a session's record, and the one that a flush has finalised and nobody has fetched."""
+        folds = [loop for loop in self._loops.values() if loop.session_id == session_id]
+        completed = self._completed.get(session_id)
+        before = [*(fold.record() for fold in folds), *(completed.loops if completed is not None else ())]
+        after = self._redactions.setdefault(session_id, RecordRedaction()).redact(before, message_ids)
+        if after == before:
+            return False
+        for fold, record in zip(folds, after, strict=False):
+            fold.rewrite(record)
+        if completed is not None:
+            self._completed[session_id] = replace(completed, loops=tuple(after[len(folds) :]))
+        self._active[session_id] = None  # what was handed over before has the old text: the next flush does so again
+        return True
 
     def _session(self, session_id: str) -> SessionRecord:
         loops = with_children(loop.record() for loop in self._loops.values() if loop.session_id == session_id)

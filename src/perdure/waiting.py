@@ -1,4 +1,4 @@
-"""Waiting that a cancellation does not cut short."""
+"""Waiting that a cancellation does not cut short, and whether one was asked for."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ async def see_through(work: Coroutine[Any, Any, T]) -> T:
         task.exception()  # it is of no interest to one who has been told to stop
         raise cancelled
     return task.result()
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has asked for the current task to be cancelled; what it waits for may be, of itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if somebody has asked for that and what was awaited took no notice."""
+    if is_cancelled():
+        raise asyncio.CancelledError

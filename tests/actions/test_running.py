@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from perdure import (
     InvalidData,
     LoopFactory,
     MemoryStore,
+    Message,
     MessageEnd,
+    ModelConfig,
     ResumeExecution,
     RunInterrupted,
     SendMessage,
@@ -536,6 +539,64 @@ async def test_a_compaction_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) ->
         assert await chat.cancel()
         assert await asyncio.wait_for(compaction, 5) == 8
         assert (await chat.send("Still there?")).text == "Yes."
+
+
+@pytest.mark.parametrize("callback", ["compress_callback", "mask_callback", "custom_compactor"])
+@pytest.mark.parametrize("within", ["a manual compaction", "a run"])
+async def test_a_cancelled_compaction_is_not_made_whatever_its_callback_returns(
+    monkeypatch: pytest.MonkeyPatch, within: str, callback: str
+) -> None:
+    """A callback that tidies up and returns has swallowed the cancellation: nothing is covered, and a run stops."""
+    monkeypatch.setattr(LOOK, 0.005)
+    is_called = asyncio.Event()
+
+    async def tidies_up(given: Any) -> Any:
+        is_called.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return [Message.user("too late")] if callback == "custom_compactor" else "too late"
+
+    options: Any = {callback: tidies_up, "keep_last": 2}
+    async with perdure.connect(
+        "memory://",
+        driver=ScriptedDriver(lambda request: "Yes."),
+        model=ModelConfig("test:model", context_window=2_000),
+        compaction=perdure.AutoCompaction(**options),
+    ) as sessions:
+        chat = await sessions.open("s")
+        calls = Message("assistant", (ToolCall("look", id="a"), ToolCall("look", id="b")))
+        found = [Message.tool("a", "x" * 4_000), Message.tool("b", "x" * 4_000)]  # a mask would be asked for twice
+        said = [Message.user("x" * 4_000), calls, *found, *(["Yes."] * 4)]
+        await sessions.execute("s", perdure.InjectMessage(*said))
+        work: Any = asyncio.ensure_future(chat.send("Go.") if within == "a run" else chat.compact(**options))
+        await is_called.wait()
+        assert await chat.cancel()
+        answer = await asyncio.wait_for(work, 5)
+        after = await sessions.runtime.get_session("s")
+        assert list(after.state.transcript.blocks()) == []
+        assert (answer.stop_reason if within == "a run" else answer) in (StopReason.USER_REQUESTED, len(said))
+
+
+async def test_a_cancelled_compaction_is_not_made_whatever_its_model_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that takes the cancellation for its own, and answers, does not keep the compaction."""
+    monkeypatch.setattr(LOOK, 0.005)
+    is_asked = asyncio.Event()
+
+    class Stubborn(ScriptedDriver):
+        async def respond(self, request: Any, on_delta: Any) -> Any:
+            is_asked.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            return await super().respond(request, on_delta)
+
+    async with perdure.connect("memory://", driver=Stubborn(lambda request: "sum")) as sessions:
+        chat = await sessions.open("s")
+        await sessions.execute("s", perdure.InjectMessage(*(["Yes."] * 4)))
+        compaction = asyncio.ensure_future(chat.compact(compact_strategy="llm", keep_last=2))
+        await is_asked.wait()
+        assert await chat.cancel()
+        assert await asyncio.wait_for(compaction, 5) == 4
 
 
 async def test_a_subscriber_that_is_cancelled_fails_alone() -> None:

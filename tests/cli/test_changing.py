@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from perdure import AgentDefinition, ModelRequest, ToolCall, connect_blocking
 from perdure.cli import progress as bars
+from perdure.testing import ScriptedDriver
 
 from .conftest import COMMAND
 
@@ -116,6 +118,31 @@ def test_erasing(perdure: Callable[..., Any], session: str) -> None:
     perdure("show", session, code=3)
     assert perdure("purge", "--status", "active", "-y").out == "sessions erased: 1\n"
     assert perdure("gc").out == "messages erased: 0\n"
+
+
+def test_a_redaction_names_the_sessions_that_may_have_copies(perdure: Callable[..., Any], home: Path) -> None:
+    """A sub-agent and its caller have each other's texts in messages of their own; the search shows which."""
+    clerk = AgentDefinition("clerk", description="Books.", system_prompt="Book it.", tools=())
+
+    def reply(request: ModelRequest) -> Any:
+        if request.system_prompt == "Book it.":
+            return "booked on 4111"
+        return "Done." if request.step else ToolCall("clerk", {"prompt": "book it on 4111"})
+
+    url = f"sqlite:///{home / 'told.db'}"
+    with connect_blocking(url, driver=ScriptedDriver(reply), subagents=[clerk]) as sessions:
+        sessions.open("caller", AgentDefinition("desk", tools=("clerk",))).send("Pay.")
+    child = next(
+        each["id"] for each in perdure("--store", url, "ls", "--all", "--json").json_lines if each["spawned_by"]
+    )
+    for session, other in ((child, "caller"), ("caller", child)):
+        hits = perdure("--store", url, "search", "4111", "--json").json_lines
+        messages = [hit["message"] for hit in hits if hit["session"] == session]
+        told = perdure("--store", url, "redact", session, *messages, "--yes")
+        assert told.out == "messages replaced: 2\n"
+        assert other in told.err
+        assert "perdure search" in told.err
+    assert perdure("--store", url, "search", "4111", "--json").json_lines == []
 
 
 def test_a_person_is_asked(session: str, perdure: Callable[..., Any]) -> None:

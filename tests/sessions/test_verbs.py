@@ -474,6 +474,24 @@ async def test_a_session_that_is_being_run_is_not_rotated(connect: Connect) -> N
         assert await chat.check_and_rotate(0) is not None
 
 
+async def test_a_session_whose_run_waits_for_approval_is_not_rotated(connect: Connect) -> None:
+    """The handle stays with a run until somebody decides about its calls; a session that was only paused is left."""
+
+    @perdure.tool(needs_approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    driver = ScriptedDriver([ToolCall("pay", {"amount": 5}), "done"])
+    async with connect(driver=driver, tools=[pay]) as sessions:
+        chat = await sessions.open("waits")
+        assert (await chat.send("Pay 5.")).pending_calls
+        assert await chat.check_and_rotate(0) is None
+        assert (await chat.approve()).text == "done"
+        await sessions.execute(chat.id, perdure.SuspendSession())
+        assert await chat.check_and_rotate(0) == chat.id != "waits"
+
+
 async def test_a_snapshot_is_a_copy(connect: Connect) -> None:
     async with said(connect, "a") as (_, chat):
         snapshot = await chat.snapshot()

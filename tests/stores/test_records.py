@@ -22,6 +22,7 @@ from perdure import (
     ExecutionStatus,
     FileRecordStore,
     InferenceResponse,
+    InvalidData,
     InvalidSessionFile,
     InvalidSessionId,
     Message,
@@ -42,6 +43,7 @@ from perdure import (
     list_session_ids,
     load_session,
     load_sessions_for_agent,
+    redact_session,
     save_session,
 )
 from perdure.model.ids import now
@@ -172,6 +174,29 @@ def test_a_record_is_deleted(tmp_path: Path) -> None:
         delete_session("sess-1", tmp_path)
 
 
+async def test_messages_of_a_saved_record_are_redacted(tmp_path: Path) -> None:
+    """Whoever wrote the file: it is written again without what they said, by the function and the store alike."""
+    save_session(record_of(), tmp_path)
+    said = load_session("sess-1", tmp_path).loops[0].messages[0]
+    assert not redact_session("sess-1", tmp_path, ["unknown"])
+    assert redact_session("sess-1", tmp_path, [said.id])
+    body = (tmp_path / "sess-1.json").read_text()
+    assert "looking" not in body
+    assert '"look"' not in body, "an argument of its call"
+    assert not redact_session("sess-1", tmp_path, [said.id])
+    store, other = FileRecordStore(tmp_path), record_of("sess-2")
+    await store.save(other)
+    assert await store.redact("sess-2", [other.loops[0].messages[0].id])
+    assert [message.text for message in (await store.load("sess-2")).loops[0].messages] == ["[redacted]"]
+    with pytest.raises(SessionNotFound):
+        redact_session("sess-3", tmp_path, [said.id])
+    with pytest.raises(InvalidData, match="several ids"):
+        redact_session("sess-1", tmp_path, said.id)
+    with pytest.raises(SessionNotFound):
+        await FileRecordStore(tmp_path / "none").redact("sess-1", [said.id])
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -233,8 +258,9 @@ def record_of_loaded(directory: Path) -> SessionRecord:
         lambda session_id, directory: save_session(SessionRecord(session_id=session_id), directory),
         load_session,
         delete_session,
+        lambda session_id, directory: redact_session(session_id, directory, ["m"]),
     ],
-    ids=["save", "load", "delete"],
+    ids=["save", "load", "delete", "redact"],
 )
 def test_ids_that_are_paths_are_refused(tmp_path: Path, use: Callable[..., object], session_id: str) -> None:
     """No id leads out of the directory."""

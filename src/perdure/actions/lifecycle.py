@@ -59,7 +59,7 @@ class FailSession:
 class DeleteSession:
     """Hide the session from lists, and the sessions of its sub-agents with it. A run that waits for a person ends.
 
-    Their content stays until the store's `delete` erases it.
+    Their content stays until `Sessions.delete` or `Sessions.purge` erases it; a store's own `delete` erases only one.
     """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
+from perdure.actions.children import spawned_by
+from perdure.cli.hints import command
 from perdure.cli.naming import named
 from perdure.cli.options import older_option, session_argument, status_option, store_options
 from perdure.cli.setup import opened, run
-from perdure.cli.terminal import counted, say
+from perdure.cli.terminal import counted, note, say
 
+if TYPE_CHECKING:
+    from perdure.sessions.face import Sessions
+
+_SHOWN = 5
+"""How many ids a note names."""
 _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
@@ -66,11 +74,27 @@ def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacem
     """Replace what MESSAGES of SESSION, given by their ids, say: in every version, fork, summary and index."""
     _confirm(yes, f"replace {counted(len(messages), 'message')}")
 
-    async def work() -> int:
-        async with opened(ctx, must_exist=True) as store:
-            return await store.redact(await named(store, session), messages, replacement=replacement)
+    async def work() -> tuple[int, list[str]]:
+        async with opened(ctx, must_exist=True) as sessions:
+            session_id = await named(sessions, session)
+            replaced = await sessions.redact(session_id, messages, replacement=replacement)
+            return replaced, await _with_copies(sessions, session_id)
 
-    say(f"messages replaced: {run(work())}")
+    replaced, others = run(work())
+    say(f"messages replaced: {replaced}")
+    if others:
+        shown = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
+        note(
+            "Sub-agents and their callers have each other's texts in messages of their own. Sessions that may have "
+            f"copies: {shown}. To see where a text still is: {command('search', 'TEXT')}"
+        )
+
+
+async def _with_copies(sessions: Sessions, session_id: str) -> list[str]:
+    """Return the sessions that a session exchanges texts with: its caller's, and those of its sub-agents."""
+    caller = (await sessions.info(session_id)).spawn_ref
+    spawned = await spawned_by(sessions.store, session_id, deleted=True)
+    return [*([caller.parent_session_id] if caller is not None else []), *(info.id for info in spawned)]
 
 
 @click.command()

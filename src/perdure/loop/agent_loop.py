@@ -24,7 +24,7 @@ from perdure.loop.interceptors import Interceptors
 from perdure.loop.narrator import Narrator, Record, Told, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import check_response
-from perdure.loop.tool_use import Concurrency, Decisions, ToolUse, is_cancelled, raise_if_cancelled
+from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionStatus, PendingCall, Spent
@@ -36,7 +36,7 @@ from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
-from perdure.waiting import see_through
+from perdure.waiting import is_cancelled, raise_if_cancelled, see_through
 
 
 class LoopSetup(msgspec.Struct, frozen=True):

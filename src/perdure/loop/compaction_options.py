@@ -11,6 +11,7 @@ import msgspec
 from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.model.value import brief
+from perdure.waiting import raise_if_cancelled
 
 CompactStrategy = Literal["llm", "truncate", "observation_mask", "custom"]
 STRATEGIES: tuple[CompactStrategy, ...] = get_args(CompactStrategy)
@@ -92,6 +93,7 @@ async def called(name: str, kind: type[T], function: Callable[..., Any], *given:
     """What a callback, plain or async, returns; InvalidData if that is not of the kind it is to return."""
     answer = function(*given)
     answer = await answer if isawaitable(answer) else answer
+    raise_if_cancelled()  # a callback that tidied up and returned has swallowed the cancellation
     if not isinstance(answer, kind):
         raise InvalidData(f"$.{name}", f"{name} returned {brief(answer)}; it is to return a {kind.__name__}")
     return answer

@@ -26,6 +26,7 @@ from perdure.model.loop_events import Compaction, CompactionBlock, CompactionPar
 from perdure.model.message import Message
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
+from perdure.waiting import raise_if_cancelled
 
 SUMMARY_ON_RECORD = 200
 """Characters of a summary that its record quotes; the whole is a message in the log."""
@@ -91,6 +92,7 @@ class Compactor:
             await work.keep_to_limit(is_lenient=is_lenient)
         except DriverError as error:
             raise CompactionFailed(str(error)) from error
+        raise_if_cancelled()  # a driver may have taken the cancellation for its own
         return work.result(before) if work.draft.is_changed else None
 
     def charge(self, usage: Usage) -> None:

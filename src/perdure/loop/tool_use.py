@@ -28,6 +28,7 @@ from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
 from perdure.recording import see_through
+from perdure.waiting import is_cancelled, raise_if_cancelled
 
 if TYPE_CHECKING:
     from perdure.loop.agent_loop import Run
@@ -317,18 +318,6 @@ class ToolUse:
             steps = [each.step for each in state.step_executions]
             self._room = Room([*steps, self._step], self._run.setup.max_result_chars)
         return self._room.fitted(execution)
-
-
-def is_cancelled() -> bool:
-    """Whether somebody has asked for the current task to be cancelled; what it waits for may be, of itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def raise_if_cancelled() -> None:
-    """Raise CancelledError if somebody has asked for that and what was awaited took no notice."""
-    if is_cancelled():
-        raise asyncio.CancelledError
 
 
 def _as_outcome(value: Any) -> Outcome:

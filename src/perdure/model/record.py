@@ -257,6 +257,13 @@ class LoopFold:
     def select(self, event: ParallelLoopEnd) -> None:
         self._record = self._record.selected(event)
 
+    def rewrite(self, record: LoopRecord) -> None:
+        """Take the texts of a record that says the same of the loop in other words, as after a redaction."""
+        self._record = record
+        self._events = list(record.events)
+        self._messages = list(record.messages)
+        self._turns = {turn.step_id: _TurnFold(turn) for turn in record.turns}
+
     def record(self) -> LoopRecord:
         """The record as it stands."""
         turns = tuple(turn.turn() for turn in self._turns.values())

@@ -48,6 +48,7 @@ class SessionRepository:
         return await self.store.exists(session_id)
 
     async def delete(self, session_id: str) -> None:
+        """Erase this one session. The sessions of its sub-agents stay: `Sessions.delete` erases them with it."""
         await self.store.delete(session_id)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from perdure.actions.approval import Shown
 from perdure.actions.send import WhenBusy
+from perdure.actions.waiting import is_waiting
 from perdure.archive import MoveReport
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
 from perdure.model.record import SessionRecord
-from perdure.model.session import AgentSession
+from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.runtime.bus import Subscriber
 from perdure.sessions.family import Ancestry, Diff
@@ -162,18 +163,21 @@ class Chat:
     async def check_and_rotate(self, idle: float | timedelta) -> SessionId | None:
         """Begin a new session if nothing has happened in this one for so long, and return its id; else None.
 
-        A session that is being run, here or elsewhere, is never left, nor one whose run was killed: its next send
-        recovers that first.
+        A session in the middle of a run is never left: one that is being run, here or elsewhere, one whose run waits
+        for approval, and one whose run was killed, which the next send recovers first.
         """
         seconds = idle.total_seconds() if isinstance(idle, timedelta) else idle
         expect_number(seconds, "$.idle")
         info = await self._sessions.info(self._id)
-        if (now() - info.updated_at).total_seconds() < seconds or await self._is_running():
+        if (now() - info.updated_at).total_seconds() < seconds or await self._is_within_run(info.status):
             return None
         return await self.new_session()
 
-    async def _is_running(self) -> bool:
+    async def _is_within_run(self, status: SessionStatus) -> bool:
+        """Return whether a run of the session has begun and not ended."""
         journal = self._sessions.runtime.journal
         if self._sessions.live.is_running(self._id):
+            return True
+        if status is SessionStatus.SUSPENDED and is_waiting(await self.session()):  # a pause alone is not a run
             return True
         return journal is not None and (await journal.is_claimed(self._id) or await journal.is_interrupted(self._id))

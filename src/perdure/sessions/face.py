@@ -689,6 +689,9 @@ class Sessions:
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         """Replace what messages say, for good and everywhere; return how many were replaced.
 
+        A sub-agent's session and its caller's have copies of each other's texts in messages of their own, which stay:
+        `search` finds them.
+
         Subscribers of the session, and of its forks that are open here, hear it once it is done.
         """
         key, began = await self._reach(session_id), now()

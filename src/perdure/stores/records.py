@@ -9,18 +9,21 @@ import asyncio
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure import codec
 from perdure.errors import InvalidData, InvalidSessionFile, InvalidSessionId, SessionNotFound, StoreError
 from perdure.model.ids import SessionId, new_id
 from perdure.model.record import SessionRecord
+from perdure.redaction.records import REPLACEMENT, RecordRedaction
 from perdure.stores.file_folder import Folder, NotAFile
+from perdure.stores.redaction import Request
 
 _log = logging.getLogger("perdure.stores")
 
@@ -89,6 +92,21 @@ def load_sessions_for_agent(agent_id: str, directory: _Where) -> SessionRecordLi
     return SessionRecordList((record for record in records if record.agent_id == agent_id), damaged=damaged)
 
 
+def redact_session(session_id: str, directory: _Where, message_ids: Sequence[str]) -> bool:
+    """Replace what messages say in a session's record, and return whether it has said it.
+
+    Everything in the record that may tell of them is replaced too. Every summary is, also if the record holds none of
+    the messages: a summary may cover a message that no loop has told. The file is written as by `save_session`. Raise
+    SessionNotFound if there is none.
+    """
+    ids = Request.of(session_id, message_ids, REPLACEMENT).ids
+    record = load_session(session_id, directory)
+    loops = tuple(RecordRedaction().redact(record.loops, ids))
+    if loops != record.loops:
+        save_session(replace(record, loops=loops), directory)
+    return loops != record.loops
+
+
 def delete_session(session_id: str, directory: _Where) -> None:
     """Remove a session's record. Raise SessionNotFound if there is none."""
     name = _file(session_id)
@@ -120,14 +138,27 @@ class FileRecordStore:
     async def list_ids(self) -> list[SessionId]:
         return await asyncio.to_thread(list_session_ids, self._directory)
 
+    async def redact(self, session_id: str, message_ids: Sequence[str]) -> bool:
+        return await asyncio.to_thread(self._redact, session_id, message_ids)
+
+    def _redact(self, session_id: str, message_ids: Sequence[str]) -> bool:
+        self._require_directory(session_id)
+        with self._locked(session_id):
+            return redact_session(session_id, self._directory, message_ids)
+
     async def delete(self, session_id: str) -> None:
         await asyncio.to_thread(self._delete, session_id)
 
     def _delete(self, session_id: str) -> None:
-        if not os.path.lexists(self._directory):
-            raise SessionNotFound(SessionId(session_id))
+        self._require_directory(session_id)
         with self._locked(session_id):
             delete_session(session_id, self._directory)
+
+    def _require_directory(self, session_id: str) -> None:
+        """Raise SessionNotFound if the directory is missing: a lock would make it."""
+        checked = SessionId(session_id)
+        if not os.path.lexists(self._directory):
+            raise SessionNotFound(checked)
 
     @contextmanager
     def _locked(self, session_id: str) -> Iterator[None]:

@@ -11,10 +11,10 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.model.transcript import Block, every_span
+from perdure.redaction.replacement import Replacement
+from perdure.redaction.traces import Traces, is_replaced
 from perdure.stores.redaction.bench import Bench, Log, Places, Row
 from perdure.stores.redaction.blocks import BlocksMet, blocks_of, stretch_of
-from perdure.stores.redaction.replacement import Replacement
-from perdure.stores.redaction.traces import Traces, is_replaced
 
 
 class Findings:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.protocols import Entry
+from perdure.redaction.replacement import Replacement
+from perdure.redaction.traces import MARK, Traces
 from perdure.stores.redaction.bench import Bench, Redone
 from perdure.stores.redaction.findings import Findings
-from perdure.stores.redaction.replacement import Replacement
 from perdure.stores.redaction.request import Request
-from perdure.stores.redaction.traces import MARK, Traces
+from perdure.stores.redaction.versions import changed_versions
 
 
 def redact(bench: Bench, request: Request, at: datetime) -> int:
@@ -29,7 +30,7 @@ def redact(bench: Bench, request: Request, at: datetime) -> int:
     redone = [
         Redone(
             session_id,
-            list(replacement.changed_versions(bench.versions(session_id))),
+            list(changed_versions(replacement, bench.versions(session_id))),
             replacement.changed_entries(bench.entries(session_id)),
             replacement.changed_entries(bench.inbox(session_id)),
             told,

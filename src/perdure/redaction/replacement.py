@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from perdure import codec
 from perdure.protocols import Entry
-from perdure.stores.hashes import Values, hash_of
-from perdure.stores.heads import INLINE
-from perdure.stores.redaction.bench import Version
-from perdure.stores.redaction.traces import MARK, Traces
+from perdure.redaction.traces import MARK, Traces, is_replaced
 
 
 class Replacement:
@@ -36,42 +30,12 @@ class Replacement:
                 is_said = True
                 parts.append({"type": "text", "text": self._text})
         kept = {name: plain[name] for name in ("format", "role", "id") if name in plain}
-        tags = {**self._scrubbed(plain.get("metadata", {})), MARK: True}
+        tags = {**self.scrubbed(plain.get("metadata", {})), MARK: True}
         return {**kept, **({"parts": parts} if parts else {}), "metadata": tags}
 
-    def changed_versions(self, versions: Iterable[Version]) -> Iterator[Version]:
-        for version in versions:
-            plain = codec.decode_plain(version.raw)
-            if values := self._head(plain, version.values):
-                yield Version(version.number, msgspec.json.encode(plain), values)
-
-    def _head(self, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
-        """Replace what a head says; the values that it names then, or none if it says nothing of the kind."""
-        before = msgspec.json.encode(plain)
-        kept = dict(values)
-        for holder, field in ((plain["info"], "name"), (plain["state"], "task")):
-            if isinstance(holder.get(field), str):
-                holder[field] = self._scrubbed(holder[field])
-        parts, hashed = plain.setdefault("parts", {}), plain.setdefault("hashed", {})
-        for name, change in (("metadata", self._scrubbed), ("execution", self._execution)):
-            part = codec.decode_plain(values[hashed[name]]) if name in hashed else parts.get(name)
-            if part is None or (changed := change(part)) == part:
-                continue
-            raw = msgspec.json.encode(changed)
-            kept.pop(hashed.pop(name, ""), None)
-            parts.pop(name, None)
-            if len(raw) > INLINE:
-                hashed[name] = hash_of(raw)
-                kept[hashed[name]] = raw
-            else:
-                parts[name] = changed
-        for name in ("parts", "hashed"):
-            if not plain[name]:
-                del plain[name]
-        return kept if msgspec.json.encode(plain) != before else {}
-
-    def _execution(self, plain: Any) -> Any:
-        return self._walked(plain, is_touched=plain.get("execution_id") in self._traces.runs)
+    def execution(self, plain: Any) -> Any:
+        """Return a run as a version has it, with what its steps tell of the messages replaced."""
+        return self.walked(plain, is_touched=plain.get("execution_id") in self._traces.runs)
 
     def changed_entries(self, entries: Sequence[Entry]) -> dict[int, Entry]:
         changed: dict[int, Entry] = {}
@@ -82,37 +46,54 @@ class Replacement:
         return changed
 
     def _entry(self, entry: Entry) -> Any:
-        is_touched = entry.run in self._traces.runs
-        body = self._walked(entry.body, is_touched=is_touched)
-        if entry.kind == "compaction":
+        return self.told(entry.kind, entry.body, is_touched=entry.run in self._traces.runs)
+
+    def told(self, kind: str, body: Any, *, is_touched: bool) -> Any:
+        """Return what an event tells, with the messages and all that may tell of them replaced."""
+        body = self.told_later(kind, body, is_touched=is_touched)
+        if kind == "compaction":
             return self._compaction(body)
-        if entry.kind == "input_rejected":
-            return {**body, "reason": self._text if is_touched else self._scrubbed(body["reason"])}
+        if kind == "input_rejected":
+            return {**body, "reason": self._text if is_touched else self.scrubbed(body["reason"])}
+        return body
+
+    def told_later(self, kind: str, body: Any, *, is_touched: bool = False) -> Any:
+        """Return what an event tells that came after the redaction: only what names the messages is replaced."""
+        body = self.walked(body, is_touched=is_touched)
+        if kind == "message_update" and _is_in(body.get("message_id"), self._traces.ids):
+            return {**body, "text": self._text}
+        if kind == "tool_execution_update" and _is_in(body.get("call_id"), self._traces.calls | self._traces.results):
+            return {**body, "progress": self._text}
         return body
 
     def _compaction(self, body: dict[str, Any]) -> dict[str, Any]:
         """What tells of a block that covers a message; one that no version has may cover any."""
-        block = body["block"]
-        if block["id"] in self._traces.other_blocks - self._traces.blocks:
+        block = self.block(body["block"])
+        if block is body["block"]:
             return body
         shown = [
             {**part, "message": self.message(part["message"])} if self._is_new(part) else part
             for part in body.get("shown", ())
         ]
-        summary = {"summary": self._text} if block.get("summary") else {}
-        return {**body, "block": {**block, **summary}, **({"shown": shown} if shown else {})}
+        return {**body, "block": block, **({"shown": shown} if shown else {})}
+
+    def block(self, plain: dict[str, Any]) -> dict[str, Any]:
+        """Return a block without its summary; itself if it is known to cover none of the messages."""
+        if plain["id"] in self._traces.other_blocks - self._traces.blocks:
+            return plain
+        return {**plain, **({"summary": self._text} if plain.get("summary") else {})}
 
     def _is_new(self, part: Mapping[str, Any]) -> bool:
         return bool(part.get("message")) and self._traces.tells(part["message"])
 
-    def _walked(self, value: Any, *, is_touched: bool) -> Any:
+    def walked(self, value: Any, *, is_touched: bool) -> Any:
         """Plain data with all replaced that tells of the messages, be it in a step, an event or an inbox."""
         if isinstance(value, list):
-            return [self._walked(each, is_touched=is_touched) for each in value]
+            return [self.walked(each, is_touched=is_touched) for each in value]
         if not isinstance(value, dict):
             return value
         if _is_in(value.get("id"), self._traces.ids) and value.get("parts"):
-            return self.message(value)
+            return value if is_replaced(value) else self.message(value)
         if isinstance(value.get("type"), str) and isinstance(value.get("message"), str):
             return self._error(value, is_touched=is_touched)
         changed = {key: self._walked_under(key, each, is_touched=is_touched) for key, each in value.items()}
@@ -121,7 +102,7 @@ class Replacement:
         if value.get("type") == "tool_call" and _is_in(value.get("id"), self._traces.calls) and value.get("name"):
             return self._call(value)
         for key in _FREE_TEXT & changed.keys():
-            changed[key] = self._scrubbed(changed[key])
+            changed[key] = self.scrubbed(changed[key])
         if is_touched and changed.get("rejection"):
             changed["rejection"] = self._text
         return changed
@@ -132,8 +113,8 @@ class Replacement:
         if key == "denied" and isinstance(value, dict):
             return {call: self._reason(call, each, is_touched=is_touched) for call, each in value.items()}
         if key in _TOLD_BY_TOOLS:  # data of any form: no error or message, though it may look like one
-            return self._scrubbed(value) if is_touched else value
-        return self._walked(value, is_touched=is_touched)
+            return self.scrubbed(value) if is_touched else value
+        return self.walked(value, is_touched=is_touched)
 
     def _execution_of_tool(self, plain: dict[str, Any]) -> dict[str, Any]:
         """A tool's execution, with its result replaced if that of its message is."""
@@ -150,12 +131,12 @@ class Replacement:
         """A stop signal. What a filter, a guard or an error says of a message may quote any piece of it."""
         if is_touched and isinstance(plain, dict) and plain.get("message") and not plain.get("limit"):
             return {**plain, "message": self._text}
-        return self._scrubbed(plain)
+        return self.scrubbed(plain)
 
     def _reason(self, call: str, reason: Any, *, is_touched: bool) -> Any:
         """Why a person has denied a call."""
         is_told = is_touched or call in self._traces.calls | self._traces.results
-        return self._text if is_told else self._scrubbed(reason)
+        return self._text if is_told else self.scrubbed(reason)
 
     def _call(self, plain: Mapping[str, Any]) -> dict[str, Any]:
         """A call without its arguments, its fields in the order in which they are stored."""
@@ -166,18 +147,18 @@ class Replacement:
         """An error on record. What went wrong in a run of the messages may quote any piece of them."""
         if is_touched:
             return {**{name: each for name, each in plain.items() if name != "traceback"}, "message": self._text}
-        return {name: each if name == "type" else self._scrubbed(each) for name, each in plain.items()}
+        return {name: each if name == "type" else self.scrubbed(each) for name, each in plain.items()}
 
-    def _scrubbed(self, value: Any) -> Any:
+    def scrubbed(self, value: Any) -> Any:
         """Plain data with every text of the messages replaced that is quoted in it whole."""
         if isinstance(value, str):
             for secret in sorted(self._traces.secrets, key=len, reverse=True):
                 value = value.replace(secret, self._text)
             return value
         if isinstance(value, list):
-            return [self._scrubbed(each) for each in value]
+            return [self.scrubbed(each) for each in value]
         if isinstance(value, dict):
-            return {key: self._scrubbed(each) for key, each in value.items()}
+            return {key: self.scrubbed(each) for key, each in value.items()}
         return value
 
 
