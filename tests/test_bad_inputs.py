@@ -209,6 +209,22 @@ CONSTRUCTORS: dict[str, Callable[[], Any]] = {
     "connect half an owner": lambda: P.connect("memory://", owner=HALF),
     "connect live": lambda: P.connect("memory://", live=0),
     "connect events": lambda: P.connect("memory://", events=5),
+    "connect live text": lambda: P.connect("memory://", live="9"),
+    "connect live None": lambda: P.connect("memory://", live=None),
+    "connect grace": lambda: P.connect("memory://", grace=""),
+    "connect grace None": lambda: P.connect("memory://", grace=None),
+    "connect grace NaN": lambda: P.connect("memory://", grace=NAN),
+    "connect controller": lambda: P.connect("memory://", controller=5),
+    "connect empty controller": lambda: P.connect("memory://", controller=""),
+    "connect owner bytes": lambda: P.connect("memory://", owner=b"ann"),
+    "connect bytes": lambda: P.connect(b"memory://"),
+    "connect tools": lambda: P.connect("memory://", tools=5),
+    "connect model": lambda: P.connect("memory://", model=b"m"),
+    "connect_blocking grace": lambda: P.connect_blocking("memory://", grace=-1),
+    "Entry kind": lambda: P.Entry(5),
+    "Entry run": lambda: P.Entry("x", run=5),
+    "Claim epoch": lambda: P.Claim("s", "1", 1, "ann", 30.0),
+    "Claim lease": lambda: P.Claim("s", 1, 1, "ann", -1),
     "connect unknown option": lambda: P.connect("memory://", tool=[plain]),
     "connect driver": lambda: P.connect("memory://", driver="openai"),
     "connect_blocking events": lambda: P.connect_blocking("memory://", events=5),
@@ -234,6 +250,12 @@ CONSTRUCTORS: dict[str, Callable[[], Any]] = {
     "FileStore lock_timeout": lambda: P.FileStore("s", lock_timeout=-1),
     "FileStore lock_timeout NaN": lambda: P.FileStore("s", lock_timeout=NAN),
     "PostgresStore dsn": lambda: P.PostgresStore(5),
+    "PostgresStore pool text": lambda: P.PostgresStore("postgresql://u@h/d", pool="8"),
+    "PostgresStore cache": lambda: P.PostgresStore("postgresql://u@h/d", cache="big"),
+    "PostgresStore schema": lambda: P.PostgresStore("postgresql://u@h/d", schema=5),
+    "SqliteStore lock_timeout": lambda: P.SqliteStore("s.db", lock_timeout="5"),
+    "SqliteStore lock_timeout bool": lambda: P.SqliteStore("s.db", lock_timeout=True),
+    "FileStore bytes": lambda: P.FileStore(b"s"),
     "PostgresStore pool": lambda: P.PostgresStore("postgresql://u@h/d", pool=0),
     "Workflow id": lambda: Workflow("a b", [Stage("s")]),
     "Workflow stages": lambda: Workflow("w", 5),  # type: ignore[arg-type]
@@ -369,6 +391,11 @@ VERBS: dict[str, Verb] = {
     "runtime.record before": lambda s, c: s.runtime.record("s", before=2**70),
     "runtime.loop number": lambda s, c: s.runtime.loop("s", 5),  # type: ignore[arg-type]
     "runtime.events last": lambda s, c: s.runtime.events("s", last=1.5),  # type: ignore[arg-type]
+    "runtime.close grace": lambda s, c: s.runtime.close(grace=""),  # type: ignore[arg-type]
+    "runtime.close grace None": lambda s, c: s.runtime.close(grace=None),  # type: ignore[arg-type]
+    "runtime.close grace negative": lambda s, c: s.runtime.close(grace=-1),
+    "runtime.add number": lambda s, c: s.runtime.add(5),  # type: ignore[arg-type]
+    "runtime.follow number": lambda s, c: s.runtime.follow(5),  # type: ignore[arg-type]
     "recover runtime": lambda s, c: P.recover(5, LOOPS),
     "recover loops": lambda s, c: P.recover(s.runtime, 5),
     "recover session": lambda s, c: P.recover(s.runtime, LOOPS, session_id=5),

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from perdure.errors import StoreError as StoreError
     from perdure.errors import ToolError as ToolError
     from perdure.errors import TransientDriverError as TransientDriverError
+    from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
     from perdure.loop.compaction_auto import AutoCompaction as AutoCompaction
@@ -234,7 +235,7 @@ _HOMES = {
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId NotLoaded "
     "PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
-    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
+    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError UnreadableFile "
     "TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction_auto": "AutoCompaction",

@@ -17,6 +17,7 @@ PerdureError
 │   └── PendingCallsChanged
 ├── CorruptRecord
 ├── StoreError
+│   └── UnreadableFile
 ├── DriverError
 │   ├── TransientDriverError
 │   ├── RetriesExhausted
@@ -233,6 +234,15 @@ class CorruptRecord(PerdureError):
 
 class StoreError(PerdureError):
     """The store failed, or was used in a way it cannot serve."""
+
+
+class UnreadableFile(StoreError):
+    """A session's file cannot be read: it may be sound, but its permissions or the disk refuse it."""
+
+    def __init__(self, path: str | PathLike[str], reason: str) -> None:
+        self.path = str(path)
+        self.reason = reason
+        super().__init__(f"{self.path} could not be read ({reason}). Check its permissions and the disk.")
 
 
 class DriverError(PerdureError):

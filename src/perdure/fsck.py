@@ -10,7 +10,15 @@ import msgspec
 
 from perdure import codec
 from perdure.archive import Progress
-from perdure.errors import CorruptRecord, InvalidSessionFile, PerdureError, SessionBusy, SessionNotFound, StoreError
+from perdure.errors import (
+    CorruptRecord,
+    InvalidSessionFile,
+    PerdureError,
+    SessionBusy,
+    SessionNotFound,
+    StoreError,
+    UnreadableFile,
+)
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import KINDS
@@ -125,7 +133,7 @@ class _Survey:
         after: str | None = None
         while True:
             page = await self._store.list(limit=1000, after=after, **filters)  # type: ignore[arg-type]  # one of two
-            self.problems += [_problem(error, None, "header") for error in page.damaged]
+            self.problems += [_problem(error, session_id, "header") for error in page.damaged]
             for info in page:
                 yield info
             after = page.next
@@ -323,6 +331,8 @@ def _problem(error: BaseException, session_id: str | None, where: str) -> Proble
             return Problem(error.session_id or session_id, error.position, error.reason, repair)
         case InvalidSessionFile():
             return Problem(session_id, error.path, error.reason, _DOCUMENT)
+        case UnreadableFile():
+            return Problem(session_id, error.path, error.reason, _TRY_AGAIN)
         case StoreError():
             return Problem(session_id, where, str(error), _TRY_AGAIN)
         case PerdureError():

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 import msgspec
 
 from perdure.errors import InvalidData
-from perdure.model.checks import expect_count, expect_text
+from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
@@ -21,6 +21,8 @@ from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
 from perdure.model.value import EMPTY, JSON, Value, brief
+
+_LONGEST_LEASE = 10**9
 
 
 class SessionStage(StrEnum):
@@ -379,6 +381,13 @@ class Claim(msgspec.Struct, frozen=True):
     owner: str
     lease: float
 
+    def __post_init__(self) -> None:
+        expect(self.session_id, str, "$.session_id")
+        expect_count(self.epoch, "$.epoch")
+        expect_count(self.version, "$.version")
+        expect(self.owner, str, "$.owner")
+        check_lease(self.lease)
+
 
 class Entry(Value, frozen=True):
     """Something to be put on record: an event of a run, or an item for its inbox."""
@@ -386,6 +395,11 @@ class Entry(Value, frozen=True):
     kind: str
     body: JSON = None
     run: str | None = None
+
+    def __post_init__(self) -> None:
+        expect(self.kind, str, "$.kind")
+        if self.run is not None:
+            expect(self.run, str, "$.run")
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
@@ -402,6 +416,12 @@ def check_page(limit: object, before: object) -> None:
     for name, number in (("limit", limit), ("before", before)):
         if number is not None:
             expect_count(number, f"$.{name}")
+
+
+def check_lease(lease: object) -> None:
+    """Raise InvalidData unless a lease is a number of seconds that can be added to the time."""
+    if expect_number(lease, "$.lease") > _LONGEST_LEASE:
+        raise InvalidData("$.lease", f"a lease lasts at most {_LONGEST_LEASE} seconds, not {brief(lease)}")
 
 
 def checked_version(version: int | None) -> int | None:
@@ -430,6 +450,7 @@ class Key(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         expect_text(self.name, "$.key")
+        expect_text(self.digest, "$.digest")
 
 
 class Saving(msgspec.Struct, frozen=True):

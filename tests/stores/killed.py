@@ -34,7 +34,7 @@ async def act(verb: str, where: Path, prepare: Callable[[], None] = lambda: None
         elif verb == "save":
             await store.save(say(child, "more"))
         elif verb == "append":
-            await store.claim("child", version=1, owner="ann", lease=-1.0, entries=[Entry("start")])
+            await store.claim("child", version=1, owner="ann", lease=0.0, entries=[Entry("start")])
         elif verb == "delete":
             await store.delete("parent")
         elif verb == "delete-child":

@@ -28,11 +28,13 @@ from tests.stores.killed import act
 from perdure.errors import (
     SessionNotFound,
     StoreError,
+    UnreadableFile,
 )
+from perdure.fsck import fsck
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry
 from perdure.stores.file import FileStore
-from perdure.testing.samples import fork, say, show, texts
+from perdure.testing.samples import fork, new_session, say, show, texts
 
 
 class TestFailingDisk:
@@ -124,13 +126,53 @@ class TestFailingDisk:
             await store.create(small("Hi"))
         async with FileStore(tmp_path) as store:
             monkeypatch.setattr(os, call, _refusal(code))
-            of_all = (store.list, store.check, store.lapsed)
+            of_all = (store.list, store.check, store.lapsed) if call in ("stat", "listdir") else ()
             of_one = (store.load, store.dump, store.is_interrupted) if call != "listdir" else ()
             for verb in (*of_all, *(partial(each, "s") for each in of_one)):
                 with pytest.raises(StoreError, match=os.strerror(code)):
                     await verb()
+            if call not in ("stat", "listdir"):
+                assert [type(error) for error in (await store.list()).damaged] == [UnreadableFile]
             monkeypatch.undo()
             assert await store.load("s") is not None
+
+    @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+    @pytest.mark.parametrize("name", ["bad.json", "bad.jsonl"])
+    async def test_a_file_that_cannot_be_read_stops_no_other_session(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+    ) -> None:
+        """A list names it in `damaged`, fsck reports it, and every verb that needs it raises UnreadableFile."""
+        async with FileStore(tmp_path) as store:
+            good, _ = [await store.create(new_session("Hi", id=each)) for each in ("good", "bad")]
+            opening = os.open
+            refuse = _refusal(code)
+            monkeypatch.setattr(os, "open", lambda path, *a, **k: (refuse if path == name else opening)(path, *a, **k))
+            page = await store.list()
+            assert [info.id for info in page] == ["good"]
+            assert [(type(error), Path(error.path).name) for error in page.damaged] == [(UnreadableFile, name)]
+            assert await store.lapsed() == []
+            assert await store.ids_with_prefix("") == ["bad", "good"]
+            assert "good" in [hit.session_id for hit in await store.search("Hi")]
+            assert await store.load("good") == good
+            for verb in (store.load, store.dump) if name == "bad.jsonl" else (store.load,):
+                with pytest.raises(UnreadableFile, match=f"{name} could not be read .{os.strerror(code)}"):
+                    await verb("bad")
+            for report in (await fsck(store), await fsck(store, session_id="bad")):
+                assert {os.strerror(code)} == {problem.what for problem in report.problems}
+                assert all("permissions" in each.repair or "mend it" in each.repair for each in report.problems)
+            monkeypatch.undo()
+            assert (await fsck(store)).is_sound
+
+    async def test_a_process_without_handles_calls_no_file_unreadable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What holds for every file is not said of one: a list raises StoreError."""
+        async with FileStore(tmp_path) as store:
+            await store.create(small("Hi"))
+            monkeypatch.setattr(os, "open", _refusal(errno.EMFILE))
+            with pytest.raises(StoreError) as caught:
+                await store.list()
+            assert not isinstance(caught.value, UnreadableFile)
 
     @pytest.mark.parametrize("call", ["open", "stat"])
     async def test_a_directory_that_may_not_be_entered(

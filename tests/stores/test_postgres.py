@@ -430,6 +430,24 @@ async def test_keys_and_logs_have_a_checksum(schema: str) -> None:
         assert {"key 1/k", "log 1/moved"} <= wrong
 
 
+@pytest.mark.parametrize(
+    ("damage", "session_id", "name"),
+    [("seal = seal # 1 WHERE sid = 1", "s", ""), ("sid = 2, name = 'moved' WHERE sid = 1", "t", "moved")],
+)
+async def test_a_log_is_not_found_by_a_row_that_has_changed(
+    schema: str, damage: str, session_id: str, name: str
+) -> None:
+    """A changed row could lead to another session's messages: log_of() raises CorruptRecord."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        for each in ("s", "t"):
+            await store.create(new_session("a", id=each))
+        assert (await store.log_of("s"))[1] == 1
+        await execute("ALTER TABLE log ALTER COLUMN seal DROP EXPRESSION")
+        await execute(f"UPDATE log SET {damage}")
+        with pytest.raises(CorruptRecord, match="log 1"):
+            await store.log_of(session_id, name)
+
+
 @pytest.mark.parametrize("damage", ["name = 'j'", "sid = 7", "name_hash = 5"])
 async def test_a_key_whose_name_has_changed_is_not_taken_for_a_new_one(schema: str, damage: str) -> None:
     """The request would run again: a key is looked for by the hash of its name too."""

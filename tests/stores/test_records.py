@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,6 +39,7 @@ from perdure import (
     ToolExecutionEnd,
     TurnEnd,
     TurnStart,
+    UnreadableFile,
     Usage,
     delete_session,
     list_session_ids,
@@ -419,6 +421,23 @@ def test_one_damaged_file_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptu
     assert [record.session_id for record in found] == ["s3", "s1"]
     assert [error.path for error in found.damaged] == [str(tmp_path / "s2.json")]
     assert "s2.json" in caplog.text
+
+
+def test_one_unreadable_file_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the disk refuses is named beside the records that can be read."""
+    for session_id in ("s1", "s2"):
+        save_session(record_of(session_id, "ada"), tmp_path)
+    opening = os.open
+
+    def refuse(path: Any, *args: Any, **options: Any) -> int:
+        if path == "s2.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opening(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    found = load_sessions_for_agent("ada", tmp_path)
+    assert [record.session_id for record in found] == ["s1"]
+    assert [type(error) for error in found.damaged] == [UnreadableFile]
 
 
 def test_the_advice_for_a_damaged_record_is_true(tmp_path: Path) -> None:

@@ -853,7 +853,7 @@ async def test_claims_lapse_when_the_store_is_closed_over_them(tmp_path: Path) -
         assert saved is not None
         await store.save(saved, claim=claim)
         assert [*await store.lapsed()] == []
-        await store.claim("taken-over", version=1, owner="ann", lease=-1)
+        await store.claim("taken-over", version=1, owner="ann", lease=0)
         async with SqliteStore(path) as other:
             await other.claim("taken-over", version=1, owner="ben", take_over=True)
             await store.__aexit__()

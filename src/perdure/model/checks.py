@@ -66,6 +66,13 @@ def expect_number(value: object, path: str, *, least: float = 0) -> float:
     return value  # type: ignore[return-value]
 
 
+def expect_wait(value: object, path: str) -> float:
+    """Return how many seconds to wait; infinity waits without end."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise InvalidData(path, f"expected a time in seconds of at least 0, got {brief(value)}")
+    return value
+
+
 def expect_priority(value: object, path: str) -> float:
     """Return a number to sort by; infinities put something first or last."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:

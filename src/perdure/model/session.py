@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
-from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, InvalidSessionFile
+from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, InvalidSessionFile, UnreadableFile
 from perdure.model.checks import expect, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
@@ -185,7 +185,7 @@ class SessionInfoList(Sequence[AgentSessionInfo]):
         infos: Iterable[AgentSessionInfo] = (),
         *,
         next: str | None = None,
-        damaged: Iterable[CorruptRecord | InvalidSessionFile] = (),
+        damaged: Iterable[CorruptRecord | InvalidSessionFile | UnreadableFile] = (),
     ) -> None:
         self._infos = tuple(infos)
         self.next = next

@@ -19,7 +19,7 @@ from perdure.errors import (
     SessionBusy,
     SessionConflict,
 )
-from perdure.model.checks import expect_method
+from perdure.model.checks import expect, expect_method, expect_wait
 from perdure.model.definition import AgentDefinition
 from perdure.model.events import (
     SessionActionExecuted,
@@ -65,7 +65,7 @@ class SessionRuntime:
         events: EventHandler | None = None,
     ) -> None:
         self._repository = store if isinstance(store, SessionRepository) else SessionRepository(store)
-        controller = controller or PassThroughSessionController()
+        controller = PassThroughSessionController() if controller is None else controller
         SessionHookStack.empty().with_hook(controller)
         self._controller = controller
         self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
@@ -77,7 +77,7 @@ class SessionRuntime:
 
     async def close(self, grace: float = 0.0) -> None:
         """Wait for what is under way; what is not done after `grace` seconds is interrupted, to be recovered."""
-        await self._under_way.close(grace)
+        await self._under_way.close(expect_wait(grace, "$.grace"))
 
     @property
     def is_closing(self) -> bool:
@@ -86,7 +86,7 @@ class SessionRuntime:
 
     async def follow(self, sequel: Sequel) -> None:
         """Carry out what follows an action, if anything does, in a task of the runtime's own."""
-        await self._under_way.follow(sequel)
+        await self._under_way.follow(expect_method(sequel, "carry_out", "$.sequel"))
 
     async def idle(self) -> None:
         """Wait until nothing is under way: no execution, and no queued message that is being sent."""
@@ -106,7 +106,7 @@ class SessionRuntime:
 
     async def add(self, session: AgentSession) -> AgentSession:
         """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
-        session = await self._pass(SessionStage.BEFORE_CREATE, session)
+        session = await self._pass(SessionStage.BEFORE_CREATE, expect(session, AgentSession, "$.session"))
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
         async with self._saving(session) as saving:
             kept = saving.kept = await self._repository.create(session)

@@ -38,7 +38,7 @@ from perdure.errors import (
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
 from perdure.loop.unattended import require_nothing_pending
-from perdure.model.checks import expect_function, expect_method, expect_several
+from perdure.model.checks import expect_function, expect_method, expect_several, expect_wait
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
@@ -102,7 +102,7 @@ class Sessions:
         self._is_open = False
         self._model = model
         self._events = events
-        self._grace = _checked_grace(grace)
+        self._grace = expect_wait(grace, "$.grace")
         self._streams: set[asyncio.Task[Reply]] = set()
         self._alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""
@@ -737,12 +737,6 @@ def _is_shown(session: AgentSession, action: Action) -> bool:
     """Tell whether the view has what was sent: not if an input filter failed, which leaves the view as it was."""
     sent = {message.id for message in action.messages} if isinstance(action, SendMessage) else set()
     return not sent or any(message.id in sent for message in session.state.messages)
-
-
-def _checked_grace(grace: float) -> float:
-    if isinstance(grace, bool) or not isinstance(grace, int | float) or not grace >= 0:
-        raise InvalidData("$.grace", f"expected a time in seconds of at least 0, got {grace!r}")
-    return grace
 
 
 def _length(session: AgentSession) -> int:

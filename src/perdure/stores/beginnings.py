@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from perdure.model.checks import expect, expect_count
 from perdure.model.ids import SessionId
-from perdure.model.session import AgentSessionInfo, SessionStatus
+from perdure.model.session import AgentSessionInfo, SessionStatus, check_owner
 
 _BEHIND_ALL = "~"
 """Greater than any character that an id can have, in the order of ASCII."""
@@ -23,6 +23,8 @@ class Beginning(NamedTuple):
     @classmethod
     def of(cls, prefix: str, owner: str | None, deleted: bool, limit: int) -> Beginning:
         expect_count(limit, "$.limit", least=1)
+        expect(deleted, bool, "$.deleted")
+        check_owner(owner)
         return cls(expect(prefix, str, "$.prefix") and SessionId(prefix), owner, deleted, limit)
 
     @property

@@ -14,7 +14,7 @@ from typing import Self, Unpack
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionNotFound, StoreError
-from perdure.model.checks import expect_text
+from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, new_id, now
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionInfoList
@@ -33,10 +33,18 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
-    check_page,
     checked_version,
 )
-from perdure.stores import file_archive, file_check, file_erasure, file_reads, file_redaction, file_search, file_writes
+from perdure.stores import (
+    checked,
+    file_archive,
+    file_check,
+    file_erasure,
+    file_reads,
+    file_redaction,
+    file_search,
+    file_writes,
+)
 from perdure.stores.beginnings import Beginning
 from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
@@ -57,12 +65,8 @@ class FileStore:
     def __init__(self, directory: str | os.PathLike[str], *, lock_timeout: float = 10.0) -> None:
         if not isinstance(directory, str | os.PathLike) or not str(directory):
             raise InvalidData("$.directory", "a FileStore needs the name of a directory; '.' is the current one")
-        if not isinstance(lock_timeout, int | float) or not lock_timeout >= 0:
-            raise InvalidData(
-                "$.lock_timeout", f"a time-out is a number of seconds of at least 0, not {lock_timeout!r}"
-            )
         self._given = Path(directory)
-        self._timeout = lock_timeout
+        self._timeout = expect_wait(lock_timeout, "$.lock_timeout")
         self._open: _Open | None = None
 
     @property
@@ -88,10 +92,7 @@ class FileStore:
         return self._open
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        if session.version != 0:
-            raise InvalidData(
-                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
-            )
+        checked.create(session, written)
         write = Write(session, Placement(session, self._files.origin, written), now(), new_id())
         return consolidate(await self._files.run(lambda files: file_writes.create(files, write)))
 
@@ -105,6 +106,7 @@ class FileStore:
         taken: int = 0,
         key: Key | None = None,
     ) -> AgentSession:
+        checked.save(session, claim, written, entries, taken, key)
         if key is not None:
             codec.check_text(f"{key.name}/{key.digest}", "$.key")
         placement = Placement(session, self._files.origin, written)
@@ -143,6 +145,7 @@ class FileStore:
         entries: Sequence[Entry] = (),
         take_over: bool = False,
     ) -> tuple[Claim, Appended]:
+        checked.claim(version, owner, lease, messages, entries, take_over)
         key, holder, at = SessionId(session_id), Holder.here(owner), now().timestamp()
         rows, events = _encoded(messages), encode_entries(entries)
         return await self._files.run(
@@ -150,10 +153,12 @@ class FileStore:
         )
 
     async def heartbeat(self, claim: Claim) -> None:
+        checked.held(claim)
         at = now().timestamp()
         await self._files.run(lambda files: file_writes.heartbeat(files, claim, at))
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        checked.release(claim, interrupted)
         await self._files.run(lambda files: file_writes.release(files, claim, interrupted))
 
     async def append(
@@ -165,6 +170,7 @@ class FileStore:
         log: str = "",
         taken: int = 0,
     ) -> Appended:
+        checked.append(claim, messages, entries, log, taken)
         at, rows, events = now().timestamp(), _encoded(messages), encode_entries(entries)
         return await self._files.run(lambda files: file_writes.append(files, claim, at, log, rows, events, taken))
 
@@ -178,17 +184,19 @@ class FileStore:
         run: str | None = None,
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
+        checked.read(after, limit, last, run, inbox)
         key, asked = SessionId(session_id), file_reads.Asked(after, limit, last, run, inbox)
         return await self._files.run(lambda files: file_reads.entries(files, key, asked))
 
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
-        check_page(limit, before)
+        checked.runs(limit, before, run)
         key = SessionId(session_id)
         return await self._files.run(lambda files: file_reads.runs(files, key, limit, before, run))
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        checked.log_of(name)
         key = SessionId(session_id)
         return await self._files.run(lambda files: file_reads.log_of(files, key, name))
 
@@ -197,14 +205,14 @@ class FileStore:
         return await self._files.run(lambda files: file_reads.lapsed(files, at))
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
-        if log.origin != self._files.origin:
-            raise SessionNotFound(f"log {log.key}")
+        checked.messages(log, start, stop, self._files.origin)
         return await self._files.run(lambda files: file_reads.messages(files, log.key, start, stop))
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
-        key, checked = SessionId(session_id), expect_text(name, "$.key")
+        checked.find_key(name)
+        key = SessionId(session_id)
         with suppress(SessionNotFound):
-            return await self._files.run(lambda files: file_reads.find_key(files, key, checked))
+            return await self._files.run(lambda files: file_reads.find_key(files, key, name))
         return None
 
     async def is_claimed(self, session_id: str) -> bool:
@@ -216,6 +224,7 @@ class FileStore:
         return await self._files.run(lambda files: file_reads.is_interrupted(files, key, at))
 
     async def post(self, session_id: str, entry: Entry) -> int:
+        checked.post(entry)
         key, (encoded,) = SessionId(session_id), encode_entries([entry])
         return await self._files.run(lambda files: file_writes.post(files, key, encoded))
 
@@ -237,10 +246,12 @@ class FileStore:
         return await self._files.run(lambda files: file_reads.ids_with_prefix(files, sought))
 
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        checked.dump(alone)
         key, at = SessionId(session_id), now().timestamp()
         return await self._files.run(lambda files: file_archive.dump(files, key, at, alone))
 
     async def restore(self, archived: ArchivedSession) -> bool:
+        checked.restore(archived)
         at = now().timestamp()
         return await self._files.run(lambda files: file_archive.restore(files, archived, at))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
-from perdure.errors import CorruptRecord, InvalidSessionFile
+from perdure.errors import CorruptRecord, InvalidSessionFile, UnreadableFile
 from perdure.protocols import Problem
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_document import document_file, encode_document
@@ -24,6 +25,7 @@ _NO_LOG = "Restore the log from a backup. The document shows the newest version,
 _COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
 _LEFT_OVER = "Run `perdure gc`, which erases what nobody shows."
 _CUT_SHORT = "Run `perdure gc`, which finishes it."
+_UNREADABLE = "Nothing is known of what it holds. Check its permissions and the disk, then check again."
 _NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 
@@ -35,8 +37,9 @@ def check(directory: Directory) -> list[Problem]:
         with directory.locked({_owner(stem)}):  # a writer between its log and its document is no damage
             found += _session(directory, stem, shown)
     for stem in remainders:
-        with directory.locked({_owner(stem)}):
-            found += _remainder(directory, stem, shown)
+        # What cannot be read is reported by now, and without it nobody knows what is shown.
+        with directory.locked({_owner(stem)}), suppress(CorruptRecord, UnreadableFile):
+            found += list(_remainder(directory, stem, shown))
     for session_id in sessions_with_intent(directory.folder):
         with directory.locked({session_id}):
             found += _unfinished(directory, session_id)
@@ -49,6 +52,9 @@ def _unfinished(directory: Directory, session_id: str) -> Iterator[Problem]:
         begun = read_intent(directory.folder, session_id)
     except CorruptRecord as error:
         yield Problem(session_id, error.position, error.reason, _NO_REQUEST)
+        return
+    except UnreadableFile as error:
+        yield Problem(session_id, intent_file(session_id), error.reason, _UNREADABLE)
         return
     if begun is not None:  # else it was under way, and is over by now
         what = f"a redaction of {len(begun.ids)} messages was cut short"
@@ -65,6 +71,9 @@ def _session(directory: Directory, stem: str, shown: list[Stretch]) -> Iterator[
         log = directory.log(stem)
     except CorruptRecord as error:
         yield Problem(session_id, error.position, error.reason, _LOG)
+        return
+    except UnreadableFile as error:
+        yield Problem(session_id, log_file(stem), error.reason, _UNREADABLE)
         return
     for damage in log.damage:
         yield Problem(session_id, damage.position, damage.reason, _LOG)
@@ -84,6 +93,9 @@ def _document(directory: Directory, log: SessionLog) -> Iterator[Problem]:
     except InvalidSessionFile as error:
         yield Problem(log.stem, name, error.reason, _DOCUMENT)
         return
+    except UnreadableFile as error:
+        yield Problem(log.stem, name, error.reason, _UNREADABLE)
+        return
     if header is None or log.damage:
         return  # one that is missing is made anew by the next save
     if log.version == 0:
@@ -99,7 +111,7 @@ def _document(directory: Directory, log: SessionLog) -> Iterator[Problem]:
 def _says_what_the_log_says(directory: Directory, log: SessionLog) -> bool:
     try:
         made = encode_document(assembled(directory, log, log.version), log)
-    except CorruptRecord:
+    except (CorruptRecord, UnreadableFile):
         return True  # which is reported by those who read the session
     return directory.folder.read(document_file(log.stem)) == made
 

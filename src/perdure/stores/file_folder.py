@@ -16,13 +16,15 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from perdure.errors import ConfigurationError, SessionLocked, StoreError
+from perdure.errors import ConfigurationError, SessionLocked, StoreError, UnreadableFile
 from perdure.stores.file_lock import close_handle, open_handle
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe that somebody has put in place of a file must not hold the reader up.
 _READ = os.O_RDONLY | os.O_NONBLOCK | _SAFE
 _CHUNK = 4096
+# Others, such as a process that is out of handles, say nothing of the file, and hold for every file.
+_OF_ONE_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
 
 
 class NotAFile(OSError):
@@ -94,13 +96,18 @@ class Folder:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[int | None]:
-        """A handle on a file, or None if there is none of that name."""
-        handle = self._open_to_read(name)
+        """A handle on a file, or None if there is none of that name. UnreadableFile if the file is what refuses it."""
         try:
-            yield handle
-        finally:
-            if handle is not None:
-                os.close(handle)
+            handle = self._open_to_read(name)
+            try:
+                yield handle
+            finally:
+                if handle is not None:
+                    os.close(handle)
+        except OSError as error:
+            if error.errno not in _OF_ONE_FILE:
+                raise
+            raise UnreadableFile(self.path / name, os.strerror(error.errno)) from None
 
     def _open_to_read(self, name: str) -> int | None:
         try:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionNotFound
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionNotFound, UnreadableFile
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
@@ -24,6 +24,9 @@ from perdure.stores.rows import page_start as list_start
 from perdure.stores.shelf import Shelf
 
 T = TypeVar("T")
+
+_UNREAD = (CorruptRecord, InvalidSessionFile, UnreadableFile)
+"""What concerns one session, and stops nobody else's listing."""
 
 
 def load(directory: Directory, session_id: str, version: int | None) -> AgentSession | None:
@@ -136,7 +139,7 @@ def lapsed(directory: Directory, at: float) -> list[SessionId]:
     """The sessions whose claim stands no longer, though nobody gave it back. Damaged ones are for a list to report."""
     found: list[_Place] = []
     for session_id in directory.ids():
-        with suppress(CorruptRecord, InvalidSessionFile):
+        with suppress(*_UNREAD):
             header, log = _since_document(directory, session_id)
             place = header and _place_of(header)
             if place and log and log.held and not log.is_claimed(at):
@@ -180,13 +183,13 @@ class _Place(NamedTuple):
 def list_sessions(directory: Directory, query: SessionQuery) -> SessionInfoList:
     before = page_start(query.after)
     found: list[tuple[_Place, AgentSessionInfo]] = []
-    damaged: list[CorruptRecord | InvalidSessionFile] = []
+    damaged: list[CorruptRecord | InvalidSessionFile | UnreadableFile] = []
     for session_id in directory.ids():
         if query.id not in (None, session_id):
             continue
         try:
             header = _newest_header(directory, session_id)
-        except (CorruptRecord, InvalidSessionFile) as error:
+        except _UNREAD as error:
             damaged.append(error)
             continue
         place = header and _place_of(header)
@@ -210,7 +213,7 @@ def ids_with_prefix(directory: Directory, sought: Beginning) -> list[SessionId]:
 def _is_met(directory: Directory, session_id: str, sought: Beginning) -> bool:
     try:
         header = _newest_header(directory, session_id)
-    except (CorruptRecord, InvalidSessionFile):  # whose it is cannot be known
+    except _UNREAD:  # whose it is cannot be known
         return sought.owner is None and not sought.deleted
     return header is not None and sought.is_met_by(session_id, header.info)
 
@@ -257,7 +260,7 @@ def _since_document(directory: Directory, session_id: str) -> tuple[Header | Non
 def _page(
     found: list[tuple[_Place, AgentSessionInfo]],
     limit: int,
-    damaged: Iterable[CorruptRecord | InvalidSessionFile],
+    damaged: Iterable[CorruptRecord | InvalidSessionFile | UnreadableFile],
 ) -> SessionInfoList:
     found.sort(key=lambda each: each[0], reverse=True)
     page = found[:limit]

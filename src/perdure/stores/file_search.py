@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData
+from perdure.errors import CorruptRecord, InvalidData, UnreadableFile
 from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo
 from perdure.stores.file_directory import Directory
@@ -19,7 +19,7 @@ def places(directory: Directory, query: Query) -> Iterator[Place]:
     infos: dict[str, AgentSessionInfo] = {}
     shown: list[tuple[int, str, Lent]] = []
     for session_id in directory.ids():
-        with suppress(CorruptRecord, InvalidData):
+        with suppress(CorruptRecord, UnreadableFile, InvalidData):
             log = directory.log(session_id)
             if log.version:
                 infos[session_id] = info = decode_info(log.heads[log.version], session_id, log.version)
@@ -29,7 +29,7 @@ def places(directory: Directory, query: Query) -> Iterator[Place]:
     for _, key, stretch in sorted(shown, key=lambda each: each[0]):
         lent.setdefault(key, []).append(stretch)
     for stem in (*infos, *sorted(directory.remainders())):
-        with suppress(CorruptRecord):
+        with suppress(CorruptRecord, UnreadableFile):
             log = directory.log(stem)
             for name, rows in log.messages.items():
                 yield from attributed(infos.get(stem), _read(rows), lent.get(log.key_of(name), ()), query)

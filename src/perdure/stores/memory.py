@@ -11,8 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import ClaimLost, InvalidData, RunInterrupted, SessionBusy, SessionConflict, SessionNotFound
-from perdure.model.checks import expect_text
+from perdure.errors import ClaimLost, RunInterrupted, SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, new_id, now
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
@@ -31,10 +30,9 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
-    check_page,
     checked_version,
 )
-from perdure.stores import memory_archive, memory_check
+from perdure.stores import checked, memory_archive, memory_check
 from perdure.stores.beginnings import Beginning
 from perdure.stores.heads import encode_head
 from perdure.stores.landing import Landing, require_same
@@ -87,10 +85,7 @@ class MemoryStore:
         return None
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        if session.version != 0:
-            raise InvalidData(
-                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
-            )
+        checked.create(session, written)
         found = self._sessions.get(session.id)
         if found is not None:
             raise SessionConflict(session.id, 0, found.info.version)
@@ -110,6 +105,7 @@ class MemoryStore:
         taken: int = 0,
         key: Key | None = None,
     ) -> AgentSession:
+        checked.save(session, claim, written, entries, taken, key)
         shelved = self._find(session.id)
         if claim is not None:
             self._held(claim)
@@ -153,9 +149,9 @@ class MemoryStore:
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         shelved = self._sessions.get(SessionId(session_id))
+        version = checked_version(version)
         if shelved is None:
             return None
-        version = checked_version(version)
         if version is None:
             return shelved.versions[-1]
         return shelved.versions[version - 1] if 1 <= version <= len(shelved.versions) else None
@@ -245,6 +241,7 @@ class MemoryStore:
         entries: Sequence[Entry] = (),
         take_over: bool = False,
     ) -> tuple[Claim, Appended]:
+        checked.claim(version, owner, lease, messages, entries, take_over)
         shelved = self._find(session_id)
         _require_unclaimed(shelved, take_over)
         if shelved.info.version != version:
@@ -255,10 +252,12 @@ class MemoryStore:
         return shelved.claim, self._put(shelved, shelved.claim, "", messages, entries)
 
     async def heartbeat(self, claim: Claim) -> None:
+        checked.held(claim)
         shelved = self._held(claim)
         shelved.expires = now() + timedelta(seconds=claim.lease)
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        checked.release(claim, interrupted)
         shelved = self._sessions.get(claim.session_id)
         if shelved is None or shelved.epoch != claim.epoch:
             return
@@ -276,6 +275,7 @@ class MemoryStore:
         log: str = "",
         taken: int = 0,
     ) -> Appended:
+        checked.append(claim, messages, entries, log, taken)
         shelved = self._held(claim)
         _check_entries(entries, messages)
         shelved.taken = max(shelved.taken, taken)
@@ -293,8 +293,9 @@ class MemoryStore:
         return Appended(written, len(shelved.record))
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
+        checked.messages(log, start, stop, self._origin)
         found = [m for m in self._logs.get(log.key, [])[start:stop] if m is not None]
-        if log.origin != self._origin or len(found) != stop - start:
+        if len(found) != stop - start:
             raise SessionNotFound(f"log {log.key}")
         return found
 
@@ -308,6 +309,7 @@ class MemoryStore:
         run: str | None = None,
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
+        checked.read(after, limit, last, run, inbox)
         shelved = self._find(session_id)
         found = (shelved.inbox if inbox else shelved.record)[max(after, shelved.taken) if inbox else after :]
         if run is not None:
@@ -318,7 +320,7 @@ class MemoryStore:
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
-        check_page(limit, before)
+        checked.runs(limit, before, run)
         shelved = self._find(session_id)
 
         def stretch_of(loop: str) -> tuple[LogRef, int, int]:
@@ -330,6 +332,7 @@ class MemoryStore:
         return [replace(each, first=_readable(each.first), last=_readable(each.last)) for each in found]
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        checked.log_of(name)
         ref = self._log(self._find(session_id), name)
         if name and ref.key not in self._logs:
             raise SessionNotFound(f"{session_id}/{name}")
@@ -340,24 +343,27 @@ class MemoryStore:
         return [shelved.info.id for shelved in claimed if shelved.expires <= now()]
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        checked.find_key(name)
         shelved = self._sessions.get(SessionId(session_id))
-        return None if shelved is None else shelved.keys.get(expect_text(name, "$.key"))
+        return None if shelved is None else shelved.keys.get(name)
 
     async def is_claimed(self, session_id: str) -> bool:
         shelved = self._find(session_id)
         return shelved.claim is not None and shelved.expires > now()
 
     async def is_interrupted(self, session_id: str) -> bool:
-        shelved = self._sessions.get(session_id)
+        shelved = self._sessions.get(SessionId(session_id))
         return shelved is not None and shelved.claim is not None and shelved.expires <= now()
 
     async def post(self, session_id: str, entry: Entry) -> int:
+        checked.post(entry)
         shelved = self._find(session_id)
         _check_entries((entry,))
         _enter(shelved.inbox, (entry,))
         return len(shelved.inbox)
 
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        checked.dump(alone)
         shelved = self._find(session_id)
         if shelved.claim is not None and shelved.expires > now():
             raise busy(session_id, shelved.claim.owner)
@@ -376,6 +382,7 @@ class MemoryStore:
         return archive(material, logs, alone=alone)
 
     async def restore(self, archived: ArchivedSession) -> bool:
+        checked.restore(archived)
         landing = Landing(archived, memory_archive.MemoryLogs(self._origin, self._sessions, self._logs))
         if archived.session_id in self._sessions:
             require_same(archived, await self.dump(archived.session_id, alone=bool(archived.lent)))

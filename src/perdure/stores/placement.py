@@ -18,6 +18,7 @@ from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, StepExecution
 from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript
 from perdure.protocols import NOTHING_WRITTEN, StoredAt
+from perdure.stores import checked
 from perdure.stores.blocks import is_known_in, stored, unsettled_spans
 from perdure.stores.rows import Stretch
 
@@ -49,8 +50,9 @@ class Placement:
                 continue
             if not isinstance(message, Message):
                 raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
-            self._places[slot] = written.get(message.id)
-            if self._places[slot] is None:
+            stored_at = written.get(message.id)
+            self._places[slot] = None if stored_at is None else checked.place(stored_at)
+            if stored_at is None:
                 raw, message = codec.encode_settled(message)
                 self.new.append(raw)
                 self.new_messages.append(message)

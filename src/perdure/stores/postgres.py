@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from perdure import codec
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionNotFound, StoreError
-from perdure.model.checks import expect_text
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, StoreError
+from perdure.model.checks import expect_count
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
@@ -29,7 +29,6 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
-    check_page,
     checked_version,
 )
 
@@ -40,6 +39,7 @@ except ImportError:
         "PostgresStore needs psycopg and its pool. Install them: pip install 'perdure[postgres]'."
     ) from None
 
+from perdure.stores import checked
 from perdure.stores import postgres_archive as archive
 from perdure.stores import postgres_erasure as erasure
 from perdure.stores import postgres_journal as journal
@@ -75,12 +75,10 @@ class PostgresStore:
     def __init__(self, dsn: str, *, schema: str = "perdure", pool: int = 8, cache: int = 128) -> None:
         if not isinstance(dsn, str) or not dsn.strip():
             raise InvalidData("$.dsn", "a PostgresStore needs the address of a database, as postgresql://host/name")
-        if pool < 1:
-            raise InvalidData("$.pool", f"a pool holds at least one connection, not {pool}")
         self._dsn = dsn
         self._schema = check_schema(schema)
-        self._pool = pool
-        self._live: LRU[str, Live] = LRU(cache)
+        self._pool = expect_count(pool, "$.pool", least=1)
+        self._live: LRU[str, Live] = LRU(expect_count(cache, "$.cache"))
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._open: _Open | None = None
         self._claims: dict[tuple[str, int], Claim] = {}
@@ -122,20 +120,17 @@ class PostgresStore:
 
     def pin(self, session_id: str) -> None:
         """Keep a session at hand, however long it is not used."""
-        self._live.pinned.add(session_id)
+        self._live.pinned.add(SessionId(session_id))
 
     def unpin(self, session_id: str) -> None:
-        self._live.pinned.discard(session_id)
+        self._live.pinned.discard(SessionId(session_id))
 
     def evict(self, session_id: str) -> None:
         """Let go of a session that is at hand; the next load reads it again."""
-        self._live.pop(session_id, None)
+        self._live.pop(SessionId(session_id), None)
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        if session.version != 0:
-            raise InvalidData(
-                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
-            )
+        checked.create(session, written)
         origin = self._db.origin
         placement = Placement(session, origin, written)
         return await self._keep(Keep(session, placement, now(), origin=origin, is_new=True))
@@ -150,6 +145,7 @@ class PostgresStore:
         taken: int = 0,
         key: Key | None = None,
     ) -> AgentSession:
+        checked.save(session, claim, written, entries, taken, key)
         origin = self._db.origin
         change = Keep(
             session,
@@ -240,7 +236,7 @@ class PostgresStore:
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         """Erase sessions at the price of one, and say which; those that are being run, or gone already, are left."""
-        keys = list(dict.fromkeys(map(SessionId, session_ids)))
+        keys = checked.session_ids(session_ids)
         for key in keys:
             self._db.writer.forget(key)
         self._forget_all()
@@ -280,6 +276,7 @@ class PostgresStore:
         return await search.search(self._db.link, Query.of(text, owner, session_id, limit))
 
     async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+        checked.index(anew, progress)
         return await words.index(self._db.link, anew=anew, progress=progress)
 
     async def claim(
@@ -293,15 +290,18 @@ class PostgresStore:
         entries: Sequence[Entry] = (),
         take_over: bool = False,
     ) -> tuple[Claim, Appended]:
+        checked.claim(version, owner, lease, messages, entries, take_over)
         asked = Claim(SessionId(session_id), 0, version, owner, lease)
         change = Take(asked, self._db.origin, _encoded(messages), prepare_batch(entries), take_over=take_over)
         taken: tuple[Claim, Appended] = await self._db.writer.make(change)
         return taken
 
     async def heartbeat(self, claim: Claim) -> None:
+        checked.held(claim)
         await journal.heartbeat(self._db.link, claim)
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        checked.release(claim, interrupted)
         await journal.release(self._db.link, claim, interrupted)
         self._claims.pop((claim.session_id, claim.epoch), None)
 
@@ -314,6 +314,7 @@ class PostgresStore:
         log: str = "",
         taken: int = 0,
     ) -> Appended:
+        checked.append(claim, messages, entries, log, taken)
         batch = prepare_batch(entries)
         change = Append(claim, self._db.origin, _encoded(messages), batch, taken=taken, branch=log)
         appended: Appended = await self._db.writer.make(change)
@@ -329,33 +330,36 @@ class PostgresStore:
         run: str | None = None,
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
+        checked.read(after, limit, last, run, inbox)
         key = SessionId(session_id)
         if inbox:
             return await journal.read_inbox(self._db.link, key, after, limit)
         return await journal.read_record(self._db.link, key, after, limit, last, run)
 
     async def changed(self, session_id: str, after: int, most: float) -> None:
+        checked.changed(after, most)
         await self._db.listener.changed(SessionId(session_id), after, most)
 
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
-        check_page(limit, before)
+        checked.runs(limit, before, run)
         return await journal.runs(self._db.link, SessionId(session_id), self._db.origin, limit, before, run)
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        checked.log_of(name)
         return await journal.log_of(self._db.link, SessionId(session_id), name, self._db.origin)
 
     async def lapsed(self) -> Sequence[SessionId]:
         return await journal.lapsed(self._db.link)
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
-        if log.origin != self._db.origin:
-            raise SessionNotFound(f"log {log.key}")
-        return await reads.read_log(self._db.link, int(log.key), start, stop)
+        checked.messages(log, start, stop, self._db.origin)
+        return await reads.read_log(self._db.link, checked.log_number(log), start, stop)
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
-        return await journal.find_key(self._db.link, SessionId(session_id), expect_text(name, "$.key"))
+        checked.find_key(name)
+        return await journal.find_key(self._db.link, SessionId(session_id), name)
 
     async def is_claimed(self, session_id: str) -> bool:
         return await journal.is_claimed(self._db.link, SessionId(session_id))
@@ -364,15 +368,18 @@ class PostgresStore:
         return await journal.is_interrupted(self._db.link, SessionId(session_id))
 
     async def post(self, session_id: str, entry: Entry) -> int:
+        checked.post(entry)
         ((given, body),) = prepare_entries([entry])
         return await journal.post(self._db.link, SessionId(session_id), given, body)
 
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        checked.dump(alone)
         key, origin, at = SessionId(session_id), self._db.origin, given_time()
         job = partial(archive.dump, session_id=key, origin=origin, at=at, alone=alone)
         return await self._db.link.whole(job, snapshot=True)
 
     async def restore(self, archived: ArchivedSession) -> bool:
+        checked.restore(archived)
         job = partial(archive.restore, archived=archived, origin=self._db.origin, at=given_time())
         return await self._db.link.whole(job)
 

@@ -22,7 +22,7 @@ from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy
 from perdure.stores.postgres_journal import entries_of
 from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_reads import unpacked_value
-from perdure.stores.postgres_rows import KEY_IS_SOUND, LOG_IS_SOUND, holder_of, plain, restored
+from perdure.stores.postgres_rows import KEY_IS_SOUND, LOG_IS_SOUND, holder_of, plain, require_log, restored
 from perdure.stores.rows import Stretch, check_row, checksum
 
 Db = psycopg.Connection[Any]
@@ -98,8 +98,7 @@ def read_logs(db: Db, session_id: str, sid: int) -> list[tuple[int, str]]:
     """Return the numbers and names of a session's logs."""
     rows = rows_of(db, f"SELECT log, name, {LOG_IS_SOUND} FROM log WHERE sid = %s", sid)
     for log, _, is_sound in rows:
-        if not is_sound:
-            raise CorruptRecord(session_id, f"log {log}", "its checksum does not match")
+        require_log(session_id, log, is_sound)
     return [(log, name) for log, name, _ in rows]
 
 

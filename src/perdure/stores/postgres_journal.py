@@ -16,7 +16,15 @@ from perdure.protocols import Claim, Entry, JournalEntry, Key, RunOnRecord
 from perdure.stores.batches import LAST, Batch, batch_checksum, entry_checksum
 from perdure.stores.packing import unpack_entries
 from perdure.stores.postgres_link import Connection, Link
-from perdure.stores.postgres_rows import KEY_IS_SOUND, given_time, holder_of, plain, restored
+from perdure.stores.postgres_rows import (
+    KEY_IS_SOUND,
+    LOG_IS_SOUND,
+    given_time,
+    holder_of,
+    plain,
+    require_log,
+    restored,
+)
 from perdure.stores.rows import operation_id
 
 _TIME = "coalesce(%(at)s::double precision, extract(epoch FROM clock_timestamp())::double precision)"
@@ -64,8 +72,8 @@ _RUNS = """
     WHERE sid = %(sid)s AND first_seq < %(before)s AND (%(loop)s::text IS NULL OR loop = %(loop)s)
     ORDER BY first_seq DESC LIMIT %(limit)s
 """
-_LOG = """
-    SELECT log.log, (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = log.log)
+_LOG = f"""
+    SELECT log.log, {LOG_IS_SOUND}, (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = log.log)
     FROM session LEFT JOIN log ON log.sid = session.sid AND log.name = %s WHERE session.id = %s
 """
 # By its name, and by the hash of that: the name or its index may be damaged.
@@ -234,7 +242,9 @@ async def log_of(link: Link, session_id: str, name: str, origin: str) -> tuple[L
     row = await link.row(_LOG, (plain(name), session_id))
     if row is None or row[0] is None:
         raise SessionNotFound(session_id if row is None else f"{session_id}/{name}")
-    return LogRef(origin, row[0]), row[1]
+    log, is_sound, end = row
+    require_log(session_id, log, is_sound)
+    return LogRef(origin, log), end
 
 
 async def lapsed(link: Link) -> Sequence[SessionId]:

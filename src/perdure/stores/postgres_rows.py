@@ -28,6 +28,12 @@ KEY_IS_SOUND = (
 LOG_IS_SOUND = "log.seal = hashtextextended(log.name, hashint8extended(log.sid, log.log))"
 
 
+def require_log(session_id: str | None, log: int, is_sound: bool) -> None:
+    """Raise CorruptRecord unless the row that says whose log it is, is what was written."""
+    if not is_sound:
+        raise CorruptRecord(session_id, f"log {log}", "its checksum does not match")
+
+
 def plain(text: str) -> str:
     """Text as PostgreSQL can hold it: it knows no NUL."""
     return text.replace("\\", "\\\\").replace("\x00", "\\0") if "\x00" in text or "\\" in text else text

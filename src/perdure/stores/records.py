@@ -18,7 +18,14 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.errors import InvalidData, InvalidSessionFile, InvalidSessionId, SessionNotFound, StoreError
+from perdure.errors import (
+    InvalidData,
+    InvalidSessionFile,
+    InvalidSessionId,
+    SessionNotFound,
+    StoreError,
+    UnreadableFile,
+)
 from perdure.model.ids import SessionId, new_id
 from perdure.model.record import SessionRecord
 from perdure.redaction.records import REPLACEMENT, RecordRedaction
@@ -36,7 +43,9 @@ _Where = str | os.PathLike[str]
 class SessionRecordList(list[SessionRecord]):
     """Records that were loaded together. `damaged` has an error for each file that could not be read."""
 
-    def __init__(self, records: Iterable[SessionRecord] = (), *, damaged: Iterable[InvalidSessionFile] = ()) -> None:
+    def __init__(
+        self, records: Iterable[SessionRecord] = (), *, damaged: Iterable[InvalidSessionFile | UnreadableFile] = ()
+    ) -> None:
         super().__init__(records)
         self.damaged = tuple(damaged)
 
@@ -80,11 +89,11 @@ def load_sessions_for_agent(agent_id: str, directory: _Where) -> SessionRecordLi
     returned, whichever agent's it was.
     """
     records: list[SessionRecord] = []
-    damaged: list[InvalidSessionFile] = []
+    damaged: list[InvalidSessionFile | UnreadableFile] = []
     for session_id in list_session_ids(directory):
         try:
             records.append(load_session(session_id, directory))
-        except InvalidSessionFile as error:
+        except (InvalidSessionFile, UnreadableFile) as error:
             _log.warning("a session record is left out: %s", error)
             damaged.append(error)
         except SessionNotFound:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from perdure.errors import InvalidData
 from perdure.model.ids import SessionId
 from perdure.model.message import Media, Message, Text, ToolCall, ToolResult
-from perdure.model.session import AgentSessionInfo, SessionStatus
+from perdure.model.session import AgentSessionInfo, SessionStatus, check_owner
 from perdure.model.value import brief
 from perdure.protocols import SearchHit
 
@@ -54,8 +54,7 @@ class Query(NamedTuple):
     def of(cls, text: str, owner: str | None, session_id: str | None, limit: int) -> Query:
         if not isinstance(text, str) or not text.strip():
             raise InvalidData("$.text", f"give some words to search for; got {brief(text)}")
-        if owner is not None and not isinstance(owner, str):
-            raise InvalidData("$.owner", f"expected a text, got {type(owner).__name__}")
+        check_owner(owner)
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_HITS:
             raise InvalidData("$.limit", f"a search gives 1 to {_MOST_HITS} messages, not {brief(limit)}")
         return cls(_terms(text), owner, None if session_id is None else SessionId(session_id), limit)

@@ -14,8 +14,8 @@ from typing import Any, Self, Unpack
 import apsw
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData, SessionNotFound, StoreError
-from perdure.model.checks import expect_count, expect_text
+from perdure.errors import CorruptRecord, InvalidData, StoreError
+from perdure.model.checks import expect_count, expect_wait
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
@@ -35,10 +35,9 @@ from perdure.protocols import (
     SearchHit,
     SessionQuery,
     StoredAt,
-    check_page,
     checked_version,
 )
-from perdure.stores import sqlite_archive, sqlite_check, sqlite_tables
+from perdure.stores import checked, sqlite_archive, sqlite_check, sqlite_tables
 from perdure.stores import sqlite_erasure as erasure
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores import sqlite_journal as journal
@@ -74,12 +73,8 @@ class SqliteStore:
     def __init__(self, path: str | os.PathLike[str], *, cache: int = 128, lock_timeout: float = LOCK_TIMEOUT) -> None:
         if not isinstance(path, str | os.PathLike) or str(path) in ("", ":memory:"):
             raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
-        if not isinstance(lock_timeout, int | float) or not lock_timeout >= 0:
-            raise InvalidData(
-                "$.lock_timeout", f"a time-out is a number of seconds of at least 0, not {lock_timeout!r}"
-            )
         self._given = Path(path)
-        self._timeout = lock_timeout
+        self._timeout = expect_wait(lock_timeout, "$.lock_timeout")
         self._live = LiveSessions(expect_count(cache, "$.cache"))
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
@@ -111,20 +106,17 @@ class SqliteStore:
 
     def pin(self, session_id: str) -> None:
         """Keep a session at hand, however long it is not used."""
-        self._live.pinned.add(session_id)
+        self._live.pinned.add(SessionId(session_id))
 
     def unpin(self, session_id: str) -> None:
-        self._live.pinned.discard(session_id)
+        self._live.pinned.discard(SessionId(session_id))
 
     def evict(self, session_id: str) -> None:
         """Let go of a session that is at hand; the next load reads it again."""
-        self._live.forget(session_id)
+        self._live.forget(SessionId(session_id))
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        if session.version != 0:
-            raise InvalidData(
-                "$.version", f"a new session has version 0, not {session.version}; save() an existing one"
-            )
+        checked.create(session, written)
         write = jobs.Write(
             session, Placement(session, self._db.origin, written), now(), operation_id(), self._db.origin
         )
@@ -140,6 +132,7 @@ class SqliteStore:
         taken: int = 0,
         key: Key | None = None,
     ) -> AgentSession:
+        checked.save(session, claim, written, entries, taken, key)
         write = jobs.Write(
             session,
             Placement(session, self._db.origin, written),
@@ -230,10 +223,10 @@ class SqliteStore:
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         """Erase sessions at the price of one, and say which; those that are being run, or gone already, are left."""
+        keys, indexed = checked.session_ids(session_ids), self._db.searching.is_indexed
         self._live.forget_all()
         self._values.forget_all()
         self._definitions.forget_all()
-        keys, indexed = list(map(SessionId, session_ids)), self._db.searching.is_indexed
         job = partial(erasure.delete_many, session_ids=keys, at=now().timestamp(), indexed=indexed)
         (done, erased), touched = await self._db.erase(job)
         if done:
@@ -260,6 +253,7 @@ class SqliteStore:
         return await self._db.searching.search(Query.of(text, owner, session_id, limit))
 
     async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+        checked.index(anew, progress)
         return await self._db.searching.index(anew=anew, progress=progress)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
@@ -286,6 +280,7 @@ class SqliteStore:
         entries: Sequence[Entry] = (),
         take_over: bool = False,
     ) -> tuple[Claim, Appended]:
+        checked.claim(version, owner, lease, messages, entries, take_over)
         job = partial(
             journal.claim,
             session_id=SessionId(session_id),
@@ -302,9 +297,11 @@ class SqliteStore:
         return taken
 
     async def heartbeat(self, claim: Claim) -> None:
+        checked.held(claim)
         await self._db.writer.run(partial(journal.heartbeat, claim=claim, at=now().timestamp()))
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        checked.release(claim, interrupted)
         opened, held = self._db, (claim.session_id, claim.epoch)
         job = partial(journal.release, claim=claim, interrupted=interrupted)
         await opened.writer.run(job, lambda _: opened.held.discard(held))
@@ -318,6 +315,7 @@ class SqliteStore:
         log: str = "",
         taken: int = 0,
     ) -> Appended:
+        checked.append(claim, messages, entries, log, taken)
         job = partial(
             journal.append,
             claim=claim,
@@ -341,6 +339,7 @@ class SqliteStore:
         run: str | None = None,
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
+        checked.read(after, limit, last, run, inbox)
         key = SessionId(session_id)
         if inbox:
             posted = await self._db.reader.run(partial(journal.read_inbox, session_id=key, after=after))
@@ -352,13 +351,14 @@ class SqliteStore:
     async def runs(
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
-        check_page(limit, before)
+        checked.runs(limit, before, run)
         key = SessionId(session_id)
         job = partial(journal.runs, session_id=key, origin=self._db.origin, limit=limit, before=before, run=run)
         found: Sequence[RunOnRecord] = await self._db.reader.run(job)
         return found
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        checked.log_of(name)
         job = partial(journal.log_of, session_id=SessionId(session_id), name=name, origin=self._db.origin)
         found: tuple[LogRef, int] = await self._db.reader.run(job)
         return found
@@ -368,15 +368,15 @@ class SqliteStore:
         return found
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
-        if log.origin != self._db.origin:
-            raise SessionNotFound(f"log {log.key}")
-        job = partial(jobs.read_log, log=int(log.key), start=start, stop=stop)
+        checked.messages(log, start, stop, self._db.origin)
+        job = partial(jobs.read_log, log=checked.log_number(log), start=start, stop=stop)
         messages: Sequence[Message] = await self._db.reader.run(job)
         return messages
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        checked.find_key(name)
         found: tuple[Key, int] | None = await self._db.reader.run(
-            partial(journal.find_key, session_id=SessionId(session_id), name=expect_text(name, "$.key"))
+            partial(journal.find_key, session_id=SessionId(session_id), name=name)
         )
         return found
 
@@ -389,17 +389,20 @@ class SqliteStore:
         return self._db.is_interrupted(SessionId(session_id))
 
     async def post(self, session_id: str, entry: Entry) -> int:
+        checked.post(entry)
         (prepared,) = prepare_entries([entry])
         seq: int = await self._db.writer.run(partial(journal.post, session_id=SessionId(session_id), entry=prepared))
         return seq
 
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        checked.dump(alone)
         key, at, origin = SessionId(session_id), now().timestamp(), self._db.origin
         job = partial(sqlite_archive.dump, session_id=key, origin=origin, at=at, alone=alone)
         archived: ArchivedSession = await self._db.reader.run(job)
         return archived
 
     async def restore(self, archived: ArchivedSession) -> bool:
+        checked.restore(archived)
         at, origin = now().timestamp(), self._db.origin
         job = partial(sqlite_archive.restore, archived=archived, origin=origin, at=at)
         is_new: bool = await self._db.writer.run(job)

@@ -22,10 +22,10 @@ class Request(NamedTuple):
         if isinstance(message_ids, str) or not isinstance(message_ids, Iterable):
             kind = type(message_ids).__name__
             raise InvalidData("$.message_ids", f"expected several ids, got a {kind}; write [message.id]")
-        ids = tuple(dict.fromkeys(message_ids))
-        for place, each in enumerate(ids):
+        given = tuple(message_ids)
+        for place, each in enumerate(given):
             if not isinstance(each, str):
                 raise InvalidData(f"$.message_ids[{place}]", f"a message's id is a text, not {brief(each)}")
         if not isinstance(replacement, str) or not replacement.strip() or len(replacement) > 1000:
             raise InvalidData("$.replacement", f"give a text of 1 to 1000 characters; got {brief(replacement)}")
-        return cls(SessionId(session_id), ids, clean_text(replacement))
+        return cls(SessionId(session_id), tuple(dict.fromkeys(given)), clean_text(replacement))

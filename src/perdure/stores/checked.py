@@ -1,0 +1,190 @@
+"""What every store checks of what its verbs are given, one function a verb.
+
+Each raises InvalidData, with the path, before anything is read or written. Session ids are checked by `SessionId`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import asdict
+
+from perdure.errors import InvalidData, SessionNotFound
+from perdure.model.checks import expect, expect_count, expect_function, expect_number, expect_several, expect_text
+from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.state import AgentState
+from perdure.model.transcript import LogRef
+from perdure.model.value import brief
+from perdure.protocols import ArchivedSession, Claim, Entry, Key, StoredAt, check_lease, check_page
+from perdure.stores.batches import LAST
+
+T = TypeVar("T")
+
+
+def create(session: AgentSession, written: Mapping[str, StoredAt]) -> None:
+    _check_session(session)
+    _check_mapping(written)
+    if session.version != 0:
+        raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
+
+
+def save(
+    session: AgentSession,
+    claim: Claim | None,
+    written: Mapping[str, StoredAt],
+    entries: Sequence[Entry],
+    taken: int,
+    key: Key | None,
+) -> None:
+    _check_session(session)
+    _check_mapping(written)
+    _check_all(entries, Entry, "$.entries")
+    expect_count(taken, "$.taken")
+    if claim is not None:
+        held(claim)
+    if key is not None:
+        expect(key, Key, "$.key")
+
+
+def _check_session(session: AgentSession) -> None:
+    expect(session, AgentSession, "$.session")
+    expect_count(expect(session.info, AgentSessionInfo, "$.info").version, "$.version")
+    expect(session.definition, AgentDefinition, "$.definition")
+    expect(session.state, AgentState, "$.state")
+
+
+def _check_mapping(written: Mapping[str, StoredAt]) -> None:
+    if not isinstance(written, Mapping):
+        raise InvalidData("$.written", f"expected a mapping of messages' ids, got {brief(written)}")
+
+
+def place(stored: StoredAt) -> StoredAt:
+    """Return where a message is said to stand already."""
+    expect_count(expect(stored, StoredAt, "$.written").position, "$.written.position")
+    expect(stored.log, LogRef, "$.written.log")
+    return stored
+
+
+def claim(
+    version: int, owner: str, lease: float, messages: Sequence[Message], entries: Sequence[Entry], take_over: bool
+) -> None:
+    expect_count(version, "$.version")
+    expect_text(owner, "$.owner")
+    check_lease(lease)
+    _check_all(messages, Message, "$.messages")
+    _check_all(entries, Entry, "$.entries")
+    expect(take_over, bool, "$.take_over")
+
+
+def held(claim: Claim) -> None:
+    expect(claim, Claim, "$.claim")
+
+
+def release(claim: Claim, interrupted: bool) -> None:
+    held(claim)
+    expect(interrupted, bool, "$.interrupted")
+
+
+def append(claim: Claim, messages: Sequence[Message], entries: Sequence[Entry], log: str, taken: int) -> None:
+    held(claim)
+    _check_all(messages, Message, "$.messages")
+    _check_all(entries, Entry, "$.entries")
+    expect_text(log, "$.log")
+    expect_count(taken, "$.taken")
+
+
+def post(entry: Entry) -> None:
+    expect(entry, Entry, "$.entry")
+
+
+def read(after: int, limit: int | None, last: int | None, run: str | None, inbox: bool) -> None:
+    if type(after) is not int or after < 0:  # one beyond the last entry, however large, is followed by none
+        raise InvalidData("$.after", f"expected a whole number of at least 0, got {brief(after)}")
+    _check_optional_count(limit, "$.limit")
+    _check_optional_count(last, "$.last")
+    _check_optional_text(run, "$.run")
+    expect(inbox, bool, "$.inbox")
+
+
+def runs(limit: int | None, before: int | None, run: str | None) -> None:
+    check_page(limit, before)
+    _check_optional_text(run, "$.run")
+
+
+def log_of(name: str) -> None:
+    expect_text(name, "$.name")
+
+
+def messages(log: LogRef, start: int, stop: int, origin: str) -> None:
+    """Raise SessionNotFound for a log of another store."""
+    expect(log, LogRef, "$.log")
+    expect_count(start, "$.start")
+    expect_count(stop, "$.stop", least=start)
+    if log.origin != origin or not isinstance(log.key, int | str):
+        raise SessionNotFound(f"log {log.key}")
+
+
+def log_number(log: LogRef) -> int:
+    """Return the number of a log in a store that numbers them; SessionNotFound for a key that is not one."""
+    if type(log.key) is not int or not 0 <= log.key <= LAST:
+        raise SessionNotFound(f"log {log.key}")
+    return log.key
+
+
+def find_key(name: str) -> None:
+    expect_text(name, "$.key")
+
+
+def changed(after: int, most: float) -> None:
+    expect_count(after, "$.after")
+    expect_number(most, "$.most")
+
+
+def session_ids(given: Iterable[str]) -> list[SessionId]:
+    """Return the ids, each once."""
+    return list(dict.fromkeys(map(SessionId, expect_several(given, "$.session_ids"))))
+
+
+def index(anew: bool, progress: Callable[[int, int], None] | None) -> None:
+    expect(anew, bool, "$.anew")
+    if progress is not None:
+        expect_function(progress, "$.progress")
+
+
+def dump(alone: bool) -> None:
+    expect(alone, bool, "$.alone")
+
+
+def restore(archived: ArchivedSession) -> None:
+    parts = asdict(expect(archived, ArchivedSession, "$.archived"))
+    try:
+        msgspec.convert(parts, ArchivedSession, builtin_types=(bytes,), dec_hook=_as_session_id)
+    except msgspec.ValidationError as error:
+        raise InvalidData("$.archived", str(error)) from None
+
+
+def _as_session_id(kind: type, value: object) -> SessionId:
+    return SessionId(value)  # type: ignore[arg-type]  # which it refuses if it is not a text
+
+
+def _check_all(given: Sequence[T], kind: type[T], path: str) -> None:
+    if not isinstance(given, tuple | list) and (isinstance(given, str | bytes) or not isinstance(given, Sequence)):
+        raise InvalidData(path, f"expected a list, got {brief(given)}")
+    for at, each in enumerate(given):
+        if not isinstance(each, kind):
+            raise InvalidData(f"{path}[{at}]", f"expected {kind.__name__}, got {brief(each)}")
+
+
+def _check_optional_count(value: int | None, path: str) -> None:
+    if value is not None:
+        expect_count(value, path)
+
+
+def _check_optional_text(value: str | None, path: str) -> None:
+    if value is not None:
+        expect_text(value, path)
