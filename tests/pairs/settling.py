@@ -42,6 +42,9 @@ async def settle(world: World, *, has_died: bool = False) -> None:
 async def _require_no_claim(world: World) -> None:
     """With nobody at work, dead or failed, no claim may stand. Queued messages may still be sent for a moment."""
     await world.idle()
+    for process in world.processes:
+        if not process.is_gone:  # a session that waits for a person looks idle while what was queued is being noted
+            await process.sessions.runtime.idle()
     if await world.look.exists(world.main) and await world.look.is_claimed(world.main):
         world.model.note("broken", what="6: a claim stands though nobody works, and nothing has failed")
         world.clock.advance(LEASE_AND_MORE)

@@ -171,7 +171,7 @@ async def list_sessions(link: Link, query: SessionQuery) -> SessionInfoList:
     damaged: list[CorruptRecord] = []
     for row in rows[: query.limit]:
         try:
-            infos.append(_info_of(query, *row[1:]))
+            infos.append(_info_of(query, *row))
         except CorruptRecord as error:
             damaged.append(error)
     more = ListPlace(*rows[query.limit - 1][:2]).next if len(rows) > query.limit else None
@@ -189,12 +189,20 @@ async def ids_with_prefix(link: Link, sought: Beginning) -> list[SessionId]:
 
 
 def _info_of(
-    query: SessionQuery, sid: int, session_id: str, version: int, status: str, crc: int | None, body: bytes | None
+    query: SessionQuery,
+    created: float,
+    sid: int,
+    session_id: str,
+    version: int,
+    status: str,
+    crc: int | None,
+    body: bytes | None,
 ) -> AgentSessionInfo:
     if crc is None or body is None:
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
     info = decode_info(unpacked_head(body, crc, session_id, sid, version), session_id, version)
-    if (info.id, info.version, info.status.value) != (session_id, version, status) or not matches(info, query):
+    said = (info.created_at.timestamp(), info.id, info.version, info.status.value)
+    if said != (created, session_id, version, status) or not matches(info, query):
         raise CorruptRecord(session_id, "header", "it does not agree with its head")
     return info
 

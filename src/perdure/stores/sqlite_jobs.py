@@ -303,7 +303,7 @@ def list_sessions(db: apsw.Connection, query: SessionQuery) -> SessionInfoList:
     damaged: list[CorruptRecord] = []
     for row in rows[: query.limit]:
         try:
-            infos.append(_info_of(query, *row[1:]))
+            infos.append(_info_of(query, *row))
         except CorruptRecord as error:
             damaged.append(error)
     more = ListPlace(*rows[query.limit - 1][:2]).next if len(rows) > query.limit else None
@@ -324,13 +324,22 @@ def ids_with_prefix(db: apsw.Connection, sought: Beginning) -> list[SessionId]:
 
 
 def _info_of(
-    query: SessionQuery, sid: int, raw_id: bytes, version: int, status: bytes, crc: int | None, body: bytes | None
+    query: SessionQuery,
+    created: float,
+    sid: int,
+    raw_id: bytes,
+    version: int,
+    status: bytes,
+    crc: int | None,
+    body: bytes | None,
 ) -> AgentSessionInfo:
     session_id = raw_id.decode(errors="replace")
     if crc is None or body is None:
         raise CorruptRecord(session_id, f"head {version}", "it is missing")
     info = decode_info(unpacked_head(body, crc, session_id, sid, version), session_id, version)
-    if (info.id, info.version, info.status.value.encode()) != (session_id, version, status) or not matches(info, query):
+    # The time may be an index's, which can lead to another row than the one that it was noted for.
+    said = (info.created_at.timestamp(), info.id, info.version, info.status.value.encode())
+    if said != (created, session_id, version, status) or not matches(info, query):
         raise CorruptRecord(session_id, "header", "it does not agree with its head")
     return info
 
