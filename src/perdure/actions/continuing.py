@@ -14,7 +14,7 @@ from perdure.protocols import ActionContext, Journal, RunOnRecord
 from perdure.runtime.history import RUNS_AT_ONCE, parent_in
 
 MESSAGES_LOOKED_AT = 100
-ENTRIES_LOOKED_AT = 1000
+ENTRIES_LOOKED_AT = 100
 """How far back a view and a record are searched, so that a long session costs no more than a short one."""
 
 
