@@ -22,7 +22,9 @@ from tests.pairs.wire import Died, Hook, HookRaised, Tamper, Wire
 
 import perdure
 from perdure import AgentSession, InvalidData, PerdureError, Sessions, SessionStatus, ToolCall
+from perdure.actions.inbox import was_delivered
 from perdure.model.ids import use
+from perdure.protocols import JournalEntry
 from perdure.stores.urls import store_of
 from perdure.testing import FrozenClock
 
@@ -281,9 +283,14 @@ class World:
             await self.take_time()
 
     async def waiting_in(self, session_id: str) -> list[int]:
-        """Return the numbers of the messages that still wait to be sent."""
+        """Return the numbers of the messages that still wait to be sent. Steering may have passed those before it."""
         inbox = await self.look.read(session_id, inbox=True)
-        return [entry.seq for entry in inbox if entry.kind in ("queue", "steer")]
+        return [entry.seq for entry in inbox if await self._waits(session_id, entry)]
+
+    async def _waits(self, session_id: str, entry: JournalEntry) -> bool:
+        return entry.kind == "queue" or (
+            entry.kind == "steer" and not await was_delivered(self.look, session_id, entry)
+        )
 
     async def tolerate(self, name: str, work: Coroutine[Any, Any, None]) -> BaseException | None:
         """Do something that may be refused; note a broken promise if it fails in any other way."""

@@ -15,7 +15,7 @@ import pytest
 from tests import postgres_server, stories
 from tests.stories import opened
 
-from perdure import MemoryStore, SqliteStore, StoreError
+from perdure import MemoryStore, SqliteStore, StoreError, Transcript
 from perdure.copying import copy
 from perdure.fsck import FsckReport, fsck
 from perdure.model.ids import use
@@ -25,7 +25,7 @@ from perdure.stores.claims import Holder
 from perdure.stores.file_log import Held, Line, SessionLog, line, rewritten
 from perdure.stores.hashes import hash_of
 from perdure.testing import FrozenClock
-from perdure.testing.samples import new_session
+from perdure.testing.samples import fork, new_session, show
 
 
 class Damage(NamedTuple):
@@ -443,6 +443,16 @@ async def test_lines_of_a_file_that_do_not_add_up_are_named(
     shutil.copytree(await asyncio.to_thread(originals, "file"), tmp_path, dirs_exist_ok=True)
     damage.done(tmp_path)
     assert_named(await checked("file", tmp_path), damage)
+
+
+async def test_what_is_kept_of_others_may_have_gaps(tmp_path: Path) -> None:
+    """A session that was brought in without the one it shows keeps only the messages that it shows."""
+    async with MemoryStore() as source, opened("file", tmp_path) as target:
+        parent = await source.create(new_session("a", "b", "c", "d", id="parent"))
+        shown = Transcript((*parent.state.transcript[:1].pieces, *parent.state.transcript[2:].pieces))
+        await source.create(fork(show(parent, shown), id="child"))
+        await target.restore(await source.dump("child", alone=True))
+        assert list(await target.check()) == []
 
 
 def shelved(session: str, **changes: Any) -> Callable[[Any], None]:

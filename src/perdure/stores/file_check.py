@@ -13,6 +13,7 @@ from perdure.stores.file_intent import intent_file, read_intent, sessions_with_i
 from perdure.stores.file_log import LogKey, SessionLog, log_file
 from perdure.stores.file_reads import assembled
 from perdure.stores.hashes import hash_of
+from perdure.stores.moving import LENT
 from perdure.stores.noted import Noted, without, wrong_notes
 from perdure.stores.rows import Stretch
 
@@ -126,7 +127,8 @@ def _sums(log: SessionLog) -> Iterator[Problem]:
     if sorted(log.heads) != list(range(1, len(log.heads) + 1)) or log.version != len(log.heads):
         yield Problem(log.stem, "its versions", "they are not numbered from 1 on", _LOG)
     for name, rows in log.messages.items():
-        if list(rows) != list(range(len(rows))):
+        # A log that holds others' messages on their behalf has only those that are shown.
+        if not name.startswith(LENT) and list(rows) != list(range(len(rows))):
             yield Problem(log.stem, f"log {log.key_of(name)}", "its messages are not numbered from 0 on", _LOG)
     if log.taken > len(log.inbox):
         what = "it is noted to be taken to where it does not reach, so that what is posted would not be heard"
