@@ -154,8 +154,11 @@ class SendMessage:
 
 
 async def _is_behind_others(session: AgentSession, context: ActionContext) -> bool:
-    """Tell whether messages wait that were queued before: a run whose save failed may have left them."""
-    return context.journal is not None and await first_waiting(context.journal, session.id) is not None
+    """Tell whether messages wait that were queued before. Behind a killed run they do, but that is recovered first."""
+    journal = context.journal
+    if journal is None or await first_waiting(journal, session.id) is None:
+        return False
+    return not await journal.is_interrupted(session.id)
 
 
 async def _may_run_again(answer: AgentSession, session: AgentSession, journal: Journal) -> bool:
