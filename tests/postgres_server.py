@@ -59,6 +59,11 @@ def schema_of(where: Path) -> str:
     return name
 
 
+def url_of(where: Path) -> str:
+    """The address of a store for a directory, in a schema of its own."""
+    return f"{dsn()}{'&' if '?' in dsn() else '?'}schema={schema_of(where)}"
+
+
 def drop(address: str, names: Iterable[str]) -> None:
     """Drop schemas, and those whose names only add something to theirs."""
     import psycopg

@@ -437,10 +437,7 @@ def test_a_constructor_refuses(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture(params=["memory://", "sqlite:///s.db", "file://s", "postgresql://"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    if request.param != "postgresql://":
-        return str(request.param)
-    dsn = postgres_server.dsn()
-    return f"{dsn}{'&' if '?' in dsn else '?'}schema={postgres_server.schema_of(tmp_path)}"
+    return postgres_server.url_of(tmp_path) if request.param == "postgresql://" else str(request.param)
 
 
 async def test_a_verb_refuses(url: str) -> None:

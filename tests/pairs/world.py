@@ -132,7 +132,7 @@ class World:
                 return store_of(f"file://{self.folder / 'files'}")
             case "sqlite":
                 return store_of(f"sqlite:///{self.folder / 'sessions.db'}")
-        return store_of(f"{postgres_server.dsn()}&schema={postgres_server.schema_of(self.folder)}")
+        return store_of(postgres_server.url_of(self.folder))
 
     async def begin(self, *, is_new: bool = True) -> None:
         """Open the store, with the session in it."""

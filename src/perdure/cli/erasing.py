@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perdure.sessions.face import Sessions
 
 _SHOWN = 5
-"""How many ids a note names."""
+"""The most ids that a note names."""
 _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
