@@ -20,7 +20,7 @@ from perdure.errors import InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId, new_id
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import Archive, ArchivedSession, SessionStore
-from perdure.stores.heads import decode_info
+from perdure.stores.format.heads import decode_info
 from perdure.stores.landing import check
 from perdure.stores.moving import split_name
 

@@ -34,7 +34,7 @@ from perdure.protocols import (
     SessionStore,
 )
 from perdure.runtime.history import read_events
-from perdure.stores.heads import StoredHead
+from perdure.stores.format.heads import StoredHead
 from perdure.stores.landing import check
 
 RESTORE = (

@@ -469,6 +469,16 @@ class Appended(msgspec.Struct, frozen=True):
 
     written: Mapping[str, StoredAt]
     seq: int
+    posted: int = 0
+    """The number of the last item in the session's inbox at that moment."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What the save of a run came to."""
+
+    session: AgentSession
+    is_waited_for: bool = False
+    """Whether the session's inbox holds something that nobody has taken."""
 
 
 @runtime_checkable

@@ -49,8 +49,8 @@ from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Entry, Key
 from perdure.recorder import SessionRecorder
-from perdure.stores import heads
 from perdure.stores.file import FileStore
+from perdure.stores.format import heads
 from perdure.stores.records import save_session
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite_schema import newest_schema

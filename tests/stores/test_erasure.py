@@ -42,7 +42,7 @@ from perdure.stores import file_erasure
 from perdure.stores.file_document import encode_document
 from perdure.stores.file_folder import Folder
 from perdure.stores.file_intent import write_intent
-from perdure.stores.packing import unpack
+from perdure.stores.format.packing import unpack
 from perdure.stores.redaction import Request
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.parts.redaction import entries_with_secret, run_with_secret

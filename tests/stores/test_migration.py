@@ -20,8 +20,8 @@ from perdure import CorruptRecord, SessionRuntime, SqliteStore, recover
 from perdure.archive import export_sessions
 from perdure.fsck import fsck
 from perdure.model.ids import use
-from perdure.stores.batches import entry_checksum
-from perdure.stores.packing import unpack_entries
+from perdure.stores.format.packing import unpack_entries
+from perdure.stores.format.rows import entry_checksum
 from perdure.stores.sqlite_schema import _FUNCTIONS
 from perdure.testing import FrozenClock
 from perdure.testing.samples import texts

@@ -25,10 +25,10 @@ from perdure.fsck import fsck
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Transcript
-from perdure.stores import blocks
-from perdure.stores.hashes import hash_of
-from perdure.stores.heads import FORMAT, StoredHead
-from perdure.stores.packing import pack
+from perdure.stores.format import blocks
+from perdure.stores.format.heads import FORMAT, StoredHead
+from perdure.stores.format.packing import pack
+from perdure.stores.format.rows import hash_of
 from perdure.testing.samples import fork, new_session, run_of, say, show, texts
 
 DEEP = 60

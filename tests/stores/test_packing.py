@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import InvalidData
 from perdure.protocols import Entry
-from perdure.stores import packing
+from perdure.stores.format import packing
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec="utf-8")),

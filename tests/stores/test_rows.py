@@ -19,11 +19,10 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Tape, Transcript
 from perdure.protocols import StoredAt
-from perdure.stores.hashes import Values
-from perdure.stores.heads import FORMAT, INLINE, PREFIX, StoredHead, encode_head
-from perdure.stores.placement import Placement, consolidate, foreign_stretches, is_at_hand
-from perdure.stores.rows import check_row, checksum
-from perdure.stores.shelf import Shelf
+from perdure.stores.format.heads import FORMAT, INLINE, PREFIX, StoredHead, encode_head
+from perdure.stores.format.placement import Placement, consolidate, foreign_stretches, is_at_hand
+from perdure.stores.format.rows import Values, check_row, checksum
+from perdure.stores.format.tapes import TapeCache
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, texts
 
 ORIGIN = "a store"
@@ -53,7 +52,7 @@ class Rows:
     ) -> AgentSession:
         head = StoredHead(self.heads[session_id, version], session_id, version)
         values = head.gathered(self.values.__getitem__)
-        shelf = Shelf(ORIGIN, known)
+        shelf = TapeCache(ORIGIN, known)
         wanted = [(log, 0, len(rows)) for log, rows in self.logs.items()] if all else head.wanted(values)
         for log, start, stop in shelf.missing(wanted):
             shelf.put(log, start, [codec.decode_message(row) for row in self.logs[log][start:stop]])
@@ -198,7 +197,7 @@ def test_a_damaged_head_is_corrupt_or_readable(data: st.DataObject) -> None:
         head = StoredHead(rows.heads[kept.id, 1], kept.id, 1)
         assume(set(head.hashes(rows.values)) <= set(rows.values))
         head.wanted(rows.values)
-        head.session(rows.values, Shelf(ORIGIN).span)
+        head.session(rows.values, TapeCache(ORIGIN).span)
 
 
 def test_a_head_of_another_session_or_version_is_corrupt() -> None:
@@ -247,7 +246,7 @@ def test_a_shelf_gives_all_that_was_wanted(
     known: list[tuple[int | str, int, int]], wanted: list[tuple[int | str, int, int]]
 ) -> None:
     """Whatever tapes are at hand, after reading what is missing every wanted stretch is there, and is the right one."""
-    shelf = Shelf(ORIGIN)
+    shelf = TapeCache(ORIGIN)
     for tape in tapes_of(known):
         shelf._keep(tape)
     for log, start, stop in shelf.missing(wanted):

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.model.message import Message
 from perdure.model.transcript import LogRef, Span, Tape, Transcript
-from perdure.stores.shelf import Shelf
+from perdure.stores.format.tapes import TapeCache
 from perdure.testing.samples import new_session, show
 
 
@@ -30,7 +30,7 @@ def test_messages_that_two_threads_have_read_are_put_once() -> None:
     said = [Message.user(f"{number}") for number in range(4)]
     tape = Tape(said[:2], ref)
     known = show(new_session(), Transcript((Span(tape, 0, 2),)))
-    one, two = Shelf("here", known), Shelf("here", known)
+    one, two = TapeCache("here", known), TapeCache("here", known)
     other = threading.Thread(target=two.put, args=(1, 2, said[2:]))
     one.put(1, 2, Slow(said[2:], other))
     other.join()

@@ -34,7 +34,8 @@ from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry, Key
-from perdure.stores import packing, sqlite_jobs, sqlite_schema
+from perdure.stores import sqlite_jobs, sqlite_schema
+from perdure.stores.format import packing
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import fork, new_session, note, run_of, say, show, texts
 

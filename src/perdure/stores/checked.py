@@ -21,7 +21,7 @@ from perdure.model.state import AgentState
 from perdure.model.transcript import LogRef
 from perdure.model.value import brief
 from perdure.protocols import ArchivedSession, Claim, Entry, Key, StoredAt, check_lease, check_page
-from perdure.stores.batches import LAST
+from perdure.stores.format.rows import LAST
 
 T = TypeVar("T")
 

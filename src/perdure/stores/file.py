@@ -50,7 +50,7 @@ from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_thread import FileThread
 from perdure.stores.file_writes import Write, encode_entries
-from perdure.stores.placement import Placement, consolidate
+from perdure.stores.format.placement import Placement, consolidate
 from perdure.stores.redaction import Request
 from perdure.stores.search import Query, rank
 from perdure.waiting import see_through

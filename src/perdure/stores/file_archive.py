@@ -17,7 +17,7 @@ from perdure.stores.file_folder import temporary
 from perdure.stores.file_log import Held, Line, LogKey, SessionLog, encode_operation, line, opening
 from perdure.stores.file_reads import assembled
 from perdure.stores.file_writes import encode_entries, new_key
-from perdure.stores.heads import decode_info
+from perdure.stores.format.heads import decode_info
 from perdure.stores.landing import Landing, check, require_same
 from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy, split_name
 

@@ -12,10 +12,9 @@ from perdure.stores.file_document import document_file, encode_document
 from perdure.stores.file_intent import intent_file, read_intent, sessions_with_intent
 from perdure.stores.file_log import LogKey, SessionLog, log_file
 from perdure.stores.file_reads import assembled
-from perdure.stores.hashes import hash_of
+from perdure.stores.format.rows import Stretch, hash_of
 from perdure.stores.moving import LENT
 from perdure.stores.noted import Noted, without, wrong_notes
-from perdure.stores.rows import Stretch
 
 _LOG = (
     "Restore the file from a backup. Versions whose lines are sound still load; a fork of one of them can go on while "

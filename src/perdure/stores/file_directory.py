@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
 from perdure.protocols import Claim
+from perdure.stores.cache import LRU
 from perdure.stores.file_document import HEADER_LINES, Header, check_document, document_file, read_header
 from perdure.stores.file_folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
 from perdure.stores.file_log import LogKey, SessionLog, log_file
-from perdure.stores.live import LRU
-from perdure.stores.rows import checksum
+from perdure.stores.format.rows import checksum
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from perdure import codec
 from perdure.errors import InvalidData, InvalidSessionFile
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.stores.file_log import SessionLog
-from perdure.stores.rows import checksum
+from perdure.stores.format.rows import checksum
 
 HEADER_LINES = 4
 _OURS = ("info", "log", "header_crc", "crc")

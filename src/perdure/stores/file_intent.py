@@ -14,8 +14,8 @@ import msgspec
 from perdure.errors import CorruptRecord
 from perdure.model.ids import SessionId
 from perdure.stores.file_folder import Folder
+from perdure.stores.format.rows import checksum
 from perdure.stores.redaction import Request
-from perdure.stores.rows import checksum
 
 _FILE = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})\.redaction")
 

@@ -18,7 +18,7 @@ from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.protocols import Key
 from perdure.stores.claims import Holder
-from perdure.stores.rows import Stretch, checksum
+from perdure.stores.format.rows import Stretch, checksum
 
 _SEAL = b'{"crc":"%08x",'
 _SEAL_LENGTH = len(_SEAL % 0)

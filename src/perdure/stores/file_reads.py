@@ -17,11 +17,11 @@ from perdure.stores.beginnings import Beginning
 from perdure.stores.file_directory import Directory, cut_short
 from perdure.stores.file_document import Header
 from perdure.stores.file_log import LogKey, SessionLog
-from perdure.stores.heads import StoredHead, decode_info
+from perdure.stores.format.heads import StoredHead, decode_info
+from perdure.stores.format.rows import ListPlace, Stretch, decode_row, runs_in
+from perdure.stores.format.rows import page_start as list_start
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.memory import matches
-from perdure.stores.rows import ListPlace, Stretch, decode_row, runs_in
-from perdure.stores.rows import page_start as list_start
-from perdure.stores.shelf import Shelf
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def assembled(directory: Directory, log: SessionLog, version: int) -> AgentSessi
     for name in head.hashes(log.values):
         if name not in log.values:
             raise CorruptRecord(log.stem, f"value {name}", "it is missing or damaged")
-    shelf = Shelf(directory.origin)
+    shelf = TapeCache(directory.origin)
     for key, start, stop in shelf.missing(head.wanted(log.values)):
         rows = log.rows(key) if log.owns(key) else directory.rows(key)
         shelf.put(key, start, _decoded(rows, log.stem, (key, start, stop)))

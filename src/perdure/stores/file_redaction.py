@@ -25,9 +25,9 @@ from perdure.stores.file_intent import read_intent, remove_intent, sessions_with
 from perdure.stores.file_log import Line, LogKey, SessionLog, encode_operation, line, log_file, rewritten
 from perdure.stores.file_reads import assembled
 from perdure.stores.file_writes import require_free
-from perdure.stores.heads import StoredHead, decode_info
+from perdure.stores.format.heads import StoredHead, decode_info
+from perdure.stores.format.rows import operation_id
 from perdure.stores.redaction import Log, Places, Redone, Request, Row, Version, next_version
-from perdure.stores.rows import operation_id
 
 
 def redact(directory: Directory, request: Request, at: datetime) -> int:

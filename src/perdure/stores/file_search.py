@@ -10,7 +10,7 @@ from perdure.errors import CorruptRecord, InvalidData, UnreadableFile
 from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo
 from perdure.stores.file_directory import Directory
-from perdure.stores.heads import decode_info
+from perdure.stores.format.heads import decode_info
 from perdure.stores.search import Lent, Place, Query, attributed
 
 

@@ -31,9 +31,9 @@ from perdure.stores.file_document import document_file, encode_document
 from perdure.stores.file_folder import Turn, read_from, temporary
 from perdure.stores.file_log import Held, Line, LogKey, SessionLog, line, opening
 from perdure.stores.file_reads import assembled
-from perdure.stores.heads import decode_info, encode_head
-from perdure.stores.placement import Placement, foreign_stretches, is_at_hand
-from perdure.stores.rows import Stretch, another_session
+from perdure.stores.format.heads import decode_info, encode_head
+from perdure.stores.format.placement import Placement, foreign_stretches, is_at_hand
+from perdure.stores.format.rows import Stretch, another_session
 
 T = TypeVar("T")
 Row = tuple[str, bytes]

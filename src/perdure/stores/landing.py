@@ -10,11 +10,10 @@ from perdure.errors import CorruptRecord, InvalidData, SessionConflict, SessionN
 from perdure.model.definition import AgentDefinition
 from perdure.model.transcript import Span
 from perdure.protocols import ArchivedSession, Entry
-from perdure.stores.hashes import Values, hash_of
+from perdure.stores.format.rows import Stretch, Values, hash_of
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.moving import LENT, LogsAtHand, Rows, merged, name_of_log, own_name, split_name
 from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Stretch
-from perdure.stores.shelf import Shelf
 
 # Beyond any log that could be moved. A position costs memory in some stores, so that a false one could cost all of it.
 _LONGEST = 2**26
@@ -120,7 +119,7 @@ def _check_positions(where: str, rows: Rows) -> None:
 def _read_heads(archived: ArchivedSession) -> list[Stretch]:
     """The stretches that the versions name, all of which can be read."""
     met: set[Stretch] = set()
-    shelf, definitions, created = Shelf(""), dict[str, AgentDefinition](), set()
+    shelf, definitions, created = TapeCache(""), dict[str, AgentDefinition](), set()
 
     def span(name: int | str, start: int, stop: int) -> Span:
         met.add((name, start, stop))

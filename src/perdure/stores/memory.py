@@ -34,13 +34,13 @@ from perdure.protocols import (
 )
 from perdure.stores import checked, memory_archive, memory_check
 from perdure.stores.beginnings import Beginning
-from perdure.stores.heads import encode_head
+from perdure.stores.format.heads import encode_head
+from perdure.stores.format.placement import Placement, consolidate, foreign_stretches
+from perdure.stores.format.rows import ListPlace, another_session, page_start, runs_in
 from perdure.stores.landing import Landing, require_same
 from perdure.stores.memory_erasure import MemoryBench
 from perdure.stores.moving import MOVED, Material, archive, busy
-from perdure.stores.placement import Placement, consolidate, foreign_stretches
 from perdure.stores.redaction import Request, redact
-from perdure.stores.rows import ListPlace, another_session, page_start, runs_in
 from perdure.stores.search import Lent, Place, Query, attributed, rank
 
 

@@ -9,10 +9,10 @@ from perdure import codec
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry, JournalEntry
-from perdure.stores.heads import StoredHead, encode_head
+from perdure.stores.format.heads import StoredHead, encode_head
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.landing import Landing
 from perdure.stores.moving import Owner, Rows
-from perdure.stores.shelf import Shelf
 
 Logs = MutableMapping[int | str, list[Message | None]]
 
@@ -85,7 +85,7 @@ def plain(entries: Sequence[JournalEntry]) -> tuple[Entry, ...]:
 def brought_in(landing: Landing, number: int, origin: str, logs: Logs) -> tuple[list[AgentSession], Logs]:
     """The versions of an archived session on the logs here, and the logs to be added for them."""
     added = {log_key(number, branch): _spread(rows) for branch, rows in landing.own.items() if rows}
-    shelf = Shelf(origin)
+    shelf = TapeCache(origin)
     for key, start, stop in landing.settled_stretches(lambda branch: log_key(number, branch)):
         items = [message for message in (added.get(key) or logs[key])[start:stop] if message is not None]
         shelf.put(key, start, items)

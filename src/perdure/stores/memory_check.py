@@ -8,10 +8,10 @@ from typing import Protocol
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, JournalEntry, Key, Problem
+from perdure.stores.format.placement import foreign_stretches
+from perdure.stores.format.rows import Stretch
 from perdure.stores.memory_archive import Logs, log_key
 from perdure.stores.noted import without
-from perdure.stores.placement import foreign_stretches
-from perdure.stores.rows import Stretch
 
 _COPY = "Copy the sessions into another store, and go on with that; if it happens again, please report it."
 

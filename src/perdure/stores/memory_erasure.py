@@ -12,8 +12,8 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, Tape, every_span
 from perdure.protocols import Entry, JournalEntry
-from perdure.stores.heads import StoredHead, encode_head
-from perdure.stores.placement import foreign_stretches, transcripts_of
+from perdure.stores.format.heads import StoredHead, encode_head
+from perdure.stores.format.placement import foreign_stretches, transcripts_of
 from perdure.stores.redaction import Log, Places, Redone, Row, Version, next_version
 
 Logs = dict[Log, list[Message | None]]

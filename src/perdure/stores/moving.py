@@ -15,9 +15,9 @@ from perdure.model.ids import SessionId
 from perdure.model.value import EMPTY
 from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.claims import Holder
+from perdure.stores.format.rows import Stretch
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Stretch
-from perdure.stores.shelf import Shelf
 
 LENT = "~"
 MOVED = Holder("a run that was interrupted before its session was moved here")
@@ -209,7 +209,7 @@ class _Naming:
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
     """Stretches in order, those that touch made one."""
-    return Shelf("").missing(stretches)
+    return TapeCache("").missing(stretches)
 
 
 def busy(session_id: str, owner: str | None) -> SessionBusy:

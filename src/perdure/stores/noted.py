@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from perdure.protocols import Problem
-from perdure.stores.heads import StoredHead
+from perdure.stores.format.heads import StoredHead
+from perdure.stores.format.rows import Stretch
 from perdure.stores.moving import merged
 from perdure.stores.renaming import OpenHead
-from perdure.stores.rows import Stretch
 
 _REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
 KEPT = "It keeps text from being erased. Copying the store into a new one leaves it behind."

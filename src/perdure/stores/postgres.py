@@ -47,10 +47,11 @@ from perdure.stores import postgres_reads as reads
 from perdure.stores import postgres_redaction as redaction
 from perdure.stores import postgres_search as search
 from perdure.stores import postgres_words as words
-from perdure.stores.batches import LAST, prepare_batch, prepare_entries
 from perdure.stores.beginnings import Beginning
-from perdure.stores.live import LRU, Live
-from perdure.stores.placement import Placement, consolidate, is_at_hand
+from perdure.stores.cache import LRU, CachedSession
+from perdure.stores.format.placement import Placement, consolidate, is_at_hand
+from perdure.stores.format.rows import LAST, page_start, prepare_batch, prepare_entries
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.postgres_changes import Append, Change, Keep, Take
 from perdure.stores.postgres_check import check
 from perdure.stores.postgres_events import Listener
@@ -59,9 +60,7 @@ from perdure.stores.postgres_rows import given_time
 from perdure.stores.postgres_schema import check_schema, migrate
 from perdure.stores.postgres_writer import Writer
 from perdure.stores.redaction import Request
-from perdure.stores.rows import page_start
 from perdure.stores.search import Query
-from perdure.stores.shelf import Shelf
 from perdure.waiting import see_through
 
 
@@ -78,7 +77,7 @@ class PostgresStore:
         self._dsn = dsn
         self._schema = check_schema(schema)
         self._pool = expect_count(pool, "$.pool", least=1)
-        self._live: LRU[str, Live] = LRU(expect_count(cache, "$.cache"))
+        self._live: LRU[str, CachedSession] = LRU(expect_count(cache, "$.cache"))
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._open: _Open | None = None
         self._claims: dict[tuple[str, int], Claim] = {}
@@ -160,13 +159,13 @@ class PostgresStore:
         )
         return await self._keep(change)
 
-    def _known(self, session: AgentSession) -> Live | None:
+    def _known(self, session: AgentSession) -> CachedSession | None:
         """What is cached of a session, if it is of the version to be replaced: only then has nothing changed since."""
         live = self._live.get(session.id)
         return live if live is not None and live.session.version == session.version else None
 
     async def _keep(self, change: Keep) -> AgentSession:
-        live: Live = await self._db.writer.make(change)
+        live: CachedSession = await self._db.writer.make(change)
         if not live.at_hand:
             with suppress(CorruptRecord):  # it is saved all the same
                 return await self.load(live.session.id, live.session.version) or live.session
@@ -178,7 +177,7 @@ class PostgresStore:
         if not isinstance(change, Keep):
             return result
         session = consolidate(result.session)
-        kept = Live(session, result.erasures, result.hashes, result.refs, is_at_hand(session))
+        kept = CachedSession(session, result.erasures, result.hashes, result.refs, is_at_hand(session))
         if self._open is not None:
             self._live.keep(session.id, kept)
         return kept
@@ -202,12 +201,12 @@ class PostgresStore:
             self._live.pop(key, None)
             return await self._load(key, version, None)
 
-    async def _load(self, key: SessionId, version: int | None, live: Live | None) -> AgentSession | None:
+    async def _load(self, key: SessionId, version: int | None, live: CachedSession | None) -> AgentSession | None:
         link = self._db.link
         known = None
         if live is not None and live.at_hand and version in (None, live.session.version):
             known = (live.session.version, live.erasures)
-        shelf = Shelf(self._db.origin, live.session if live is not None else None)
+        shelf = TapeCache(self._db.origin, live.session if live is not None else None)
         loaded = await reads.load(link, key, version, known, shelf, cold=live is None)
         if loaded is None:
             self._live.pop(key, None)
@@ -221,7 +220,7 @@ class PostgresStore:
         self._definitions.keep(loaded.head.head.definition, session.definition)
         if version is None:
             self._db.writer.note(key, loaded.place)
-            self._live.keep(key, Live(session, loaded.erasures, frozenset(loaded.values)))
+            self._live.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
         return session
 
     async def exists(self, session_id: str) -> bool:

@@ -13,17 +13,25 @@ from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
-from perdure.stores import packing
-from perdure.stores.batches import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
-from perdure.stores.hashes import Values
-from perdure.stores.heads import decode_info, unpacked_head
+from perdure.stores.format import packing
+from perdure.stores.format.heads import decode_info, unpacked_head
+from perdure.stores.format.rows import (
+    Batch,
+    Stretch,
+    Values,
+    batch_checksum,
+    check_row,
+    checksum,
+    entry_checksum,
+    prepare_batch,
+    prepare_entries,
+)
 from perdure.stores.landing import Landing, require_same, run_stretches
 from perdure.stores.moving import MOVED, Material, Owner, Rows, archive, busy
 from perdure.stores.postgres_journal import entries_of
 from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_reads import unpacked_value
 from perdure.stores.postgres_rows import KEY_IS_SOUND, LOG_IS_SOUND, holder_of, plain, require_log, restored
-from perdure.stores.rows import Stretch, check_row, checksum
 
 Db = psycopg.Connection[Any]
 _ENTRIES_AT_ONCE = 32

@@ -18,14 +18,13 @@ from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Key, StoredAt
-from perdure.stores import packing
-from perdure.stores.batches import Batch, batch_checksum
+from perdure.stores.cache import CachedSession
 from perdure.stores.claims import Holder
-from perdure.stores.heads import encode_head
-from perdure.stores.live import Live
-from perdure.stores.placement import Placement, foreign_stretches
+from perdure.stores.format import packing
+from perdure.stores.format.heads import encode_head
+from perdure.stores.format.placement import Placement, foreign_stretches
+from perdure.stores.format.rows import Batch, Stretch, another_session, batch_checksum, checksum, operation_id
 from perdure.stores.postgres_rows import Facts, Parcel, Place, given_time, plain, require_gone, wanted_of
-from perdure.stores.rows import Stretch, another_session, checksum, operation_id
 
 
 class Change:
@@ -103,7 +102,7 @@ class Keep(Change):
         *,
         origin: str,
         is_new: bool = False,
-        live: Live | None = None,
+        live: CachedSession | None = None,
         claim: Claim | None = None,
         batch: Batch | None = None,
         taken: int = 0,
@@ -194,8 +193,8 @@ class Keep(Change):
             "key_digest": plain(key.digest) if key else None,
         }
 
-    def made(self, facts: Facts) -> tuple[Live, Place]:
-        live = Live(self._kept, facts.erasures, self._hashes, frozenset(self._named))
+    def made(self, facts: Facts) -> tuple[CachedSession, Place]:
+        live = CachedSession(self._kept, facts.erasures, self._hashes, frozenset(self._named))
         return live, self._place.moved(len(self._placement.new), self._batch.count if self._batch else 0)
 
     def refuse(self, facts: Facts) -> None:

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 
 from perdure.errors import CorruptRecord
 from perdure.protocols import Problem
-from perdure.stores.heads import StoredHead, decode_info
+from perdure.stores.format.heads import StoredHead, decode_info
 from perdure.stores.moving import merged
 from perdure.stores.noted import Noted, wrong_notes
 from perdure.stores.postgres_archive import Db, first_row, read_heads, read_inbox, read_value, rows_of

@@ -13,8 +13,8 @@ from perdure.errors import ClaimLost, CorruptRecord, InvalidData, SessionNotFoun
 from perdure.model.ids import SessionId
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, Entry, JournalEntry, Key, RunOnRecord
-from perdure.stores.batches import LAST, Batch, batch_checksum, entry_checksum
-from perdure.stores.packing import unpack_entries
+from perdure.stores.format.packing import unpack_entries
+from perdure.stores.format.rows import LAST, Batch, batch_checksum, entry_checksum, operation_id
 from perdure.stores.postgres_link import Connection, Link
 from perdure.stores.postgres_rows import (
     KEY_IS_SOUND,
@@ -25,7 +25,6 @@ from perdure.stores.postgres_rows import (
     require_log,
     restored,
 )
-from perdure.stores.rows import operation_id
 
 _TIME = "coalesce(%(at)s::double precision, extract(epoch FROM clock_timestamp())::double precision)"
 _HEARTBEAT = f"""

@@ -12,15 +12,14 @@ from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.protocols import SessionQuery
-from perdure.stores import packing
 from perdure.stores.beginnings import Beginning
-from perdure.stores.hashes import hash_of
-from perdure.stores.heads import StoredHead, decode_info, unpacked_head
+from perdure.stores.format import packing
+from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
+from perdure.stores.format.rows import ListPlace, hash_of, page_start
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.memory import matches
 from perdure.stores.postgres_link import Link
 from perdure.stores.postgres_rows import Place, decode_rows, plain
-from perdure.stores.rows import ListPlace, page_start
-from perdure.stores.shelf import Shelf
 
 _PEEK = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures
@@ -66,7 +65,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 async def load(
-    link: Link, session_id: str, version: int | None, known: Known | None, shelf: Shelf, *, cold: bool
+    link: Link, session_id: str, version: int | None, known: Known | None, shelf: TapeCache, *, cold: bool
 ) -> Loaded | None:
     """Read a session, and put its messages onto the shelf; None if there is no such version."""
     if known is not None:
@@ -121,7 +120,7 @@ def unpacked_value(session_id: str, key: str, stored: bytes | None) -> bytes:
     return value
 
 
-def _put_on_shelf(session_id: str, shelf: Shelf, columns: Any) -> None:
+def _put_on_shelf(session_id: str, shelf: TapeCache, columns: Any) -> None:
     """Messages that came along with the head, stretch by stretch."""
     if columns[0] is None:
         return

@@ -8,9 +8,18 @@ from functools import partial
 
 from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.protocols import Entry
-from perdure.stores import packing, redaction
-from perdure.stores.batches import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
-from perdure.stores.heads import StoredHead
+from perdure.stores import redaction
+from perdure.stores.format import packing
+from perdure.stores.format.heads import StoredHead
+from perdure.stores.format.rows import (
+    Batch,
+    batch_checksum,
+    check_row,
+    checksum,
+    entry_checksum,
+    prepare_batch,
+    prepare_entries,
+)
 from perdure.stores.postgres_archive import (
     Db,
     first_row,
@@ -26,7 +35,6 @@ from perdure.stores.postgres_link import GATE
 from perdure.stores.postgres_rows import require_gone, restored
 from perdure.stores.postgres_words import forget
 from perdure.stores.redaction import Log, Places, Redone, Request, Row, Version, next_version
-from perdure.stores.rows import check_row, checksum
 
 _ALONE = "SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))"
 _ORPHANS = """

@@ -15,8 +15,8 @@ from perdure.model.ids import replaced_time
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.stores.claims import Holder
-from perdure.stores.placement import transcripts_of
-from perdure.stores.rows import seed_of
+from perdure.stores.format.placement import transcripts_of
+from perdure.stores.format.rows import seed_of
 
 MOST_WANTED = 16
 MOST_AT_ONCE = 256

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.message import Message
+from perdure.stores.format.rows import checksum
 from perdure.stores.postgres_archive import Db, first_row, rows_of
 from perdure.stores.postgres_link import Link
-from perdure.stores.rows import checksum
 from perdure.stores.search import Term, text_of, words_of
 
 _LOCK = 0x70657266

@@ -15,7 +15,7 @@ import psycopg
 
 from perdure.errors import ClaimLost, PerdureError, SessionNotFound, StoreError
 from perdure.stores import postgres_patience as patience
-from perdure.stores.live import LRU
+from perdure.stores.cache import LRU
 from perdure.stores.postgres_changes import Append, Change, Keep
 from perdure.stores.postgres_link import GATE, Connection, Link, as_store_error, is_lost, is_passing
 from perdure.stores.postgres_rows import Facts, Parcel, Place, plain

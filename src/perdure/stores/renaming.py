@@ -14,9 +14,9 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionState
 from perdure.model.session import AgentSessionInfo
 from perdure.model.state import AgentState
-from perdure.stores.blocks import BlocksAtHand, names_in
-from perdure.stores.hashes import Values, hash_of
-from perdure.stores.heads import INLINE, StoredHead, is_block, numbered, prefix_length
+from perdure.stores.format.blocks import BlocksAtHand, names_in
+from perdure.stores.format.heads import INLINE, StoredHead, is_block, numbered, prefix_length
+from perdure.stores.format.rows import Values, hash_of
 
 Rename = Callable[[int | str, int, int], int | str]
 """Given a stretch of a log, the log's other name."""

@@ -41,16 +41,15 @@ from perdure.stores import checked, sqlite_archive, sqlite_check, sqlite_tables
 from perdure.stores import sqlite_erasure as erasure
 from perdure.stores import sqlite_jobs as jobs
 from perdure.stores import sqlite_journal as journal
-from perdure.stores.batches import LAST, prepare_batch, prepare_entries
 from perdure.stores.beginnings import Beginning
+from perdure.stores.cache import LRU, CachedSession, SessionCache
 from perdure.stores.claims import Holder
 from perdure.stores.file_lock import LOCK_TIMEOUT, FileLock
-from perdure.stores.live import LRU, Live, LiveSessions
-from perdure.stores.placement import Placement, consolidate, is_at_hand
+from perdure.stores.format.placement import Placement, consolidate, is_at_hand
+from perdure.stores.format.rows import LAST, operation_id, page_start, prepare_batch, prepare_entries
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.redaction import Request
-from perdure.stores.rows import operation_id, page_start
 from perdure.stores.search import Query
-from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_schema import connect, create_file, exclusively, migrate, prepare_directory
 from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.sqlite_search import Erased, SearchThread
@@ -75,7 +74,7 @@ class SqliteStore:
             raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
         self._given = Path(path)
         self._timeout = expect_wait(lock_timeout, "$.lock_timeout")
-        self._live = LiveSessions(expect_count(cache, "$.cache"))
+        self._live = SessionCache(expect_count(cache, "$.cache"))
         self._definitions: LRU[str, AgentDefinition] = LRU(256)
         self._values: LRU[str, bytes] = LRU(256)
         self._open: _Open | None = None
@@ -147,23 +146,23 @@ class SqliteStore:
         )
         return await self._commit(partial(jobs.save, write=write), claim)
 
-    def _known(self, session: AgentSession) -> Live | None:
+    def _known(self, session: AgentSession) -> CachedSession | None:
         """What is cached of a session, if it is of the version to be replaced: only then has nothing changed since."""
         live = self._live.get(session.id)
         return live if live is not None and live.session.version == session.version else None
 
     async def _commit(self, job: Any, claim: Claim | None = None) -> AgentSession:
-        live: Live = await self._db.writer.run(job, partial(self._remember, self._db, claim))
+        live: CachedSession = await self._db.writer.run(job, partial(self._remember, self._db, claim))
         if not live.at_hand:
             with suppress(CorruptRecord):  # it is saved all the same
                 return await self.load(live.session.id, live.session.version) or live.session
         return live.session
 
-    def _remember(self, opened: _Open, claim: Claim | None, live: Live) -> Live:
+    def _remember(self, opened: _Open, claim: Claim | None, live: CachedSession) -> CachedSession:
         if claim is not None:
             opened.held.discard((claim.session_id, claim.epoch))
         session = consolidate(live.session)
-        kept = Live(session, live.erasures, live.hashes, live.refs, is_at_hand(session))
+        kept = CachedSession(session, live.erasures, live.hashes, live.refs, is_at_hand(session))
         self._live.keep(session.id, kept)
         return kept
 
@@ -186,16 +185,18 @@ class SqliteStore:
             return None
         session = self._assembled(loaded, shelf)
         if newest or version is None:
-            self._live.keep(key, Live(session, loaded.erasures, frozenset(loaded.values)))
+            self._live.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
         return session
 
-    async def _read(self, key: str, version: int | None, known: Live | None) -> tuple[jobs.Loaded | None, Shelf]:
-        shelf = Shelf(self._db.origin, None if known is None else known.session)
+    async def _read(
+        self, key: str, version: int | None, known: CachedSession | None
+    ) -> tuple[jobs.Loaded | None, TapeCache]:
+        shelf = TapeCache(self._db.origin, None if known is None else known.session)
         cached = self._values.snapshot()
         job = partial(jobs.load, session_id=key, version=version, shelf=shelf, cached=cached)
         return await self._db.reader.run(job), shelf
 
-    def _assembled(self, loaded: jobs.Loaded, shelf: Shelf) -> AgentSession:
+    def _assembled(self, loaded: jobs.Loaded, shelf: TapeCache) -> AgentSession:
         for log, start, messages in loaded.fetched:
             shelf.put(log, start, messages)
         key = loaded.head.head.definition
@@ -204,7 +205,7 @@ class SqliteStore:
         self._values.keep(key, loaded.values[key])
         return session
 
-    def _is_current(self, key: str, live: Live) -> bool:
+    def _is_current(self, key: str, live: CachedSession) -> bool:
         return self._db.peek(key) == (live.session.version, live.erasures)
 
     async def exists(self, session_id: str) -> bool:

@@ -11,13 +11,11 @@ from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
-from perdure.stores import packing
-from perdure.stores.batches import prepare_batch, prepare_entries
-from perdure.stores.hashes import Values
-from perdure.stores.heads import decode_info, unpacked_head
+from perdure.stores.format import packing
+from perdure.stores.format.heads import decode_info, unpacked_head
+from perdure.stores.format.rows import Stretch, Values, check_row, checksum, prepare_batch, prepare_entries
 from perdure.stores.landing import Landing, require_same, run_stretches
 from perdure.stores.moving import LENT, MOVED, Material, Owner, Rows, archive, busy
-from perdure.stores.rows import Stretch, check_row, checksum
 from perdure.stores.sqlite_jobs import read_value
 from perdure.stores.sqlite_journal import read_inbox, read_record
 from perdure.stores.sqlite_tables import (

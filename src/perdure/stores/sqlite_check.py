@@ -11,9 +11,9 @@ import apsw
 
 from perdure.errors import CorruptRecord
 from perdure.protocols import Problem
-from perdure.stores.heads import decode_info, unpacked_head
+from perdure.stores.format.heads import decode_info, unpacked_head
+from perdure.stores.format.rows import key_checksum, log_checksum
 from perdure.stores.noted import Noted, wrong_notes
-from perdure.stores.rows import key_checksum, log_checksum
 from perdure.stores.sql_check import (
     COLUMNS,
     ENDS,

@@ -14,12 +14,20 @@ from perdure import codec
 from perdure.errors import CorruptRecord, SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.protocols import Entry
-from perdure.stores import packing, redaction
+from perdure.stores import redaction
 from perdure.stores import sqlite_jobs as jobs
-from perdure.stores.batches import Batch, batch_checksum, entry_checksum, prepare_batch, prepare_entries
-from perdure.stores.heads import StoredHead, unpacked_head
+from perdure.stores.format import packing
+from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.rows import (
+    Batch,
+    batch_checksum,
+    check_row,
+    checksum,
+    entry_checksum,
+    prepare_batch,
+    prepare_entries,
+)
 from perdure.stores.redaction import Log, Places, Redone, Request, Row, Version, next_version
-from perdure.stores.rows import check_row, checksum
 from perdure.stores.sqlite_journal import read_record
 from perdure.stores.sqlite_search import UNKNOWN, Changed, Erased
 from perdure.stores.sqlite_tables import first_row, meta, require_gone, rows_of, write_batch

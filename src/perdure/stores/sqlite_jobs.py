@@ -26,16 +26,14 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.model.transcript import LogRef
 from perdure.protocols import Claim, Key, SessionQuery
-from perdure.stores import packing
-from perdure.stores.batches import Batch
 from perdure.stores.beginnings import Beginning
-from perdure.stores.hashes import hash_of
-from perdure.stores.heads import StoredHead, decode_info, encode_head, unpacked_head
-from perdure.stores.live import Live
+from perdure.stores.cache import CachedSession
+from perdure.stores.format import packing
+from perdure.stores.format.heads import StoredHead, decode_info, encode_head, unpacked_head
+from perdure.stores.format.placement import Placement, foreign_stretches
+from perdure.stores.format.rows import Batch, ListPlace, Stretch, another_session, checksum, hash_of, page_start
+from perdure.stores.format.tapes import TapeCache
 from perdure.stores.memory import matches
-from perdure.stores.placement import Placement, foreign_stretches
-from perdure.stores.rows import ListPlace, Stretch, another_session, checksum, page_start
-from perdure.stores.shelf import Shelf
 from perdure.stores.sqlite_tables import (
     first_row,
     meta,
@@ -60,14 +58,14 @@ class Write(msgspec.Struct, frozen=True):
     at: datetime
     op: str
     origin: str
-    live: Live | None = None
+    live: CachedSession | None = None
     claim: Claim | None = None
     batch: Batch | None = None
     taken: int = 0
     key: Key | None = None
 
 
-def create(db: apsw.Connection, write: Write) -> Live:
+def create(db: apsw.Connection, write: Write) -> CachedSession:
     info = write.session.info
     found = first_row(db, "SELECT version FROM session WHERE id = ?", (info.id,))
     if found is not None:
@@ -107,7 +105,7 @@ _CAS_UNCLAIMED = _CAS.format(claim="claim IS NULL")
 _CAS_CLAIMED = _CAS.format(claim="claim IS NOT NULL AND epoch = ?")
 
 
-def save(db: apsw.Connection, write: Write) -> Live:
+def save(db: apsw.Connection, write: Write) -> CachedSession:
     info, claim = write.session.info, write.claim
     row = first_row(
         db,
@@ -163,8 +161,8 @@ def _write_tags(db: apsw.Connection, sid: int, tags: Iterable[str]) -> None:
 
 
 def _write_version(
-    db: apsw.Connection, write: Write, sid: int, log: int, start: int, live: Live | None, erasures: int
-) -> Live:
+    db: apsw.Connection, write: Write, sid: int, log: int, start: int, live: CachedSession | None, erasures: int
+) -> CachedSession:
     own = LogRef(write.origin, log)
     settled = write.placement.settle(own, start)
     version = write.session.version + 1
@@ -185,7 +183,7 @@ def _write_version(
     named = foreign_stretches(kept, own)
     for stretch in named - refs:
         _write_ref(db, kept.info, sid, stretch)
-    return Live(kept, erasures, frozenset(values), frozenset(named))
+    return CachedSession(kept, erasures, frozenset(values), frozenset(named))
 
 
 def _write_ref(db: apsw.Connection, info: AgentSessionInfo, sid: int, stretch: Stretch) -> None:
@@ -229,7 +227,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def load(
-    db: apsw.Connection, session_id: str, version: int | None, shelf: Shelf, cached: dict[str, bytes]
+    db: apsw.Connection, session_id: str, version: int | None, shelf: TapeCache, cached: dict[str, bytes]
 ) -> Loaded | None:
     row = first_row(
         db,

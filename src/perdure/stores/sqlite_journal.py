@@ -20,9 +20,9 @@ from perdure.errors import (
 from perdure.model.ids import SessionId
 from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Entry, JournalEntry, Key, RunOnRecord, StoredAt
-from perdure.stores.batches import LAST, Batch, batch_checksum, entry_checksum
 from perdure.stores.claims import Holder
-from perdure.stores.packing import unpack_entries
+from perdure.stores.format.packing import unpack_entries
+from perdure.stores.format.rows import LAST, Batch, batch_checksum, entry_checksum
 from perdure.stores.sqlite_tables import (
     first_row,
     holder_of,

@@ -13,7 +13,7 @@ import apsw
 from perdure import codec
 from perdure.errors import InvalidData
 from perdure.protocols import SearchHit
-from perdure.stores.rows import checksum
+from perdure.stores.format.rows import checksum
 from perdure.stores.search import MOST_RANKED, Place, Query, Term, show, weight
 from perdure.stores.sqlite_tables import first_row, is_log_sound, rows_of
 

@@ -13,9 +13,8 @@ import apsw
 import msgspec
 
 from perdure.errors import ConfigurationError, StoreError
-from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 from perdure.stores.file_folder import make_directory, sync_directory
-from perdure.stores.rows import key_checksum, log_checksum
+from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum
 from perdure.stores.sqlite_wal import require_sound_log
 
 APPLICATION_ID = 0x70657264  # "perd"

@@ -23,7 +23,7 @@ import apsw
 from perdure import codec
 from perdure.errors import InvalidData, StoreError
 from perdure.protocols import SearchHit
-from perdure.stores.rows import checksum
+from perdure.stores.format.rows import checksum
 from perdure.stores.search import Query, text_of, words_of
 from perdure.stores.sqlite_ranking import Scorer, find, owner_token
 from perdure.stores.sqlite_schema import connect, exclusively

@@ -18,9 +18,16 @@ from perdure.errors import (
 )
 from perdure.model.message import Message
 from perdure.protocols import Entry
-from perdure.stores.batches import Batch, batch_checksum, entry_checksum
 from perdure.stores.claims import Holder
-from perdure.stores.rows import checksum, key_checksum, log_checksum, seed_of
+from perdure.stores.format.rows import (
+    Batch,
+    batch_checksum,
+    checksum,
+    entry_checksum,
+    key_checksum,
+    log_checksum,
+    seed_of,
+)
 
 
 def holder_of(session_id: str, raw: bytes) -> Holder:

@@ -10,7 +10,7 @@ import msgspec
 
 from perdure import codec
 from perdure.protocols import Entry
-from perdure.stores.rows import operation_id
+from perdure.stores.format.rows import operation_id
 
 Log = int | str
 Places = dict[Log, set[int]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure import codec
 from perdure.model.transcript import Block, LogRef, Span, Tape, Transcript
-from perdure.stores.blocks import BlocksAtHand
+from perdure.stores.format.blocks import BlocksAtHand
 from perdure.stores.redaction.bench import Log, Version
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from perdure import codec
 from perdure.redaction.replacement import Replacement
-from perdure.stores.hashes import Values, hash_of
-from perdure.stores.heads import INLINE
+from perdure.stores.format.heads import INLINE
+from perdure.stores.format.rows import Values, hash_of
 from perdure.stores.redaction.bench import Version
 
 

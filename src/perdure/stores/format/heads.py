@@ -17,11 +17,10 @@ from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
 from perdure.model.transcript import Piece, Transcript
 from perdure.model.value import EMPTY, Value
-from perdure.stores.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
-from perdure.stores.hashes import Values, hash_of
-from perdure.stores.live import LRU
-from perdure.stores.packing import unpack
-from perdure.stores.rows import Stretch, check_row
+from perdure.stores.cache import LRU
+from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
+from perdure.stores.format.packing import unpack
+from perdure.stores.format.rows import Stretch, Values, check_row, hash_of
 
 INLINE = 256
 PREFIX = 32
@@ -246,7 +245,7 @@ class StoredHead:
         return [*self._decoded("prefix", values, []), *self._decoded("transcript", values, [])]
 
 
-def unpacked_head(body: bytes, crc: int, session_id: str, sid: int, version: int) -> bytes:
+def unpacked_head(body: bytes, crc: int | None, session_id: str, sid: int, version: int) -> bytes:
     """A head's JSON; CorruptRecord unless its row is what was written."""
     where = f"head {version}"
     check_row(body, crc, session_id, where, sid, version)

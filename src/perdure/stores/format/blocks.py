@@ -17,7 +17,7 @@ import msgspec
 from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.transcript import Block, LogRef, Piece, Span
-from perdure.stores.hashes import Values, hash_of
+from perdure.stores.format.rows import Values, hash_of
 
 INLINE = 512
 """A block of a view that takes no more bytes than this stands in the view; a larger one is named there."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionConflict
@@ -13,8 +17,12 @@ from perdure.model.ids import new_id
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
-from perdure.protocols import JournalEntry, RunOnRecord
+from perdure.protocols import Entry, JournalEntry, RunOnRecord
+from perdure.stores.format.packing import pack_entries
 
+Values = dict[str, bytes]
+LAST = 2**63 - 1
+"""No number of a row is greater."""
 Stretch = tuple[int | str, int, int]
 """A log, and from where to where in it."""
 
@@ -32,8 +40,10 @@ def seed_of(number: int) -> int:
     return (number * 1000003) & 0xFFFFFFFF
 
 
-def check_row(body: bytes, crc: int, session_id: str | None, position: str, *place: int) -> None:
-    """Raise CorruptRecord unless a row matches its checksum."""
+def check_row(body: bytes, crc: int | None, session_id: str | None, position: str, *place: int) -> None:
+    """Raise CorruptRecord unless a row matches its checksum. Without one the engine answers for it."""
+    if crc is None:
+        return
     try:
         matches = checksum(body, *place) == crc
     except TypeError:  # damage can change a column's type, too
@@ -116,3 +126,46 @@ def runs_in(
     asked = [(loop, first, last) for loop, (first, last) in ends.items() if before is None or first.seq < before]
     chosen = asked if limit is None else asked[max(0, len(asked) - limit) :]
     return [RunOnRecord(loop, first, last, *stretch_of(loop)) for loop, first, last in chosen]
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What one append puts on record, packed; and how far in it each run reaches, counted from its first entry."""
+
+    count: int
+    run: str | None
+    reach: Mapping[str, tuple[int, int]]
+    body: bytes
+
+
+def prepare_batch(entries: Sequence[Entry], smaller: Callable[[bytes], bytes] | None = None) -> Batch | None:
+    """Entries made ready for the writer; InvalidData before anything is written."""
+    if not entries:
+        return None
+    reach: dict[str, tuple[int, int]] = {}
+    for place, entry in enumerate(entries):
+        if entry.run is not None:
+            reach[entry.run] = (reach.get(entry.run, (place, place))[0], place)
+    run, body = pack_entries(prepare_entries(entries), smaller)
+    return Batch(len(entries), run, reach, body)
+
+
+def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
+    """Entries with their bytes; InvalidData before anything is written."""
+    prepared = []
+    for entry in entries:
+        codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
+        prepared.append((entry, codec.encode_json(entry.body, f"$.{entry.kind}")))
+    return prepared
+
+
+def batch_checksum(sid: int, last: int, batch: Batch) -> int:
+    return checksum(batch.body, sid, last, checksum(f"{batch.run}/{batch.count}".encode()))
+
+
+def entry_checksum(sid: int, seq: int, run: str | None, kind: str, body: bytes) -> int:
+    return checksum(body, sid, seq, checksum(f"{run}/{kind}".encode()))
+
+
+def hash_of(body: bytes) -> str:
+    """A name for bytes: 128 bits, in 22 characters."""
+    return urlsafe_b64encode(hashlib.blake2b(body, digest_size=16).digest())[:22].decode()

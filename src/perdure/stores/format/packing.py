@@ -8,7 +8,7 @@ it is never changed, and a better one would come beside it under a mark of its o
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -89,14 +89,16 @@ MOST = 4 * codec.MAX_BYTES
 """No row unpacks to more than this, whatever it claims to be."""
 
 
-def pack_entries(entries: Sequence[tuple[Entry, bytes]]) -> tuple[str | None, bytes]:
+def pack_entries(
+    entries: Sequence[tuple[Entry, bytes]], smaller: Callable[[bytes], bytes] | None = None
+) -> tuple[str | None, bytes]:
     """The run of a batch's first entry, and all entries in one row; only those of other runs name theirs."""
     run = entries[0][0].run if entries else None
     rows = [
         [entry.kind, msgspec.Raw(body)] if entry.run == run else [entry.kind, msgspec.Raw(body), entry.run]
         for entry, body in entries
     ]
-    return run, pack(msgspec.json.encode(rows))
+    return run, (smaller or pack)(msgspec.json.encode(rows))
 
 
 def unpack_entries(run: str | None, stored: bytes) -> list[Entry]:

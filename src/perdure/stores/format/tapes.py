@@ -9,11 +9,11 @@ from typing import Any
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, Tape, every_span
-from perdure.stores.placement import grow, transcripts_of
-from perdure.stores.rows import Stretch
+from perdure.stores.format.placement import grow, transcripts_of
+from perdure.stores.format.rows import Stretch
 
 
-class Shelf:
+class TapeCache:
     """The tapes at hand for one load: those of a session known from before, and what is read in addition."""
 
     def __init__(self, origin: str, known: AgentSession | None = None) -> None:

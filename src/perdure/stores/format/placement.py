@@ -19,8 +19,8 @@ from perdure.model.step import AgentStep, StepExecution
 from perdure.model.transcript import Block, LogRef, Piece, Span, Tape, Transcript
 from perdure.protocols import NOTHING_WRITTEN, StoredAt
 from perdure.stores import checked
-from perdure.stores.blocks import is_known_in, stored, unsettled_spans
-from perdure.stores.rows import Stretch
+from perdure.stores.format.blocks import is_known_in, stored, unsettled_spans
+from perdure.stores.format.rows import Stretch
 
 Slot = tuple[Tape, int]
 

@@ -60,20 +60,20 @@ class LRU(OrderedDict[K, T], Generic[K, T]):
             return dict(self)
 
 
-class LiveSessions(LRU[str, "Live"]):
+class SessionCache(LRU[str, "CachedSession"]):
     """The sessions at hand. What was seen later is never replaced by what was seen before it.
 
     A save and a load may end in one order and be told of in the other, if their event loops are in two threads.
     """
 
-    def keep(self, key: str, entry: Live) -> None:
+    def keep(self, key: str, entry: CachedSession) -> None:
         with self._changing:
             known = self.get(key)
             if known is None or (known.erasures, known.session.version) <= (entry.erasures, entry.session.version):
                 super().keep(key, entry)
 
 
-class Live(msgspec.Struct, frozen=True):
+class CachedSession(msgspec.Struct, frozen=True):
     """A session as it was last seen in the store, with what a save would otherwise have to look up."""
 
     session: AgentSession

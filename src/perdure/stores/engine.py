@@ -1,0 +1,249 @@
+"""The port between sessions and whatever keeps them: thirteen tables, six statements, one class to implement.
+
+What a verb means is written once, in `jobs/`, as generators of row statements. An engine drives them: it carries out
+each statement and sends its rows back. It knows tables, and nothing of sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
+
+from perdure.model.value import EMPTY
+from perdure.protocols import Problem
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Row = tuple[Any, ...]
+Where = Mapping[str, Any]
+"""Conditions, all of which hold: `{"sid": 7, "pos >=": 3, "hash in": keys, "claim !=": None}`.
+
+A key is a column, or a column and one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`. None is compared as IS NULL.
+"""
+
+
+class Table(NamedTuple):
+    """A table: its columns, which of them make a row unique, and the ways in which rows are looked for."""
+
+    columns: tuple[str, ...]
+    unique: tuple[tuple[str, ...], ...]
+    """The first of these is the key."""
+    ways: tuple[tuple[str, ...], ...] = ()
+    """Further columns that rows are found by, as an index would serve them."""
+    number: str = ""
+    """A column that the engine fills in with a number it has never given out before in this table."""
+
+
+TABLES: Mapping[str, Table] = {
+    # Two rows: the store's own id under `uid`, and under `erasures` how often something was erased.
+    "meta": Table(("key", "value"), (("key",),)),
+    # What lists filter by, how far the session's log, record and inbox go, and who runs it. `log` is its main log.
+    "session": Table(
+        (
+            *("sid", "id", "log", "version", "status", "agent", "owner", "parent", "created", "updated"),
+            *("msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires"),
+        ),
+        (("sid",), ("id",)),
+        (("agent",), ("owner",), ("parent",), ("status",), ("created",)),
+        "sid",
+    ),
+    "tag": Table(("tag", "sid"), (("tag", "sid"),), (("sid",),)),
+    # A log of messages: the main one of a session has the name "", that of a branch its loop's id.
+    "log": Table(("log", "sid", "name", "crc"), (("log",), ("sid", "name")), (), "log"),
+    "msg": Table(("log", "pos", "crc", "body"), (("log", "pos"),)),
+    # One row for each version of a session.
+    "head": Table(("sid", "version", "crc", "body"), (("sid", "version"),)),
+    # What is large in a head, or the same in many, once; and which sessions' heads name it.
+    "value": Table(("hash", "body"), (("hash",),)),
+    "uses": Table(("hash", "sid"), (("hash", "sid"),), (("sid",),)),
+    # All that one session can ever show of another's log.
+    "ref": Table(("log", "child", "start", "stop"), (), (("log",), ("child",))),
+    # The runs on a session's record: their first and last entry, and where their messages are.
+    "run": Table(
+        ("run", "sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos"),
+        (("run",), ("sid", "loop")),
+        (("sid", "first_seq"),),
+        "run",
+    ),
+    # What one append puts on record, packed; `last` is the number of its last entry, `run` the run of most of them.
+    "batch": Table(("sid", "last", "count", "run", "crc", "body"), (("sid", "last"),)),
+    "inbox": Table(("sid", "seq", "run", "kind", "crc", "body"), (("sid", "seq"),)),
+    "key": Table(("sid", "name", "digest", "version", "crc"), (("sid", "name"),)),
+}
+
+
+class Select(NamedTuple):
+    """Rows of a table. The answer is a list of tuples, in the order of `columns`."""
+
+    table: str
+    columns: tuple[str, ...]
+    where: Where = EMPTY
+    order: str = ""
+    """Columns to sort by, with a `-` before those that go down: `"-created -sid"`."""
+    limit: int | None = None
+    again: bool = False
+    """Look by another way than the first time, which found nothing: an index may be damaged."""
+
+
+class Count(NamedTuple):
+    """How many rows there are. The answer is `[(number,)]`."""
+
+    table: str
+    where: Where
+
+
+class Insert(NamedTuple):
+    """New rows. The answer has one row, with the number given to the last of them, if the table is numbered."""
+
+    table: str
+    columns: tuple[str, ...]
+    rows: Iterable[Row]
+    or_set: tuple[str, ...] | None = None
+    """Where a row of the same key is there already: None is an error, () leaves it, columns are set in it."""
+
+
+class Update(NamedTuple):
+    """Other values in rows: `{"taken": 5}`, or `{"version +": 1}` to add. The answer is `[(how many,)]`."""
+
+    table: str
+    values: Mapping[str, Any]
+    where: Where
+
+
+class Delete(NamedTuple):
+    table: str
+    where: Where
+
+
+class Lock(NamedTuple):
+    """The first statement of a job that writes: sessions that nobody else may change until it is done.
+
+    An engine that runs one writer at a time has nothing to do. Others lock the sessions in one order for all: by their
+    numbers, and then the gate. `alone` shuts the gate to those who `share` it: who erases, waits until nobody is about
+    to use a value or to show a log, and they wait for him.
+    """
+
+    session_ids: tuple[str, ...] = ()
+    gate: Literal["", "share", "alone"] = ""
+
+
+class Clock(NamedTuple):
+    """The time that leases go by, in seconds since 1970. The answer is `[(time,)]`."""
+
+
+class Later(NamedTuple):
+    """Stands for the time of the clock and so many seconds more, as a value in Update."""
+
+    seconds: float
+
+
+class Pledge(NamedTuple):
+    """What is being done, to be written down by an engine whose commit may be cut short in its middle.
+
+    It is forgotten once the job is committed. What is left of one that was cut short is found by `gc`, and finished.
+    """
+
+    session_id: str
+    body: bytes
+
+
+Statement = Select | Count | Insert | Update | Delete | Lock | Clock | Pledge
+Job = Generator[Statement, list[Any], T]
+"""No I/O, no clock, no await: it may be driven anywhere, and again from the start if the engine was interrupted."""
+
+Kind = Literal["glance", "read", "write", "erase"]
+
+
+class Request(Protocol[T_co]):
+    """Something asked of an engine that it may do in a quicker way than by driving the job."""
+
+    def job(self) -> Job[T_co]: ...
+
+
+class Change(Request[Any], Protocol):
+    """A change to one session. `finish` is called with what came of it, though its caller may wait no more."""
+
+    finish: Callable[[Any], Any]
+
+
+class Fetch(Request[T_co | None], Protocol[T_co]):
+    """A session asked for, of which something may be at hand."""
+
+    @property
+    def may_be_at_hand(self) -> bool: ...
+
+    def is_current(self) -> Job[T_co | None]: ...
+
+
+class Engine:
+    """Keeps the tables. Three methods are enough; three more may be overridden where they can be quicker.
+
+    Rows are written whole and last, or not at all; one who reads sees one state of all tables. A column that an engine
+    protects by itself may be read as None where it is named `crc`; one that does not never reads None there.
+    """
+
+    origin: str = ""
+    """The store's own id, once it is open: `uid` in the table `meta`. No two stores have the same."""
+    key_of_log: type[int] | type[str] = int
+    """The type of a log's number."""
+    packs: bool = True
+    """Whether bodies of rows are made smaller before they are written."""
+
+    async def __aenter__(self) -> Self:
+        raise NotImplementedError
+
+    async def __aexit__(self, *_: object) -> None:
+        raise NotImplementedError
+
+    async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
+        """Drive a job, and return what it returns. `job` makes it, anew if it has to be begun again.
+
+        `glance` and `read` see one state of the tables; a glance looks at a row or two, for whoever can do that at
+        once. `write` is a transaction: if the job raises, nothing has changed. `erase` is a write after which nothing
+        of what was deleted or replaced may be left anywhere. What is `long` computes between its statements, so that
+        it should not be driven in an event loop's thread.
+        """
+        raise NotImplementedError
+
+    async def commit(self, change: Change) -> Any:
+        """Make a change to one session: a save, a claim, an append."""
+        return change.finish(await self.run(change.job, "write"))
+
+    async def fetch(self, load: Fetch[T]) -> T | None:
+        """Read a session; one that may be at hand is only looked at first."""
+        if load.may_be_at_hand:
+            found = await self.run(load.is_current, "glance")
+            if found is not None:
+                return found
+        return await self.run(load.job)
+
+    async def page(self, page: Request[T]) -> T:
+        """Read a page of a list."""
+        return await self.run(page.job)
+
+    async def faults(self) -> Sequence[Problem]:
+        """Say what is wrong beneath the rows: with files, indexes, counters of the engine's own."""
+        return ()
+
+
+def drive(job: Job[T], answer: Callable[[Statement], list[Any]]) -> T:
+    """Drive a job to its end, with `answer` carrying out its statements one by one."""
+    try:
+        statement = next(job)
+        while True:
+            statement = job.send(answer(statement))
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # what a generator returns has no type here
+    finally:
+        job.close()
+
+
+def condition_of(key: str) -> tuple[str, str]:
+    """Return the column and the operator of a condition."""
+    column, _, operator = key.partition(" ")
+    return column, operator or "="
+
+
+def order_of(order: str) -> Sequence[tuple[str, bool]]:
+    """Return the columns to sort by, each with whether it goes down."""
+    return [(column.removeprefix("-"), column.startswith("-")) for column in order.split()]

@@ -1,0 +1,155 @@
+"""Lists of sessions: pages of headers by filters, and ids by their beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from perdure.errors import CorruptRecord, InvalidSessionId
+from perdure.model.checks import expect, expect_count
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
+from perdure.protocols import SessionQuery
+from perdure.stores.engine import Job, Select
+from perdure.stores.format.heads import decode_info, unpacked_head
+from perdure.stores.format.rows import ListPlace, page_start
+
+_BEHIND_ALL = "~"
+"""Greater than any character that an id can have, in the order of ASCII."""
+_FILTERS = {
+    "id": "id",
+    "agent": "agent",
+    "status": "status",
+    "owner": "owner",
+    "parent": "parent",
+    "created >": "created_after",
+    "created <": "created_before",
+    "updated >": "updated_after",
+    "updated <": "updated_before",
+}
+
+
+class HeaderRow(NamedTuple):
+    """A session's row, and the head of its newest version; crc and body are None if that one is missing."""
+
+    created: float
+    sid: int
+    id: str
+    version: int
+    status: str
+    crc: int | None
+    body: bytes | None
+
+
+class Page:
+    """A page of a list, as it is asked of an engine. Its rows are one more than the page, if there are more."""
+
+    def __init__(self, query: SessionQuery) -> None:
+        self.query = query
+        self.start = page_start(query.after)
+        self.most = query.limit + 1
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Return the conditions on a session's row; the tag and the place where the page starts come besides."""
+        query = self.query
+        asked = {key: getattr(query, name) for key, name in _FILTERS.items()}
+        where = {key: _bare(value) for key, value in asked.items() if value is not None}
+        return where if query.shows_deleted else {**where, "status !=": SessionStatus.DELETED.value}
+
+    def job(self) -> Job[list[HeaderRow]]:
+        sids = None
+        if self.query.tag is not None:
+            sids = {sid for (sid,) in (yield Select("tag", ("sid",), {"tag": self.query.tag}))}
+        columns = ("created", "sid", "id", "version", "status")
+        rows = yield Select("session", columns, self.where, order="-created -sid")
+        chosen = [row for row in rows if (sids is None or row[1] in sids) and self._is_behind_start(row)]
+        found = []
+        for row in chosen[: self.most]:
+            heads = yield Select("head", ("crc", "body"), {"sid": row[1], "version": row[3]})
+            found.append(HeaderRow(*row, *(heads[0] if heads else (None, None))))
+        return found
+
+    def _is_behind_start(self, row: Sequence[Any]) -> bool:
+        return self.start is None or (row[0], row[1]) < self.start
+
+    def listed(self, rows: Sequence[HeaderRow]) -> SessionInfoList:
+        """Return the list that the rows of a page are."""
+        infos: list[AgentSessionInfo] = []
+        damaged: list[CorruptRecord] = []
+        for row in rows[: self.query.limit]:
+            try:
+                infos.append(_info_of(self.query, row))
+            except CorruptRecord as error:
+                damaged.append(error)
+        more = ListPlace(*rows[self.query.limit - 1][:2]).next if len(rows) > self.query.limit else None
+        return SessionInfoList(infos, next=more, damaged=damaged)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return value.value if isinstance(value, SessionStatus) else value
+
+
+def _info_of(query: SessionQuery, row: HeaderRow) -> AgentSessionInfo:
+    if row.body is None:
+        raise CorruptRecord(row.id, f"head {row.version}", "it is missing")
+    info = decode_info(unpacked_head(row.body, row.crc, row.id, row.sid, row.version), row.id, row.version)
+    # The time may be an index's, which can lead to another row than the one that it was noted for.
+    said = (info.created_at.timestamp(), info.id, info.version, info.status.value)
+    if said != (row.created, row.id, row.version, row.status) or not matches(info, query):
+        raise CorruptRecord(row.id, "header", "it does not agree with its head")
+    return info
+
+
+def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
+    """Tell whether a header is one that a query asks for."""
+    if info.status is SessionStatus.DELETED and not query.shows_deleted:
+        return False
+    wanted = (
+        (query.id, info.id),
+        (query.agent, info.agent_name),
+        (query.status, info.status),
+        (query.owner, info.owner),
+        (query.parent, info.parent_id),
+    )
+    if any(asked is not None and asked != found for asked, found in wanted):
+        return False
+    if query.tag is not None and query.tag not in info.tags:
+        return False
+    return not (
+        (query.created_after is not None and info.created_at <= query.created_after)
+        or (query.created_before is not None and info.created_at >= query.created_before)
+        or (query.updated_after is not None and info.updated_at <= query.updated_after)
+        or (query.updated_before is not None and info.updated_at >= query.updated_before)
+    )
+
+
+class IdPrefix(NamedTuple):
+    """A beginning of ids, checked, and which of the sessions that have it are sought."""
+
+    prefix: str
+    owner: str | None
+    deleted: bool
+    limit: int
+
+    @classmethod
+    def of(cls, prefix: str, owner: str | None, deleted: bool, limit: int) -> IdPrefix:
+        expect_count(limit, "$.limit", least=1)
+        expect(deleted, bool, "$.deleted")
+        check_owner(owner)
+        return cls(expect(prefix, str, "$.prefix") and SessionId(prefix), owner, deleted, limit)
+
+    def job(self) -> Job[list[SessionId]]:
+        deleted = SessionStatus.DELETED.value
+        where: dict[str, Any] = {"id >=": str(self.prefix), "id <": f"{self.prefix}{_BEHIND_ALL}"}
+        where["status" if self.deleted else "status !="] = deleted
+        if self.owner is not None:
+            where["owner"] = self.owner
+        rows = yield Select("session", ("id",), where, order="id", limit=self.limit)
+        try:
+            return [SessionId(found) for (found,) in rows]
+        except InvalidSessionId as error:
+            raise CorruptRecord(None, "of the session table", str(error)) from None

@@ -1,0 +1,222 @@
+"""Reading a session: its head, the values that it names, and those messages of its view that are not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
+from perdure.model.message import Message
+from perdure.stores.cache import CachedSession
+from perdure.stores.engine import Count, Job, Select
+from perdure.stores.format import packing
+from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.rows import Values, checksum, hash_of, seed_of
+from perdure.stores.format.tapes import TapeCache
+from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
+from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
+
+# Few enough to stay in the processor's cache while all of them are looked at at once, which is quicker than one by one.
+_DECODED_AT_ONCE = 128
+_READ_AT_ONCE = 4_096
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a load has read, to be put together where the tapes are. `head` is None if nothing has changed."""
+
+    erasures: int
+    head: StoredHead | None = None
+    values: Values = {}
+    fetched: Sequence[tuple[int | str, int, list[Message]]] = ()
+    """Messages that were not at hand: of a log, from a position on."""
+    place: Place | None = None
+
+
+class Load:
+    """A session asked for, as of a version or the newest. `known` is what is at hand of it."""
+
+    def __init__(
+        self,
+        session_id: str,
+        version: int | None,
+        origin: str,
+        known: CachedSession | None = None,
+        cached: Mapping[str, bytes] = {},
+    ) -> None:
+        self.session_id = session_id
+        self.version = version
+        self.known = known
+        self.cached = cached
+        self.tapes = TapeCache(origin, None if known is None else known.session)
+
+    @property
+    def may_be_at_hand(self) -> bool:
+        """Tell whether all of it is at hand, if it is still as it is known."""
+        known = self.known
+        return known is not None and known.at_hand and self.version in (None, known.session.version)
+
+    def is_current(self) -> Job[Loaded | None]:
+        """Look whether the session is as it is known; None if it is not."""
+        assert self.known is not None
+        seen = yield from peek(self.session_id)
+        return Loaded(seen[1]) if seen == (self.known.session.version, self.known.erasures) else None
+
+    def job(self) -> Job[Loaded | None]:
+        return (yield from _load(self))
+
+
+def _load(asked: Load) -> Job[Loaded | None]:
+    session_id, version = asked.session_id, asked.version
+    rows = yield Select("session", ("sid", "version", "log", "msg_end", "evt_end"), {"id": session_id})
+    if not rows:
+        yield from require_absent(session_id)
+        return None
+    sid, newest, log, msg_end, evt_end = rows[0]
+    yield from require_same(session_id, sid)
+    wanted = newest if version is None else version
+    found = yield Select("head", ("version", "crc", "body"), {"sid": sid, "version": wanted})
+    if version is None or not found:
+        last = yield Select("head", ("version",), {"sid": sid}, order="-version", limit=1)
+        if not is_there(session_id, version, newest, last[0][0] if last else None, bool(found)):
+            return None
+    at, crc, body = found[0]
+    if at != wanted:
+        raise CorruptRecord(session_id, f"head {wanted}", f"the index finds head {at} in its place")
+    head = StoredHead(unpacked_head(body, crc, session_id, sid, wanted), session_id, wanted)
+    values = yield from gather(session_id, head, asked.cached)
+    fetched = []
+    for each, start, stop in asked.tapes.missing(head.wanted(values)):
+        fetched.append((each, start, (yield from read_messages(session_id, each, start, stop))))
+    erasures = yield from count_of_erasures()
+    return Loaded(erasures, head, values, fetched, Place(sid, log, msg_end, evt_end))
+
+
+def is_there(session_id: str, version: int | None, newest: Any, last: Any, is_found: bool) -> bool:
+    """Tell whether there is a head of a version; CorruptRecord if it should be there and is not."""
+    if version is None and not (newest == last and is_found):
+        raise CorruptRecord(session_id, f"head {newest}", f"it should be the last one, and head {last} is")
+    if is_found:
+        return True
+    known = [number(each, session_id, "version") for each in (newest, last) if each is not None]
+    if version is not None and version > max(known, default=0):
+        return False
+    raise CorruptRecord(session_id, f"head {version}", "it is missing")
+
+
+def require_same(session_id: str, sid: int) -> Job[None]:
+    """Raise CorruptRecord if the row that an index leads to is another's."""
+    rows = yield Select("session", ("id",), {"sid": sid})
+    found = rows[0][0] if rows else None
+    if found != session_id:
+        raise CorruptRecord(session_id, "in the index of ids", f"it leads to {found!r}")
+
+
+def peek(session_id: str) -> Job[tuple[int, int] | None]:
+    """Return a session's version, and how much has been erased so far; None if there is no such session."""
+    rows = yield Select("session", ("version",), {"id": str(session_id)})
+    if not rows:
+        yield from require_absent(session_id)
+        return None
+    return rows[0][0], (yield from count_of_erasures())
+
+
+def exists(session_id: str) -> Job[bool]:
+    return (yield from peek(session_id)) is not None
+
+
+def gather(session_id: str, head: StoredHead, cached: Mapping[str, bytes] = {}) -> Job[Values]:
+    """Return all values that it takes to rebuild a version; blocks name further ones."""
+    values: Values = {}
+    while missing := [key for key in head.hashes(values) if key not in values]:
+        for key in missing:
+            known = cached.get(key)
+            values[key] = (yield from read_value(session_id, key)) if known is None else known
+    return values
+
+
+def read_value(session_id: str, key: str) -> Job[bytes]:
+    rows = yield Select("value", ("body",), {"hash": key})
+    return unpacked_value(session_id, key, rows[0][0] if rows else None)
+
+
+def unpacked_value(session_id: str, key: str, stored: bytes | None) -> bytes:
+    """Return a value as it was before it was packed; CorruptRecord if it is missing, or another."""
+    if stored is None:
+        raise CorruptRecord(session_id, f"value {key}", "it is missing")
+    try:
+        value = packing.unpack(stored) if type(stored) is bytes else b""
+    except InvalidData as error:
+        raise CorruptRecord(session_id, f"value {key}", str(error)) from None
+    if hash_of(value) != key:
+        raise CorruptRecord(session_id, f"value {key}", "its hash does not match")
+    return value
+
+
+def read_messages(session_id: str | None, log: int | str, start: int, stop: int) -> Job[list[Message]]:
+    """Return the messages of a stretch; CorruptRecord if one is missing or damaged."""
+    messages: list[Message] = []
+    for low in range(start, stop, _READ_AT_ONCE):
+        high = min(stop, low + _READ_AT_ONCE)
+        where = {"log": log, "pos >=": low, "pos <": high}
+        rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos")
+        messages += decoded(session_id, log, low, high, rows)
+    return messages
+
+
+def decoded(session_id: str | None, log: int | str, start: int, stop: int, rows: Sequence[Any]) -> list[Message]:
+    """Return the messages in (position, checksum, body), which have to be all of a stretch."""
+    messages: list[Message] = []
+    for low in range(0, len(rows), _DECODED_AT_ONCE):
+        messages += _decoded_at_once(session_id, log, start + low, rows[low : low + _DECODED_AT_ONCE])
+    if len(messages) != stop - start:
+        raise CorruptRecord(session_id, f"message {start + len(messages)} of log {log}", "it is missing")
+    return messages
+
+
+def _decoded_at_once(session_id: str | None, log: int | str, start: int, rows: Sequence[Any]) -> list[Message]:
+    positions, sums, bodies = zip(*rows, strict=True)
+    if positions != tuple(range(start, start + len(rows))) or not _are_sound(log, start, sums, bodies):
+        raise _damage(session_id, log, start, rows)
+    try:
+        return codec.decode_messages(bodies)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, f"a message from {start} on in log {log}", str(error)) from None
+
+
+def _are_sound(log: int | str, start: int, sums: Sequence[Any], bodies: Sequence[Any]) -> bool:
+    if not isinstance(log, int):
+        return True
+    seed = seed_of(log)
+    try:
+        return sums == tuple(map(crc32, bodies, range(seed + start, seed + start + len(bodies))))
+    except TypeError:  # a flipped bit can make a text of bytes
+        return False
+
+
+def _damage(session_id: str | None, log: int | str, start: int, rows: Sequence[Any]) -> CorruptRecord:
+    """Return what is wrong with the first row that is not what it should be."""
+    for expected, (pos, crc, body) in enumerate(rows, start):
+        if pos != expected:
+            return CorruptRecord(session_id, f"message {expected} of log {log}", "it is missing")
+        if not is_message_sound(log, pos, crc, body):
+            return CorruptRecord(session_id, f"message {pos} of log {log}", "its checksum does not match")
+    raise AssertionError("it is called where something is wrong")
+
+
+def is_message_sound(log: int | str, pos: int, crc: int | None, body: bytes) -> bool:
+    """Tell whether a message's row is what was written."""
+    return not isinstance(log, int) or (type(body) is bytes and checksum(body, log, pos) == crc)
+
+
+def read_log(log: int | str, start: int, stop: int) -> Job[list[Message]]:
+    """Return messages of a log, whoever shows them; SessionNotFound if it does not reach there, or does no longer."""
+    ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
+    if held < stop - start:
+        is_owned = (yield from owner_of_log(log)) is not None
+        if not is_owned or (yield from end_of_log(log)) < stop:
+            raise SessionNotFound(f"log {log}")
+    return (yield from read_messages(None, log, start, stop))

@@ -1,0 +1,220 @@
+"""The record of a session, its runs, its inbox and its idempotency keys: reading them, and posting to the inbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
+from perdure.model.transcript import LogRef
+from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord
+from perdure.stores.engine import Insert, Job, Lock, Select, Update
+from perdure.stores.format.packing import unpack_entries
+from perdure.stores.format.rows import LAST, Batch, batch_checksum, entry_checksum, key_checksum
+from perdure.stores.jobs.claiming import require_absent, sid_of
+from perdure.stores.jobs.loading import require_same
+from perdure.stores.jobs.saving import end_of_log, require_log
+
+
+class Asked(NamedTuple):
+    """Which entries are to be read: those after a number, the first or last so many of these, those of one run."""
+
+    after: int = 0
+    limit: int | None = None
+    last: int | None = None
+    run: str | None = None
+
+    def cut(self, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+        """Return the entries that were asked for, of entries in order."""
+        chosen = [entry for entry in entries if self.run in (None, entry.run)]
+        return chosen[: self.limit] if self.last is None else chosen[max(0, len(chosen) - self.last) :]
+
+
+ALL = Asked()
+
+
+def read_record(session_id: str, asked: Asked = ALL) -> Job[list[JournalEntry]]:
+    """Return entries of a session's record, in order. Batches are read whole, and cut to what was asked for."""
+    sid, end, _ = yield from _ends(session_id, "evt_end", "batch", "last")
+    first, final = min(asked.after, end) + 1, end
+    if asked.run is not None:
+        reach = yield from _reach_of(session_id, sid, asked.run)
+        first, final = max(first, reach[0]), min(final, reach[1])
+    elif asked.last is not None:
+        first = max(first, end - asked.last + 1)
+    elif asked.limit is not None:
+        final = min(final, first + asked.limit - 1)
+    found = yield from _read_batches(session_id, sid, first, final)
+    if asked.run is not None and found:
+        _require_ends(session_id, asked.run, *(entry for entry in (found[0], found[-1]) if entry.seq in reach))
+    return asked.cut(found)
+
+
+def _ends(session_id: str, end: str, table: str, column: str) -> Job[tuple[int, int, int]]:
+    """Return a session's number, where its record or inbox ends, and how far the inbox is taken."""
+    rows = yield Select("session", ("sid", end, "taken"), {"id": session_id})
+    if not rows:
+        yield from require_absent(session_id)
+        raise SessionNotFound(session_id)
+    sid, noted, taken = rows[0]
+    yield from require_same(session_id, sid)
+    newest = yield Select(table, (column,), {"sid": sid}, order=f"-{column}", limit=1)
+    found = newest[0][0] if newest else 0
+    if noted != found:
+        where = f"{'event' if table == 'batch' else table} {noted}"
+        raise CorruptRecord(session_id, where, f"it should be the last one, and {found} is")
+    return sid, noted, taken
+
+
+def _reach_of(session_id: str, sid: int, run: str) -> Job[tuple[int, int]]:
+    """Return the first and the last of a run's entries, 1 and 0 if there is none."""
+    where = {"sid": sid, "loop": run}
+    rows = yield Select("run", ("first_seq", "last_seq"), where)
+    if rows:
+        return rows[0][0], rows[0][1]
+    if (yield Select("run", ("run",), where, again=True)):
+        raise CorruptRecord(session_id, f"run {run}", "the index of runs does not find it")
+    return 1, 0
+
+
+def _require_ends(session_id: str, run: str, *ends: JournalEntry) -> None:
+    """Raise CorruptRecord if what is noted as a run's first or last entry is not of that run."""
+    if any(entry.run != run for entry in ends):
+        raise CorruptRecord(session_id, f"run {run}", "its record does not begin and end where it is noted to")
+
+
+def _read_batches(session_id: str, sid: int, first: int, final: int) -> Job[list[JournalEntry]]:
+    """Return the entries from one number to another; CorruptRecord if one of them is missing."""
+    if first > final:
+        return []
+    # The number of a batch is that of its last entry: the first batch that ends at or after an entry holds it.
+    bound = yield Select("batch", ("last",), {"sid": sid, "last >=": final}, order="last", limit=1)
+    where = {"sid": sid, "last >=": first, "last <=": bound[0][0] if bound else LAST}
+    rows = yield Select("batch", ("last", "count", "run", "crc", "body"), where, order="last")
+    numbers = sorted({row[2] for row in rows if row[2] is not None})
+    loops = dict((yield Select("run", ("run", "loop"), {"run in": numbers}))) if numbers else {}
+    found: list[JournalEntry] = []
+    for last, count, run, crc, body in rows:
+        found += entries_of(session_id, sid, last, count, loops.get(run), crc, body)
+    wanted = [entry for entry in found if first <= entry.seq <= final]
+    for expected, entry in zip_longest(range(first, final + 1), wanted):
+        if entry is None or entry.seq != expected:
+            raise CorruptRecord(session_id, f"event {expected}", "it is missing")
+    return wanted
+
+
+def entries_of(
+    session_id: str, sid: int, last: int, count: int, run: str | None, crc: int | None, body: bytes
+) -> list[JournalEntry]:
+    """Return the entries of a batch; CorruptRecord unless its row is what was written."""
+    where = f"event {last}"
+    is_sound = crc is None or (type(body) is bytes and batch_checksum(sid, last, Batch(count, run, {}, body)) == crc)
+    if not is_sound:
+        raise CorruptRecord(session_id, where, "its checksum does not match")
+    try:
+        entries = unpack_entries(run, body)
+    except InvalidData as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+    if len(entries) != count:
+        raise CorruptRecord(session_id, where, f"its batch should hold {count} entries, and holds {len(entries)}")
+    return [JournalEntry(seq, each.kind, each.body, each.run) for seq, each in enumerate(entries, last - count + 1)]
+
+
+def read_inbox(session_id: str, asked: Asked = ALL, *, taken_too: bool = False) -> Job[list[JournalEntry]]:
+    """Return the items of a session's inbox that nobody has taken yet, or all."""
+    sid, end, taken = yield from _ends(session_id, "inbox_end", "inbox", "seq")
+    after = min(max(asked.after, 0 if taken_too else taken), end)
+    columns = ("seq", "run", "kind", "crc", "body")
+    rows = yield Select("inbox", columns, {"sid": sid, "seq >": after}, order="seq")
+    for expected, seq in zip_longest(range(after + 1, end + 1), (row[0] for row in rows)):
+        if expected != seq:
+            raise CorruptRecord(session_id, f"inbox {expected}", "it is missing")
+    return asked.cut([posted_of(session_id, sid, *row) for row in rows])
+
+
+def posted_of(
+    session_id: str, sid: int, seq: int, run: str | None, kind: str, crc: int | None, body: bytes
+) -> JournalEntry:
+    """Return an item of an inbox; CorruptRecord unless its row is what was written."""
+    is_sound = crc is None or (type(body) is bytes and entry_checksum(sid, seq, run, kind, body) == crc)
+    if not is_sound:
+        raise CorruptRecord(session_id, f"inbox {seq}", "its checksum does not match")
+    return JournalEntry(seq, kind, codec.decode_plain(body), run)
+
+
+def post(session_id: str, entry: Entry, body: bytes) -> Job[int]:
+    """Put an item into a session's inbox, and return its number."""
+    yield Lock((session_id,))
+    rows = yield Select("session", ("sid", "inbox_end"), {"id": session_id})
+    if not rows:
+        raise SessionNotFound(session_id)
+    sid, seq = rows[0][0], rows[0][1] + 1
+    yield from write_inbox(sid, [(entry, body)], seq)
+    yield Update("session", {"inbox_end": seq}, {"sid": sid})
+    return int(seq)
+
+
+def write_inbox(sid: int, items: Iterable[tuple[Entry, bytes]], first: int = 1) -> Job[None]:
+    rows = [
+        (sid, seq, entry.run, entry.kind, entry_checksum(sid, seq, entry.run, entry.kind, body), body)
+        for seq, (entry, body) in enumerate(items, first)
+    ]
+    if rows:
+        yield Insert("inbox", ("sid", "seq", "run", "kind", "crc", "body"), rows)
+
+
+def runs(
+    session_id: str, origin: str, limit: int | None = None, before: int | None = None, run: str | None = None
+) -> Job[list[RunOnRecord]]:
+    """Return the newest runs on record, oldest first; those that began before a number; or one, by its id."""
+    sid = yield from sid_of(session_id)
+    where: dict[str, object] = {"sid": sid, "first_seq <": LAST if before is None else min(before, LAST)}
+    if run is not None:
+        where["loop"] = run
+    columns = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
+    rows = yield Select("run", columns, where, order="-first_seq", limit=limit)
+    found = []
+    for loop, first_seq, last_seq, log, start, stop in reversed(rows):
+        (first,) = yield from _read_batches(session_id, sid, first_seq, first_seq)
+        (last,) = yield from _read_batches(session_id, sid, last_seq, last_seq)
+        _require_ends(session_id, loop, first, last)
+        found.append(RunOnRecord(loop, first, last, LogRef(origin, log), start, stop))
+    return found
+
+
+def log_of(session_id: str, name: str, origin: str) -> Job[tuple[LogRef, int]]:
+    """Return a session's log, or a branch's, and the position behind its last message."""
+    sid = yield from sid_of(session_id)
+    rows = yield Select("log", ("log", "crc"), {"sid": sid, "name": name})
+    if not rows:
+        raise SessionNotFound(f"{session_id}/{name}")
+    log, crc = rows[0]
+    require_log(session_id, log, sid, name, crc)
+    return LogRef(origin, log), (yield from end_of_log(log))
+
+
+def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:
+    """Return an idempotency key and the version that its run has saved; None if there is none, or no such session."""
+    rows = yield Select("session", ("sid",), {"id": session_id})
+    if not rows:
+        return None
+    sid = rows[0][0]
+    where = {"sid": sid, "name": name}
+    found = yield Select("key", ("name", "digest", "version", "crc"), where)
+    if found:
+        require_key(session_id, sid, *found[0])
+        return Key(name, found[0][1]), found[0][2]
+    if (yield Select("key", ("sid",), where, again=True)):
+        raise CorruptRecord(session_id, f"key {name!r}", "it is noted, and its row is missing or has another name")
+    return None
+
+
+def require_key(session_id: str, sid: int, name: str, digest: str, version: int, crc: int | None) -> None:
+    """Raise CorruptRecord unless the row of an idempotency key is what was written."""
+    if crc is None:
+        return
+    types = (type(name), type(digest), type(version))
+    if types != (str, str, int) or key_checksum(sid, name.encode(), digest.encode(), version) != crc:
+        raise CorruptRecord(session_id, f"key {name!r}", "its checksum does not match")

@@ -1,0 +1,460 @@
+"""The changes to one session: a version that is kept, a claim that is taken, what is written ahead under one.
+
+Each knows when it is refused, the rows it writes, and what its caller is told. Engines that can make many changes at
+once ask it for these; all others drive its job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import count, repeat
+from typing import Any
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.errors import CorruptRecord, SessionConflict, SessionNotFound
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSession
+from perdure.model.transcript import LogRef
+from perdure.protocols import Appended, Claim, Key, StoredAt
+from perdure.stores.cache import CachedSession
+from perdure.stores.claims import Holder
+from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Select, Update
+from perdure.stores.format.heads import encode_head
+from perdure.stores.format.placement import Placement, foreign_stretches
+from perdure.stores.format.rows import (
+    Batch,
+    Stretch,
+    Values,
+    another_session,
+    batch_checksum,
+    checksum,
+    key_checksum,
+    log_checksum,
+    operation_id,
+    seed_of,
+)
+from perdure.stores.jobs.claiming import Facts, facts_of, refusal
+
+Pack = Callable[[bytes], bytes]
+"""What makes the body of a row smaller, if the engine wants it so."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a session's rows go: its numbers, and where its log and its record end."""
+
+    sid: int
+    log: int | str
+    msg_end: int = 0
+    evt_end: int = 0
+
+    def moved(self, messages: int, entries: int) -> Place:
+        return Place(self.sid, self.log, self.msg_end + messages, self.evt_end + entries)
+
+
+class Change:
+    """A change to one session. `refuse` and `draft` may be called again: much depends on how the session stands."""
+
+    def __init__(self, session_id: SessionId, origin: str) -> None:
+        self.session_id = session_id
+        self.origin = origin
+        self.op = operation_id()
+        self.finish: Callable[[Any], Any] = _as_it_is
+        """Called with what came of it, in the caller's event loop, even if the caller does not wait any more."""
+
+    def refuse(self, facts: Facts) -> None:
+        """Raise what is wrong; return if the change may be made to a session that stands so."""
+        raise NotImplementedError
+
+    def job(self) -> Job[Any]:
+        raise NotImplementedError
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A version about to be kept: the session as it will be, and the rows that make it so."""
+
+    session: AgentSession
+    place: Place
+    head: bytes
+    values: Values
+    """All that its head names by hash."""
+    new_values: Values
+    """Those that may not be there yet, as they are written."""
+    named: frozenset[Stretch]
+    """The stretches of others' logs that it shows."""
+    new_refs: tuple[Stretch, ...]
+    """Those that may not be noted yet."""
+    tags: tuple[str, ...] | None
+    """Its tags; None if they are as they were."""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a save came to."""
+
+    cached: CachedSession
+    is_waited_for: bool = False
+    """Whether the session's inbox holds something that nobody has taken."""
+
+
+class Keep(Change):
+    """A new version of a session: a save, or the first one of a new session."""
+
+    def __init__(
+        self,
+        session: AgentSession,
+        placement: Placement,
+        at: datetime,
+        *,
+        origin: str,
+        pack: Pack,
+        known: CachedSession | None = None,
+        claim: Claim | None = None,
+        batch: Batch | None = None,
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> None:
+        super().__init__(session.id, origin)
+        self.session = session
+        self.is_new = session.version == 0
+        self.version = session.version + 1
+        self.messages = placement.new
+        self.at = at
+        self.known = known
+        self.claim = claim
+        self.batch = batch
+        self.taken = taken
+        self.key = key
+        self._placement = placement
+        self._pack = pack
+
+    @property
+    def entries(self) -> int:
+        return self.batch.count if self.batch else 0
+
+    def refuse(self, facts: Facts) -> None:
+        if self.is_new:
+            if facts.sid is not None:
+                raise SessionConflict(self.session_id, 0, facts.version)
+            return
+        refused = refusal(self.session_id, facts, self.claim)
+        if refused is not None:
+            # A save under a claim whose session is gone has lost more than its claim.
+            raise SessionNotFound(self.session_id) if facts.sid is None else refused
+        if facts.version != self.session.version:
+            raise SessionConflict(self.session_id, self.session.version, facts.version)
+        if facts.created != self.session.info.created_at.timestamp():
+            raise another_session(self.session)
+
+    def draft(self, place: Place, known: CachedSession | None) -> Draft:
+        """Return what is to be written. `known` tells what is there already, if nothing was erased since."""
+        own = LogRef(self.origin, place.log)
+        settled = self._placement.settle(own, place.msg_end)
+        kept = AgentSession.reconstitute(settled, version=self.version, updated_at=self.at)
+        body, values = encode_head(kept, self.op)
+        if kept.state.execution is not None:
+            body = self._pack(body)  # what has run has a record, whose disk counts more than the time to pack
+        named = frozenset(foreign_stretches(kept, own))
+        noted, there = (known.refs, known.hashes) if known else (frozenset[Stretch](), frozenset[str]())
+        is_tagged = known is not None and known.session.info.tags == kept.info.tags
+        return Draft(
+            kept,
+            place,
+            body,
+            values,
+            {key: self._pack(values[key]) for key in values if key not in there},
+            named,
+            tuple(named - noted),
+            None if is_tagged else tuple(kept.info.tags),
+        )
+
+    def job(self) -> Job[Kept]:
+        yield Lock((self.session_id,), "share")
+        facts = yield from facts_of(self.session_id)
+        self.refuse(facts)
+        place = (yield from self._new_session()) if self.is_new else place_of(facts)
+        known = self.known if self.known is not None and self.known.erasures == facts.erasures else None
+        draft = self.draft(place, known)
+        yield from self._write(draft, facts)
+        return self.made(draft, facts)
+
+    def _new_session(self) -> Job[Place]:
+        info = self.session.info
+        columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": len(self.messages)}
+        columns |= {"updated": self.at.timestamp(), **EMPTY_SESSION}
+        sid, log = yield from new_session(columns)
+        return Place(sid, log)
+
+    def _write(self, draft: Draft, facts: Facts) -> Job[None]:
+        place, sid = draft.place, draft.place.sid
+        if not self.is_new:
+            yield Update("session", self.columns(draft, facts), {"sid": sid})
+        if draft.tags is not None:
+            if not self.is_new:
+                yield Delete("tag", {"sid": sid})
+            yield from write_tags(sid, draft.tags)
+        end = place.msg_end + len(self.messages)
+        yield from write_batch(sid, place.evt_end + self.entries, self.batch, (place.log, place.msg_end, end))
+        if self.key is not None:
+            yield from write_key(sid, self.key.name, self.key.digest, self.version)
+        yield from write_messages(place.log, place.msg_end, self.messages)
+        yield from write_head(sid, self.version, draft.head)
+        yield from write_values(sid, draft.new_values)
+        parent = self.session.info.parent_id
+        for stretch in draft.new_refs:
+            if (yield from must_note(sid, stretch, parent)):
+                yield from write_refs(sid, [stretch])
+
+    def columns(self, draft: Draft, facts: Facts) -> dict[str, Any]:
+        """Return what changes in the session's row. A save gives the claim back."""
+        info = draft.session.info
+        return {
+            "version": self.version,
+            "status": info.status.value,
+            "agent": info.agent_name,
+            "updated": self.at.timestamp(),
+            "msg_end": draft.place.msg_end + len(self.messages),
+            "evt_end": draft.place.evt_end + self.entries,
+            "taken": max(facts.taken, self.taken),
+            "claim": None,
+            "expires": None,
+        }
+
+    def made(self, draft: Draft, facts: Facts) -> Kept:
+        """Return what the save came to. `facts` are those from before it."""
+        cached = CachedSession(draft.session, facts.erasures, frozenset(draft.values), draft.named)
+        return Kept(cached, facts.inbox_end > max(facts.taken, self.taken))
+
+
+class Append(Change):
+    """Messages and entries written ahead under a claim."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        origin: str,
+        rows: Sequence[tuple[str, bytes]],
+        batch: Batch | None,
+        *,
+        taken: int = 0,
+        branch: str = "",
+    ) -> None:
+        super().__init__(claim.session_id, origin)
+        self.claim = claim
+        self.messages = [body for _, body in rows]
+        self.batch = batch
+        self.taken = taken
+        self.branch = branch
+        self._ids = [message_id for message_id, _ in rows]
+
+    @property
+    def entries(self) -> int:
+        return self.batch.count if self.batch else 0
+
+    def refuse(self, facts: Facts) -> None:
+        refused = refusal(self.session_id, facts, self.claim)
+        if refused is not None:
+            raise refused
+
+    def job(self) -> Job[Any]:
+        yield Lock((self.session_id,))
+        facts = yield from facts_of(self.session_id)
+        self.refuse(facts)
+        place = place_of(facts)
+        log, start = (yield from branch_log(place.sid, self.branch)) if self.branch else (place.log, place.msg_end)
+        yield from write_messages(log, start, self.messages)
+        end = place.evt_end + self.entries
+        yield from write_batch(place.sid, end, self.batch, (log, start, start + len(self.messages)))
+        yield Update("session", self.columns(place, facts), {"sid": place.sid})
+        return self.made(place, (log, start), facts)
+
+    def columns(self, place: Place, facts: Facts) -> dict[str, Any]:
+        """Return what changes in the session's row."""
+        return {
+            "msg_end": place.msg_end + (0 if self.branch else len(self.messages)),
+            "evt_end": place.evt_end + self.entries,
+            "taken": max(facts.taken, self.taken),
+            "expires": Later(self.claim.lease),
+        }
+
+    def made(self, place: Place, log: tuple[int | str, int], facts: Facts) -> Any:
+        """Return what the append came to; `log` is where its messages went. `facts` are those from before it."""
+        ref = LogRef(self.origin, log[0])
+        written: Mapping[str, StoredAt] = {key: StoredAt(ref, pos) for pos, key in enumerate(self._ids, log[1])}
+        return Appended(written, place.evt_end + self.entries, facts.inbox_end)
+
+
+class Take(Append):
+    """A claim, with a run's first entries."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        origin: str,
+        rows: Sequence[tuple[str, bytes]],
+        batch: Batch | None,
+        *,
+        take_over: bool,
+    ) -> None:
+        super().__init__(claim, origin, rows, batch)
+        self.take_over = take_over
+        self.holder = msgspec.json.encode(Holder.here(claim.owner))
+
+    def refuse(self, facts: Facts) -> None:
+        refused = refusal(self.session_id, facts, None, take_over=self.take_over)
+        if refused is not None:
+            raise refused
+        if facts.version != self.claim.version:
+            raise SessionConflict(self.session_id, self.claim.version, facts.version)
+
+    def columns(self, place: Place, facts: Facts) -> dict[str, Any]:
+        return {**super().columns(place, facts), "epoch": facts.epoch + 1, "claim": self.holder}
+
+    def made(self, place: Place, log: tuple[int | str, int], facts: Facts) -> tuple[Claim, Appended]:
+        return replace(self.claim, epoch=facts.epoch + 1), super().made(place, log, facts)
+
+
+def place_of(facts: Facts) -> Place:
+    assert facts.sid is not None, "who writes has made sure that the session is there"
+    return Place(facts.sid, facts.log, facts.msg_end, facts.evt_end)
+
+
+# A new session's row, but for what is known of it.
+EMPTY_SESSION: Mapping[str, Any] = {
+    **dict.fromkeys(("evt_end", "inbox_end", "taken", "epoch"), 0),
+    **dict.fromkeys(("claim", "expires"), None),
+}
+
+
+def info_columns(info: Any) -> dict[str, Any]:
+    """Return the columns that lists filter by, as a header says them."""
+    return {
+        "id": str(info.id),
+        "status": info.status.value,
+        "agent": info.agent_name,
+        "owner": info.owner,
+        "parent": None if info.parent_id is None else str(info.parent_id),
+        "created": info.created_at.timestamp(),
+    }
+
+
+def new_session(columns: Mapping[str, Any]) -> Job[tuple[int, int | str]]:
+    """Add a session's row, and begin its log; return the numbers of both."""
+    ((sid,),) = yield Insert("session", tuple(columns), [tuple(columns.values())])
+    log = yield from new_log(sid, "")
+    # A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
+    yield Update("session", {"log": log, "epoch": sid << 20}, {"sid": sid})
+    return sid, log
+
+
+def new_log(sid: int, name: str) -> Job[Any]:
+    """Begin a log of a session, and return its number."""
+    ((log,),) = yield Insert("log", ("sid", "name", "crc"), [(sid, name, -1)])
+    if isinstance(log, int):
+        yield Update("log", {"crc": log_checksum(log, sid, name.encode())}, {"log": log})
+    return log
+
+
+def branch_log(sid: int, name: str) -> Job[tuple[Any, int]]:
+    """Return a branch's log, begun if there is none, and where it ends."""
+    rows = yield Select("log", ("log", "crc"), {"sid": sid, "name": name})
+    if not rows:
+        return (yield from new_log(sid, name)), 0
+    log, crc = rows[0]
+    require_log(None, log, sid, name, crc)
+    return log, (yield from end_of_log(log))
+
+
+def end_of_log(log: int | str) -> Job[int]:
+    """Return the position behind a log's last message."""
+    last = yield Select("msg", ("pos",), {"log": log}, order="-pos", limit=1)
+    return last[0][0] + 1 if last else 0
+
+
+def write_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Job[None]:
+    if bodies:
+        sums: Iterator[int | None] = repeat(None)  # in a file, whose lines have checksums of their own
+        if isinstance(log, int):
+            sums = map(crc32, bodies, count(seed_of(log) + start))
+        yield Insert("msg", ("log", "pos", "crc", "body"), zip(repeat(log), count(start), sums, bodies, strict=False))
+
+
+def write_batch(sid: int, last: int, batch: Batch | None, stretch: Stretch) -> Job[None]:
+    """Put a batch on record, the last of whose entries has that number; its runs' messages stand in that stretch."""
+    if batch is None:
+        return
+    numbers: dict[str | None, int] = {}
+    first = last - batch.count + 1
+    columns = ("sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
+    for loop, (begin, end) in batch.reach.items():
+        reach = (sid, loop, first + begin, first + end, *stretch)
+        ((numbers[loop],),) = yield Insert("run", columns, [reach], or_set=("last_seq", "end_pos"))
+    row = (sid, last, batch.count, numbers.get(batch.run), batch_checksum(sid, last, batch), batch.body)
+    yield Insert("batch", ("sid", "last", "count", "run", "crc", "body"), [row])
+
+
+def write_key(sid: int, name: str, digest: str, version: int) -> Job[None]:
+    crc = key_checksum(sid, name.encode(), digest.encode(), version)
+    columns = ("sid", "name", "digest", "version", "crc")
+    yield Insert("key", columns, [(sid, name, digest, version, crc)], or_set=("digest", "version", "crc"))
+
+
+def write_head(sid: int, version: int, body: bytes) -> Job[None]:
+    yield Insert("head", ("sid", "version", "crc", "body"), [(sid, version, checksum(body, sid, version), body)])
+
+
+def write_values(sid: int, packed: Values) -> Job[None]:
+    if packed:
+        yield Insert("value", ("hash", "body"), list(packed.items()), or_set=())
+        yield Insert("uses", ("hash", "sid"), [(key, sid) for key in packed], or_set=())
+
+
+def write_tags(sid: int, tags: Sequence[str]) -> Job[None]:
+    if tags:
+        yield Insert("tag", ("tag", "sid"), [(tag, sid) for tag in tags])
+
+
+def write_refs(sid: int, stretches: Sequence[Stretch]) -> Job[None]:
+    if stretches:
+        rows = [(log, sid, start, stop) for log, start, stop in stretches]
+        yield Insert("ref", ("log", "child", "start", "stop"), rows)
+
+
+def must_note(sid: int, stretch: Stretch, parent: str | None) -> Job[bool]:
+    """Tell whether a stretch is another session's and not noted yet; SessionNotFound if it has been erased."""
+    log, start, stop = stretch
+    if (yield Select("ref", ("log",), {"child": sid, "log": log, "start <=": start, "stop >=": stop}, limit=1)):
+        return False
+    owner = yield from owner_of_log(log)
+    if owner is None:
+        ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
+        if held != stop - start:
+            raise SessionNotFound(parent or f"log {log}")
+    return owner != sid
+
+
+def owner_of_log(log: int | str) -> Job[int | None]:
+    """Return the number of the session whose log it is; None if that one is gone."""
+    rows = yield Select("log", ("sid",), {"log": log})
+    if not rows or not (yield Select("session", ("sid",), {"sid": rows[0][0]})):
+        return None
+    return int(rows[0][0])
+
+
+def require_log(session_id: str | None, log: int | str, sid: int, name: str, crc: int | None) -> None:
+    """Raise CorruptRecord unless the row that says whose log it is, is what was written."""
+    if not is_log_sound(log, sid, name, crc):
+        raise CorruptRecord(session_id, f"log {log}", "its checksum does not match")
+
+
+def is_log_sound(log: int | str, sid: int, name: str, crc: int | None) -> bool:
+    if crc is None:
+        return True
+    is_typed = type(log) is int and type(sid) is int and type(name) is str
+    return is_typed and log_checksum(int(log), sid, name.encode()) == crc

@@ -1,0 +1,409 @@
+"""The store: what every verb checks, which job it is, and the sessions at hand. Written once, for every engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Self, Unpack
+
+from perdure import codec
+from perdure.errors import CorruptRecord, SessionNotFound, StoreError
+from perdure.model.definition import AgentDefinition
+from perdure.model.ids import SessionId, now
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, SessionInfoList
+from perdure.model.transcript import LogRef
+from perdure.protocols import (
+    NOTHING_WRITTEN,
+    Appended,
+    ArchivedSession,
+    Claim,
+    Entry,
+    Filters,
+    JournalEntry,
+    Key,
+    Problem,
+    RunOnRecord,
+    Saved,
+    Saving,
+    SearchHit,
+    SessionQuery,
+    StoredAt,
+    checked_version,
+)
+from perdure.stores import checked
+from perdure.stores.cache import LRU, CachedSession, SessionCache
+from perdure.stores.engine import Engine
+from perdure.stores.format import packing
+from perdure.stores.format.placement import Placement, consolidate, is_at_hand
+from perdure.stores.format.rows import LAST, Batch, prepare_batch, prepare_entries
+from perdure.stores.jobs import claiming, loading, record
+from perdure.stores.jobs.listing import IdPrefix, Page
+from perdure.stores.jobs.loading import Load, Loaded
+from perdure.stores.jobs.saving import Append, Keep, Kept, Pack, Take
+
+if TYPE_CHECKING:
+    from perdure.stores.search import Query
+
+_LAST_WORD = 5.0
+
+
+class Store:
+    """Keeps sessions in an engine's tables."""
+
+    def __init__(self, engine: Engine, *, cache: int = 128) -> None:
+        self._engine = engine
+        self._cache = SessionCache(cache)
+        self._definitions: LRU[str, AgentDefinition] = LRU(256)
+        self._values: LRU[str, bytes] = LRU(256)
+        self._claims: dict[tuple[str, int], Claim] = {}
+        """Those that were taken here and not given back: they lapse when the store is closed."""
+        self._pack: Pack = packing.pack if engine.packs else bytes
+
+    async def __aenter__(self) -> Self:
+        await self._engine.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        claims, self._claims = list(self._claims.values()), {}
+        self._forget_all()
+        try:
+            if claims:
+                await self._lapse(claims)
+        finally:
+            await self._engine.__aexit__(*error)
+
+    async def _lapse(self, claims: Sequence[Claim]) -> None:
+        """Have claims lapse, if that can be done at once: else they do when their leases have run out."""
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                await self._engine.run(partial(claiming.lapse, claims), "write")
+
+    def pin(self, session_id: str) -> None:
+        """Keep a session at hand, however long it is not used."""
+        self._cache.pinned.add(SessionId(session_id))
+
+    def unpin(self, session_id: str) -> None:
+        self._cache.pinned.discard(SessionId(session_id))
+
+    def evict(self, session_id: str) -> None:
+        """Let go of a session that is at hand; the next load reads it again."""
+        self._cache.forget(SessionId(session_id))
+
+    def _forget_all(self) -> None:
+        """Let go of everything: it may be of what is about to be erased."""
+        self._cache.forget_all()
+        self._values.forget_all()
+        self._definitions.forget_all()
+
+    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
+        checked.create(session, written)
+        return (await self._keep(self._kept_as(session, written))).session
+
+    async def save(
+        self,
+        session: AgentSession,
+        *,
+        claim: Claim | None = None,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> AgentSession:
+        checked.save(session, claim, written, entries, taken, key)
+        return (await self._keep(self._kept_as(session, written, claim, entries, taken, key))).session
+
+    async def finish(self, session: AgentSession, saving: Saving) -> Saved:
+        claim, written, entries, taken, key = saving.claim, saving.written, saving.entries, saving.taken, saving.key
+        checked.save(session, claim, written, entries, taken, key)
+        return await self._keep(self._kept_as(session, written, claim, entries, taken, key))
+
+    def _kept_as(
+        self,
+        session: AgentSession,
+        written: Mapping[str, StoredAt],
+        claim: Claim | None = None,
+        entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> Keep:
+        if key is not None:
+            codec.check_text(f"{key.name}/{key.digest}", "$.key")
+        origin = self._origin
+        return Keep(
+            session,
+            Placement(session, origin, written),
+            now(),
+            origin=origin,
+            pack=self._pack,
+            known=self._known(session),
+            claim=claim,
+            batch=self._batch(entries),
+            taken=taken,
+            key=key,
+        )
+
+    def _known(self, session: AgentSession) -> CachedSession | None:
+        """Return what is at hand of a session, if it is of the version to be replaced: nothing has changed since."""
+        cached = self._cache.get(session.id)
+        return cached if cached is not None and cached.session.version == session.version else None
+
+    def _batch(self, entries: Sequence[Entry]) -> Batch | None:
+        return prepare_batch(entries, self._pack)
+
+    async def _keep(self, change: Keep) -> Saved:
+        change.finish = partial(self._remember, change)
+        kept: Kept = await self._engine.commit(change)
+        if not kept.cached.at_hand:
+            with suppress(CorruptRecord):  # it is saved all the same
+                session = await self.load(change.session_id, change.version)
+                return Saved(session or kept.cached.session, kept.is_waited_for)
+        return Saved(kept.cached.session, kept.is_waited_for)
+
+    def _remember(self, change: Keep, kept: Kept) -> Kept:
+        """Take note of what was saved, whether or not its caller still waits."""
+        if change.claim is not None:
+            self._claims.pop((change.session_id, change.claim.epoch), None)
+        before = kept.cached
+        session = consolidate(before.session)
+        cached = CachedSession(session, before.erasures, before.hashes, before.refs, is_at_hand(session))
+        self._cache.keep(session.id, cached)
+        return Kept(cached, kept.is_waited_for)
+
+    @property
+    def _origin(self) -> str:
+        if not self._engine.origin:
+            raise StoreError(f"This store is not open. Use it inside `async with {type(self).__name__}(…) as store:`.")
+        return self._engine.origin
+
+    async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
+        key, version = SessionId(session_id), checked_version(version)
+        if version is not None and not 0 < version <= LAST:
+            return None
+        cached = self._cache.recall(key)
+        load, loaded = await self._fetch(key, version, cached)
+        if loaded is not None and cached is not None and loaded.erasures != cached.erasures:
+            # Something was erased since: what is at hand may be what was erased.
+            load, loaded = await self._fetch(key, version, None)
+        if loaded is None:
+            self._cache.forget(key)
+            return None
+        if loaded.head is None:
+            assert cached is not None
+            return cached.session
+        session = self._assembled(load, loaded)
+        if version is None or (cached is not None and version == cached.session.version):
+            self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
+        return session
+
+    async def _fetch(
+        self, key: SessionId, version: int | None, cached: CachedSession | None
+    ) -> tuple[Load, Loaded | None]:
+        load = Load(key, version, self._origin, cached, self._values.snapshot())
+        return load, await self._engine.fetch(load)
+
+    def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
+        assert loaded.head is not None
+        for log, start, messages in loaded.fetched:
+            load.tapes.put(log, start, messages)
+        key = loaded.head.head.definition
+        session = loaded.head.session(loaded.values, load.tapes.span, self._definitions.recall(key))
+        self._definitions.keep(key, session.definition)
+        self._values.keep(key, loaded.values[key])
+        return session
+
+    async def exists(self, session_id: str) -> bool:
+        return await self._engine.run(partial(loading.exists, SessionId(session_id)), "glance")
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        page = Page(SessionQuery.of(filters))
+        return page.listed(await self._engine.page(page))
+
+    async def ids_with_prefix(
+        self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        return await self._engine.run(IdPrefix.of(prefix, owner, deleted, limit).job)
+
+    async def claim(
+        self,
+        session_id: str,
+        *,
+        version: int,
+        owner: str,
+        lease: float = 30.0,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        take_over: bool = False,
+    ) -> tuple[Claim, Appended]:
+        checked.claim(version, owner, lease, messages, entries, take_over)
+        asked = Claim(SessionId(session_id), 0, version, owner, lease)
+        change = Take(asked, self._origin, _encoded(messages), self._batch(entries), take_over=take_over)
+        change.finish = self._note_claim
+        taken: tuple[Claim, Appended] = await self._engine.commit(change)
+        return taken
+
+    def _note_claim(self, taken: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
+        self._claims[taken[0].session_id, taken[0].epoch] = taken[0]
+        return taken
+
+    async def heartbeat(self, claim: Claim) -> None:
+        checked.held(claim)
+        await self._engine.run(partial(claiming.heartbeat, claim), "write")
+
+    async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
+        checked.release(claim, interrupted)
+        await self._engine.run(partial(claiming.release, claim, interrupted), "write")
+        self._claims.pop((claim.session_id, claim.epoch), None)
+
+    async def append(
+        self,
+        claim: Claim,
+        *,
+        messages: Sequence[Message] = (),
+        entries: Sequence[Entry] = (),
+        log: str = "",
+        taken: int = 0,
+    ) -> Appended:
+        checked.append(claim, messages, entries, log, taken)
+        change = Append(claim, self._origin, _encoded(messages), self._batch(entries), taken=taken, branch=log)
+        appended: Appended = await self._engine.commit(change)
+        return appended
+
+    async def read(
+        self,
+        session_id: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        last: int | None = None,
+        run: str | None = None,
+        inbox: bool = False,
+    ) -> Sequence[JournalEntry]:
+        checked.read(after, limit, last, run, inbox)
+        job = record.read_inbox if inbox else record.read_record
+        return await self._engine.run(partial(job, SessionId(session_id), record.Asked(after, limit, last, run)))
+
+    async def runs(
+        self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
+    ) -> Sequence[RunOnRecord]:
+        checked.runs(limit, before, run)
+        return await self._engine.run(
+            partial(record.runs, SessionId(session_id), self._origin, limit, before, run), long=True
+        )
+
+    async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
+        checked.log_of(name)
+        return await self._engine.run(partial(record.log_of, SessionId(session_id), name, self._origin))
+
+    async def lapsed(self) -> Sequence[SessionId]:
+        return await self._engine.run(claiming.lapsed)
+
+    async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
+        checked.messages(log, start, stop, self._origin)
+        if type(log.key) is not self._engine.key_of_log or (isinstance(log.key, int) and not 0 <= log.key <= LAST):
+            raise SessionNotFound(f"log {log.key}")
+        return await self._engine.run(partial(loading.read_log, log.key, start, stop), long=True)
+
+    async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
+        checked.find_key(name)
+        return await self._engine.run(partial(record.find_key, SessionId(session_id), name))
+
+    async def is_claimed(self, session_id: str) -> bool:
+        return await self._engine.run(partial(claiming.is_claimed, SessionId(session_id)))
+
+    async def is_interrupted(self, session_id: str) -> bool:
+        return await self._engine.run(partial(claiming.is_interrupted, SessionId(session_id)), "glance")
+
+    async def post(self, session_id: str, entry: Entry) -> int:
+        checked.post(entry)
+        ((given, body),) = prepare_entries([entry])
+        return await self._engine.run(partial(record.post, SessionId(session_id), given, body), "write")
+
+    async def delete(self, session_id: str) -> None:
+        from perdure.stores.jobs import erasing
+
+        key = SessionId(session_id)
+        self._forget_all()
+        await self._engine.run(partial(erasing.delete, key), "erase")
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        """Erase sessions at the price of one, and return which; those that are being run, or gone already, are left."""
+        from perdure.stores.jobs import erasing
+
+        keys = checked.session_ids(session_ids)
+        self._forget_all()
+        return await self._engine.run(partial(erasing.delete_many, keys), "erase", long=True)
+
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        from perdure.stores.jobs import redaction
+
+        request = redaction.Request.of(session_id, message_ids, replacement)
+        self._forget_all()
+        try:
+            return await self._engine.run(partial(redaction.redact, request, now(), self._pack), "erase", long=True)
+        finally:
+            self._forget_all()
+
+    async def gc(self) -> int:
+        from perdure.stores.jobs import erasing
+
+        self._forget_all()
+        return await self._engine.run(erasing.gc, "erase", long=True)
+
+    async def search(
+        self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
+    ) -> Sequence[SearchHit]:
+        from perdure.stores.search import Query, everywhere
+
+        query = Query.of(text, owner, session_id, limit)
+        return await self._engine.run(partial(everywhere, query), long=True)
+
+    async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
+        from perdure.stores.jobs import archive
+
+        checked.dump(alone)
+        return await self._engine.run(partial(archive.dump, SessionId(session_id), self._origin, alone), long=True)
+
+    async def restore(self, archived: ArchivedSession) -> bool:
+        from perdure.stores.jobs import archive
+
+        checked.restore(archived)
+        return await self._engine.run(partial(archive.restore, archived, self._origin, self._pack), "write", long=True)
+
+    async def check(self) -> Sequence[Problem]:
+        from perdure.stores.jobs import checking
+
+        return [*await self._engine.faults(), *await self._engine.run(checking.check, long=True)]
+
+
+class IndexedEngine(Engine):
+    """An engine that searches by an index."""
+
+    async def search(self, query: Query) -> Sequence[SearchHit]:
+        raise NotImplementedError
+
+    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+        raise NotImplementedError
+
+
+class IndexedStore(Store):
+    """A store whose engine searches by an index."""
+
+    _engine: IndexedEngine
+
+    async def search(
+        self, text: str, *, owner: str | None = None, session_id: str | None = None, limit: int = 20
+    ) -> Sequence[SearchHit]:
+        from perdure.stores.search import Query
+
+        return await self._engine.search(Query.of(text, owner, session_id, limit))
+
+    async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+        checked.index(anew, progress)
+        return await self._engine.index(anew=anew, progress=progress)
+
+
+def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:
+    return [(message.id, codec.encode_message(message)) for message in messages]
