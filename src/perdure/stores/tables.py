@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.errors import StoreError
 from perdure.stores.engine import (
@@ -37,25 +38,43 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
+class Touched(NamedTuple):
+    """A row that was added, changed or removed, and what it was before: None if it was not there."""
+
+    table: str
+    row: Record
+    before: Record | None
+
+
 class Tables:
-    """All tables. What was changed since `begin` can be taken back."""
+    """All tables. What was changed since `begin` is known, and can be taken back."""
 
     def __init__(self) -> None:
-        self.tables = {name: Rows(table, self._note) for name, table in TABLES.items()}
-        self._undo: list[Callable[[], object]] = []
+        self.tables = {name: Rows(name, table, self._note) for name, table in TABLES.items()}
+        self.touched: list[Touched] = []
+        self._is_noting = True
 
-    def _note(self, undo: Callable[[], object]) -> None:
-        self._undo.append(undo)
+    def _note(self, touched: Touched) -> None:
+        if self._is_noting:
+            self.touched.append(touched)
 
     def begin(self) -> None:
-        self._undo.clear()
+        self.touched.clear()
 
     def take_back(self) -> None:
         """Undo every change since `begin`, the last one first."""
-        undo, self._undo = self._undo, []
-        for step in reversed(undo):
-            step()
-        self._undo.clear()
+        for each in reversed(self.touched):
+            self.tables[each.table].restore(each.row, each.before)
+        self.touched.clear()
+
+    @contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Change rows for good, as an engine does that reads them from elsewhere."""
+        before, self._is_noting = self._is_noting, False
+        try:
+            yield
+        finally:
+            self._is_noting = before
 
     def answer(self, statement: Statement) -> list[Any]:
         """Carry out a statement on rows; others are the engine's own."""
@@ -96,12 +115,15 @@ class Tables:
 
 
 class Rows:
-    """One table. `note` is told how to undo each change."""
+    """One table. `note` is told of each change."""
 
-    def __init__(self, table: Table, note: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(self, name: str, table: Table, note: Callable[[Touched], None]) -> None:
+        self._name = name
         self._table = table
         self._note = note
-        self._numbers = count(1)
+        numbers = count(1)
+        self.number_for: Callable[[Record], Any] = lambda row: next(numbers)
+        """Gives a new row its number, if the table is numbered."""
         self._all: dict[int, Record] = {}
         ways = {way[:length] for way in (*table.unique, *table.ways) for length in range(1, len(way) + 1)}
         self._ways: dict[tuple[str, ...], dict[Row, dict[int, Record]]] = {way: {} for way in ways}
@@ -148,15 +170,15 @@ class Rows:
     def _add(self, row: Record) -> Any:
         numbered = self._table.number
         if numbered and row.get(numbered) is None:
-            row[numbered] = next(self._numbers)
+            row[numbered] = self.number_for(row)
         whole = {name: row.get(name) for name in self._table.columns}
         self._enter(whole)
-        self._note(lambda: self._leave(whole))
+        self._note(Touched(self._name, whole, None))
         return whole.get(numbered)
 
     def remove(self, row: Record) -> None:
         self._leave(row)
-        self._note(lambda: self._enter(row))
+        self._note(Touched(self._name, row, dict(row)))
 
     def change(self, row: Record, values: Mapping[str, Any]) -> None:
         """Give a row other values; `"column +"` adds to the one there."""
@@ -166,12 +188,19 @@ class Rows:
             column, sign = condition_of(key)
             row[column] = row[column] + value if sign == "+" else value
         self._enter(row)
-        self._note(lambda: self._restore(row, before))
+        self._note(Touched(self._name, row, before))
 
-    def _restore(self, row: Record, before: Record) -> None:
-        self._leave(row)
-        row |= before
-        self._enter(row)
+    def holds(self, row: Record) -> bool:
+        """Tell whether a row is still there."""
+        return id(row) in self._all
+
+    def restore(self, row: Record, before: Record | None) -> None:
+        """Make a row what it was before; None if it was not there."""
+        if self.holds(row):
+            self._leave(row)
+        if before is not None:
+            row |= before
+            self._enter(row)
 
     def _enter(self, row: Record) -> None:
         self._all[id(row)] = row
