@@ -39,9 +39,9 @@ from perdure.errors import CorruptRecord, InvalidData
 from perdure.loop.compaction_summary import INSTRUCTIONS
 from perdure.model.ids import use
 from perdure.stores import file_erasure
-from perdure.stores.file_document import encode_document
-from perdure.stores.file_folder import Folder
-from perdure.stores.file_intent import write_intent
+from perdure.stores.file.document import encode_document
+from perdure.stores.folder import Folder
+from perdure.stores.file.pledge import write_intent
 from perdure.stores.format.packing import unpack
 from perdure.stores.redaction import Request
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver

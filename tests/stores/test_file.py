@@ -49,7 +49,7 @@ from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, Tape, Transcript
 from perdure.protocols import Entry, Key
 from perdure.stores.file import FileStore
-from perdure.stores.file_folder import Folder
+from perdure.stores.folder import Folder
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import FrozenClock
 from perdure.testing.samples import fork, new_session, note, say, show, texts

@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry
 from perdure.stores.file import FileStore
-from perdure.stores.file_log import encode_operation, line
+from perdure.stores.file.log import encode_operation, line
 from perdure.testing.samples import fork, say, texts
 
 

@@ -46,7 +46,7 @@ with FileLock(Path(sys.argv[1])):
     sys.stdout.flush()
     signal.pause()
 """
-FORK_OF_FILES = FORK.replace("file_lock import FileLock", "file_folder import Folder").replace(
+FORK_OF_FILES = FORK.replace("file_lock import FileLock", "folder import Folder").replace(
     "with FileLock(Path(sys.argv[1])):", "with Folder(Path(sys.argv[1])).locked(['s'], 5):"
 )
 

@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.model.ids import SessionId, new_id
 from perdure.model.record import SessionRecord
 from perdure.redaction.records import REPLACEMENT, RecordRedaction
-from perdure.stores.file_folder import Folder, NotAFile
+from perdure.stores.folder import Folder, NotAFile
 from perdure.stores.redaction import Request
 
 _log = logging.getLogger("perdure.stores")

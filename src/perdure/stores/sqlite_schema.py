@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from perdure.errors import ConfigurationError, StoreError
-from perdure.stores.file_folder import make_directory, sync_directory
+from perdure.stores.folder import make_directory, sync_directory
 from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum
 from perdure.stores.sqlite_wal import require_sound_log
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from perdure.errors import CorruptRecord, InvalidSessionFile, UnreadableFile
 from perdure.protocols import Problem
-from perdure.stores.file_directory import Directory
-from perdure.stores.file_document import document_file, encode_document
+from perdure.stores.file.directory import Directory
+from perdure.stores.file.document import document_file, encode_document
 from perdure.stores.file_intent import intent_file, read_intent, sessions_with_intent
-from perdure.stores.file_log import LogKey, SessionLog, log_file
+from perdure.stores.file.log import LogKey, SessionLog, log_file
 from perdure.stores.file_reads import assembled
 from perdure.stores.format.rows import Stretch, hash_of
 from perdure.stores.moving import LENT

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
-from perdure.protocols import Claim
-from perdure.stores.cache import LRU
-from perdure.stores.file_document import HEADER_LINES, Header, check_document, document_file, read_header
-from perdure.stores.file_folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
-from perdure.stores.file_log import LogKey, SessionLog, log_file
+from perdure.stores.file.document import HEADER_LINES, Header, check_document, document_file, read_header
+from perdure.stores.folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
+from perdure.stores.file.log import SessionLog, log_file
 from perdure.stores.format.rows import checksum
 
 T = TypeVar("T")
@@ -27,7 +25,7 @@ T = TypeVar("T")
 _IDENTITY = ".perdure"
 _SESSION = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})\.jsonl?")
 _REMAINDER = re.compile(r"(?P<base>[^@/]+@[0-9]+)\.jsonl")
-_LOGS_AT_HAND = 32
+_STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}(@[0-9]{1,20})?")
 
 
 class Directory:
@@ -36,9 +34,6 @@ class Directory:
     def __init__(self, path: Path, lock_timeout: float) -> None:
         self.folder = Folder(path)
         self.lock_timeout = lock_timeout
-        self.claims: set[Claim] = set()
-        """Those that were taken here and, as far as is known, not given back."""
-        self._logs: LRU[str, SessionLog] = LRU(_LOGS_AT_HAND)
         with ExitStack() as undo:
             undo.callback(self.folder.close)
             try:
@@ -48,7 +43,6 @@ class Directory:
             undo.pop_all()
 
     def close(self) -> None:
-        self.forget_all()
         self.folder.close()
 
     def run(self, job: Callable[[Directory], T], turn: Turn | None = None) -> T:
@@ -72,26 +66,27 @@ class Directory:
         found = map(_REMAINDER.fullmatch, self.folder.names())
         return {match["base"] for match in found if match}
 
-    def exists(self, session_id: str) -> bool:
-        if self.folder.size(document_file(session_id)) is not None:
-            return True
-        log = self.log(session_id)
-        return log.version > 0 or bool(log.damage)
+    def has(self, log: SessionLog) -> bool:
+        """Tell whether there is a session, sound or damaged, to a log."""
+        return log.version > 0 or bool(log.damage) or self.folder.size(document_file(log.stem)) is not None
 
-    def existing(self, session_id: str) -> SessionLog | None:
-        """A session's log, and it is sound; None if there is no such session."""
-        log = self.log(session_id)
+    def leftovers(self, session_id: str) -> list[str]:
+        """Return the names of what killed writers of a session may have left."""
+        left = re.compile(rf"{re.escape(session_id)}(\.torn-[0-9]+|\.jsonl?\.tmp|@[0-9]+\.jsonl\.tmp)")
+        return [name for name in self.folder.names() if left.fullmatch(name)]
+
+    def sound(self, log: SessionLog) -> SessionLog | None:
+        """Return a session's log; None if there is no such session, CorruptRecord if it is damaged."""
         if log.damage:
             raise log.damage[0]
         if log.version > 0:
             return log
-        if self.folder.size(document_file(session_id)) is not None:
-            raise CorruptRecord(session_id, log.file, "the session's log is missing, though its document is there")
+        if self.folder.size(document_file(log.stem)) is not None:
+            raise CorruptRecord(log.stem, log.file, "the session's log is missing, though its document is there")
         return None
 
-    def log(self, stem: str) -> SessionLog:
-        """A log as it stands now, damage and all; an empty one if there is no such file."""
-        known = self._logs.pop(stem, None)
+    def log(self, stem: str, known: SessionLog | None = None) -> SessionLog:
+        """A log as it stands now, damage and all; an empty one if there is no such file. `known` is grown, if it can be."""
         try:
             with self.folder.reading(log_file(stem)) as handle:
                 if handle is None:
@@ -100,34 +95,7 @@ class Directory:
                 log.feed(read_from(handle, log.end))
         except NotAFile as error:
             raise CorruptRecord(stem, log_file(stem), str(error.strerror)) from None
-        self.remember(log)
         return log
-
-    def remember(self, log: SessionLog) -> None:
-        if not log.damage:
-            self._logs.keep(log.stem, log)
-
-    def forget(self, log: SessionLog) -> None:
-        self._logs.pop(log.stem, None)
-
-    def forget_all(self) -> None:
-        self._logs.clear()
-
-    def log_of(self, key: int | str) -> SessionLog | None:
-        """The log of a key: the session's, if it still is that session, or what its deletion has left."""
-        found = LogKey.parse(key)
-        if found is None:
-            return None
-        for stem in (found.owner, found.base):
-            log = self.log(stem)
-            if log.key == found.base:
-                return log
-        return None
-
-    def rows(self, key: int | str) -> Mapping[int, bytes]:
-        """The messages of a log by position; none if there is no such log."""
-        log = self.log_of(key)
-        return {} if log is None else log.rows(key)
 
     def since(self, session_id: str, header: Header) -> SessionLog:
         """What has been written to a log since its document was made; nothing before that is read."""
@@ -165,14 +133,6 @@ class Directory:
     def path_of(self, session_id: str) -> Path:
         return self.folder.path / document_file(session_id)
 
-    def surely(self, session_id: str, look: Callable[[], T]) -> T:
-        """What is seen in passing; under the lock, if that seems damaged, since a writer may have been at work."""
-        try:
-            return look()
-        except (CorruptRecord, InvalidSessionFile):
-            with self.locked({session_id}):
-                return look()
-
     @contextmanager
     def locked(self, ids: Iterable[str]) -> Iterator[None]:
         """Hold sessions' locks. The lock of a session that is not there goes with its last holder."""
@@ -185,6 +145,16 @@ class Directory:
                     files = (log_file(session_id), document_file(session_id))
                     if all(self.folder.size(name) is None for name in files):
                         self.folder.discard(lock_file(session_id))
+
+
+def is_stem(name: str) -> bool:
+    """Tell whether a name is one that a log's file may have, without its ending: no other leads out of the directory."""
+    return _STEM.fullmatch(name) is not None
+
+
+def owner_of(stem: str) -> str:
+    """Return the session whose lock protects a log."""
+    return stem.partition("@")[0]
 
 
 def store_error(error: OSError, path: Path) -> StoreError:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.errors import StoreError
-from perdure.stores.file_directory import Directory
-from perdure.stores.file_folder import PutBack, Turn
+from perdure.stores.file.directory import Directory
+from perdure.stores.folder import PutBack, Turn
 from perdure.waiting import see_through
 
 T = TypeVar("T")
@@ -63,11 +63,15 @@ class FileThread:
         if self.is_inherited:
             raise StoreError("This store was opened in another process. Open one of your own after the fork.")
 
-    async def run(self, job: Callable[[Directory], T], *, patient: bool = False) -> T:
-        """Return what a job comes to. A patient one is not put back: others wait while it waits for a lock."""
+    async def run(
+        self, job: Callable[[Directory], T], *, patient: bool = False, finish: Callable[[T], Any] | None = None
+    ) -> Any:
+        """Return what a job comes to. A patient one is not put back: others wait while it waits for a lock.
+
+        `finish` is called with what it came to in the caller's event loop, even if the caller waits no more.
+        """
         self.check_process()
-        result: T = await self._ask(_Request(job, patient))
-        return result
+        return await self._ask(_Request(job, patient, finish))
 
     async def _ask(self, request: _Request) -> Any:
         with self._closing:
@@ -136,9 +140,12 @@ def _pause() -> float:
 class _Request:
     """A job, and the future of the loop that waits for it."""
 
-    def __init__(self, job: Callable[..., Any], patient: bool) -> None:
+    def __init__(
+        self, job: Callable[..., Any], patient: bool, finish: Callable[[Any], Any] | None = None
+    ) -> None:
         self._job = job
         self._patient = patient
+        self._finish = finish
         self._turn: Turn | None = None
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self._loop.create_future()
@@ -166,6 +173,8 @@ class _Request:
             self._loop.call_soon_threadsafe(self._settle, result, error)
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
+        if error is None and self._finish is not None:
+            result = self._finish(result)
         if self.future.done():  # its caller was cancelled
             return
         if error is None:

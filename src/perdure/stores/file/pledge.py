@@ -9,13 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from perdure.errors import CorruptRecord
-from perdure.model.ids import SessionId
-from perdure.stores.file_folder import Folder
+from perdure.stores.folder import Folder
 from perdure.stores.format.rows import checksum
-from perdure.stores.redaction import Request
 
 _FILE = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})\.redaction")
 
@@ -24,21 +20,19 @@ def intent_file(session_id: str) -> str:
     return f"{session_id}.redaction"
 
 
-def write_intent(folder: Folder, request: Request) -> None:
-    body = msgspec.json.encode([request.ids, request.replacement])
-    folder.replace(intent_file(request.session_id), b"%08x %b\n" % (checksum(body), body))
+def write_intent(folder: Folder, session_id: str, body: bytes) -> None:
+    folder.replace(intent_file(session_id), b"%08x %b\n" % (checksum(body), body))
 
 
-def read_intent(folder: Folder, session_id: str) -> Request | None:
-    """Return the redaction that was begun in a session; None if all were finished, CorruptRecord if it is damaged."""
+def read_intent(folder: Folder, session_id: str) -> bytes | None:
+    """Return what was begun in a session; None if all was finished, CorruptRecord if it is damaged."""
     raw = folder.read(intent_file(session_id))
     if raw is None:
         return None
     body = raw[9:-1]
     if raw != b"%08x %b\n" % (checksum(body), body):
         raise CorruptRecord(session_id, intent_file(session_id), "its checksum does not match")
-    ids, replacement = msgspec.json.decode(body, type=tuple[tuple[str, ...], str])
-    return Request(SessionId(session_id), ids, replacement)
+    return body
 
 
 def remove_intent(folder: Folder, session_id: str) -> None:

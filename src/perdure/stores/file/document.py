@@ -14,7 +14,7 @@ import msgspec
 from perdure import codec
 from perdure.errors import InvalidData, InvalidSessionFile
 from perdure.model.session import AgentSession, AgentSessionInfo
-from perdure.stores.file_log import SessionLog
+from perdure.stores.file.log import SessionLog
 from perdure.stores.format.rows import checksum
 
 HEADER_LINES = 4

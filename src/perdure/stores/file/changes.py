@@ -1,0 +1,204 @@
+"""What a job has changed of a log, from rows to lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.protocols import Entry
+from perdure.stores.claims import Holder
+from perdure.stores.engine import TABLES
+from perdure.stores.file.desk import Desk
+from perdure.stores.file.log import Held, Line, LogKey, line, opening
+from perdure.stores.format.packing import unpack_entries
+from perdure.stores.tables import Record
+
+# Rows of these are not only added: their lines are written again where they have changed.
+_REPLACED = ("msg", "head", "batch", "inbox")
+
+
+class Changes:
+    """The rows of one log that were added, changed (with what they were before) and removed, by table."""
+
+    def __init__(self, stem: str) -> None:
+        self.stem = stem
+        self.added: dict[str, list[Record]] = {}
+        self.changed: dict[str, list[tuple[Record, Record]]] = {}
+        self.removed: dict[str, list[Record]] = {}
+
+    def note(self, table: str, before: Record | None, after: Record | None) -> None:
+        if before is None and after is not None:
+            self.added.setdefault(table, []).append(after)
+        elif before is not None and after is None:
+            self.removed.setdefault(table, []).append(before)
+        elif before is not None and after is not None and before != after:
+            self.changed.setdefault(table, []).append((before, after))
+
+    @property
+    def is_remainder(self) -> bool:
+        """Whether it is what is left of an erased session."""
+        return "@" in self.stem
+
+    @property
+    def is_erasure(self) -> bool:
+        return "session" in self.removed
+
+    @property
+    def is_trim(self) -> bool:
+        return self.is_remainder and "msg" in self.removed
+
+    @property
+    def is_rewrite(self) -> bool:
+        return any(table in self.changed for table in _REPLACED) or "uses" in self.removed
+
+
+def changes_of(desk: Desk) -> list[Changes]:
+    """Return what a job has changed, by logs, in the order in which they were changed last."""
+    firsts: dict[tuple[str, int], tuple[str, Record, Record | None]] = {}
+    found: dict[str, Changes] = {}
+    for touched in desk.tables.touched:
+        firsts.setdefault((touched.table, id(touched.row)), touched)
+        stem = desk.stem_of(touched.table, touched.row)
+        if stem is not None:
+            found[stem] = found.pop(stem, None) or Changes(stem)
+    rows: dict[tuple[str, Any], list[Record | None]] = {}
+    for table, row, before in firsts.values():
+        for place, each in ((0, before), (1, row if desk.rows_of(table).holds(row) else None)):
+            if each is not None:
+                rows.setdefault((table, _key_of(table, each)), [None, None])[place] = each
+    for (table, _), (before, after) in rows.items():
+        stem = desk.stem_of(table, after or before or {})
+        if stem is not None:
+            found[stem].note(table, before, after)
+    return list(found.values())
+
+
+def _key_of(table: str, row: Record) -> tuple[Any, ...]:
+    columns = TABLES[table].unique[0] if TABLES[table].unique else TABLES[table].columns
+    return tuple(row[name] for name in columns)
+
+
+def shown_owners(changes: Changes) -> set[str]:
+    """Return the sessions that one has begun to show."""
+    keys = (LogKey.parse(row["log"]) for row in changes.added.get("ref", ()))
+    return {key.owner for key in keys if key is not None}
+
+
+def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
+    """Return the lines of an operation, and those of another one to come behind it."""
+    before, after = _session_rows(changes)
+    first = [] if before or not after else [opening(after["log"])]
+    claims = [] if after is None else list(_claim_lines(before, after))
+    messages = (
+        line("message", _branch(row["log"]), row["pos"], row["body"]) for row in changes.added.get("msg", ())
+    )
+    heads = sorted(changes.added.get("head", ()), key=lambda row: row["version"])
+    lines = [
+        *messages,
+        *_value_lines(changes, desk),
+        *_ref_lines(changes.added.get("ref", ())),
+        *_event_lines(changes.added.get("batch", ()), desk),
+        *(line("taken", at=after["taken"]) for _ in "1" if after and after["taken"] > (before or after)["taken"]),
+        *_key_lines(changes),
+        *_inbox_lines(changes.added.get("inbox", ())),
+        *(each for each in claims if each.kind == "release"),
+        *(line("head", at=row["version"], body=row["body"]) for row in heads),
+    ]
+    held = [each for each in claims if each.kind != "release"]
+    # A claim is looked for behind the operation that has made the newest version.
+    return ([*first, *lines], held) if heads else ([*first, *held, *lines], [])
+
+
+def _session_rows(changes: Changes) -> tuple[Record | None, Record | None]:
+    for row in changes.added.get("session", ()):
+        return None, row
+    for before, after in changes.changed.get("session", ()):
+        return before, after
+    return None, None
+
+
+def _claim_lines(before: Record | None, after: Record) -> Iterator[Line]:
+    was = before or {"claim": None, "expires": None, "epoch": 0}
+    at = after["sid"] if before is None else after["epoch"]  # claims on a new session are counted from its birth on
+    if after["claim"] is None:
+        if was["claim"] is not None:
+            yield line("release", at=at)
+    elif was["claim"] is None or was["epoch"] != after["epoch"]:
+        holder = msgspec.json.decode(after["claim"], type=Holder)
+        yield line("claim", at=at, body=msgspec.json.encode(Held(holder, after["expires"])))
+    elif was["expires"] != after["expires"]:
+        yield line("beat", at=at, body=msgspec.json.encode(after["expires"]))
+
+
+def _branch(log: str) -> str:
+    key = LogKey.parse(log)
+    return key.name if key else ""
+
+
+def _value_lines(changes: Changes, desk: Desk) -> Iterator[Line]:
+    for row in changes.added.get("uses", ()):
+        for value in desk.rows_of("value").find({"hash": row["hash"]}):
+            yield line("value", row["hash"], body=value["body"])
+
+
+def _ref_lines(rows: Iterable[Record]) -> list[Line]:
+    shown = sorted((row["log"], row["start"], row["stop"]) for row in rows)
+    return [line("ref", log, body=msgspec.json.encode([start, stop])) for log, start, stop in shown]
+
+
+def _event_lines(rows: Iterable[Record], desk: Desk) -> Iterator[Line]:
+    for row in sorted(rows, key=lambda row: int(row["last"])):
+        yield from (line("event", at=seq, body=body) for seq, body in _entries(row, desk))
+
+
+def _entries(row: Record, desk: Desk) -> Iterator[tuple[int, bytes]]:
+    """Return the entries of a batch, each with its number."""
+    loop = next((run["loop"] for run in desk.rows_of("run").find({"run": row["run"]})), None)
+    first = row["last"] - row["count"] + 1
+    for seq, entry in enumerate(unpack_entries(loop, row["body"]), first):
+        yield seq, codec.encode(entry)
+
+
+def _inbox_lines(rows: Iterable[Record]) -> list[Line]:
+    return [line("inbox", at=row["seq"], body=_posted(row)) for row in sorted(rows, key=lambda row: int(row["seq"]))]
+
+
+def _posted(row: Record) -> bytes:
+    return codec.encode(Entry(row["kind"], codec.decode_plain(row["body"]), row["run"]))
+
+
+def _key_lines(changes: Changes) -> list[Line]:
+    rows = [*changes.added.get("key", ()), *(after for _, after in changes.changed.get("key", ()))]
+    return [line("key", row["name"], row["version"], msgspec.json.encode(row["digest"])) for row in rows]
+
+
+class Rewriting:
+    """The lines of a log as they are to be."""
+
+    def __init__(self, changes: Changes, desk: Desk) -> None:
+        self._bodies = dict(_bodies(changes.changed, desk))
+        self._unused = {row["hash"] for row in changes.removed.get("uses", ())}
+
+    def __call__(self, each: Line) -> Line:
+        if each.kind == "value" and each.name in self._unused:
+            # An empty one in its place, so that no line is missing.
+            return replace(each, name="", body=msgspec.Raw(b"null"))
+        body = self._bodies.get((each.kind, each.name, each.at))
+        return each if body is None else replace(each, body=msgspec.Raw(body))
+
+
+def _bodies(
+    changed: Mapping[str, list[tuple[Record, Record]]], desk: Desk
+) -> Iterator[tuple[tuple[str, str, int], bytes]]:
+    for _, row in changed.get("msg", ()):
+        yield ("message", _branch(row["log"]), row["pos"]), row["body"]
+    for _, row in changed.get("head", ()):
+        yield ("head", "", row["version"]), row["body"]
+    for _, row in changed.get("batch", ()):
+        yield from ((("event", "", seq), body) for seq, body in _entries(row, desk))
+    for _, row in changed.get("inbox", ()):
+        yield ("inbox", "", row["seq"]), _posted(row)

@@ -1,0 +1,216 @@
+"""What a job has changed, put into files: each log's share whole or not at all, and the document beside it.
+
+An operation is appended to a log. Where lines have changed, the log is written again. Of an erased session only those
+messages stay that others show, in a remainder: a log under the erased one's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, TypeVar
+
+from perdure.errors import CorruptRecord, InvalidSessionFile
+from perdure.model.session import AgentSession
+from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of, shown_owners
+from perdure.stores.file.desk import Desk, MoreLocks
+from perdure.stores.file.directory import Directory, owner_of
+from perdure.stores.file.document import document_file, encode_document
+from perdure.stores.file.log import (
+    Line,
+    SessionLog,
+    encode_operation,
+    line,
+    log_file,
+    opening,
+    rewritten,
+)
+from perdure.stores.file.pledge import intent_file, remove_intent, write_intent
+from perdure.stores.folder import read_from, temporary
+from perdure.stores.format.placement import is_at_hand
+from perdure.stores.format.rows import operation_id
+from perdure.stores.jobs.saving import Kept
+
+T = TypeVar("T")
+
+
+def commit(desk: Desk, result: object) -> None:
+    """Write what a job has changed; MoreLocks if it concerns sessions that are not locked."""
+    changes = changes_of(desk)
+    needed = {owner_of(each.stem) for each in changes}.union(*map(shown_owners, changes))
+    if not needed <= desk.held:
+        raise MoreLocks(needed)
+    erased = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_erasure]
+    trimmed = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_trim]
+    rewrites = [_Rewrite.of(each, desk) for each in changes if each.is_rewrite and not each.is_erasure]
+    appends = [
+        (each.stem, *lines_of(each, desk))
+        for each in changes
+        if not (each.is_erasure or each.is_trim or each.is_rewrite)
+    ]
+    desk.tables.take_back()
+    if erased or trimmed:
+        for stem, lines in erased:
+            _erase(desk, stem, lines)
+        trim(desk, trimmed)
+    if rewrites:
+        _rewrite(desk, rewrites)
+    kept = result.cached.session if isinstance(result, Kept) else None
+    for stem, lines, behind in appends:
+        for operation in filter(None, (lines, behind)):
+            _append(desk, stem, operation, kept)
+    for session_id in desk.pledges:
+        remove_intent(desk.directory.folder, session_id)
+
+
+def _left_of(desk: Desk, stem: str) -> list[Line]:
+    """Return the messages of a log that are left, as lines for a log of their own."""
+    rows, found = desk.look(stem), list[Line]()
+    rows.make("msg")
+    for name in rows.log.messages if rows.key else ():
+        left = desk.rows_of("msg").find({"log": rows.log.key_of(name)})
+        found += [line("message", name, row["pos"], row["body"]) for row in sorted(left, key=lambda row: row["pos"])]
+    return [opening(rows.key), *found] if found else []
+
+
+def _erase(desk: Desk, session_id: str, left: list[Line]) -> None:
+    """Erase a session's files. What others show of it stays."""
+    directory, rows = desk.directory, desk.look(session_id)
+    if rows.key:
+        _keep(directory, rows.key, left)
+    directory.folder.remove(document_file(session_id), intent_file(session_id), *directory.leftovers(session_id))
+    directory.folder.sync()
+    # The session is gone when its log is. Killed before that, a deletion can be repeated; killed after it, gc and the
+    # next deletion that finds nothing to delete erase what was left too long.
+    directory.folder.remove(rows.log.file)
+    directory.folder.sync()
+    desk.forget(session_id)
+
+
+def trim(desk: Desk, remainders: Iterable[tuple[str, list[Line]]]) -> None:
+    """Erase from remainders what nobody shows."""
+    for stem, left in remainders:
+        _keep(desk.directory, stem, left)
+        desk.forget(stem)
+    desk.directory.folder.sync()
+
+
+def _keep(directory: Directory, base: str, lines: list[Line]) -> None:
+    if lines:
+        directory.folder.replace(log_file(base), encode_operation(lines, 1))
+    else:
+        directory.folder.remove(log_file(base), temporary(log_file(base)))
+
+
+class _Rewrite(NamedTuple):
+    """A log that is to be written again."""
+
+    stem: str
+    body: bytes
+    is_session: bool
+
+    @classmethod
+    def of(cls, changes: Changes, desk: Desk) -> _Rewrite:
+        log = desk.look(changes.stem).log
+        if log.damage:
+            raise log.damage[0]
+        with desk.directory.folder.reading(log.file) as handle:
+            assert handle is not None, "it has just been read"
+            raw = read_from(handle, 0)[: log.end]
+        body = rewritten(raw, operation_id(), Rewriting(changes, desk))
+        lines, _ = lines_of(changes, desk)
+        return cls(changes.stem, body + (log.encode(lines) if lines else b""), not changes.is_remainder)
+
+
+def _rewrite(desk: Desk, rewrites: Sequence[_Rewrite]) -> None:
+    """Replace logs, one after the other. Where there are several, what is being done is written down first."""
+    folder = desk.directory.folder
+    if len(rewrites) > 1:
+        for session_id, body in desk.pledges.items():
+            write_intent(folder, session_id, body)
+    sessions = [each.stem for each in rewrites if each.is_session]
+    for session_id in sessions:
+        # Without its document a session is read from its log; with one that tells of the old log it is not.
+        folder.remove(document_file(session_id), *desk.directory.leftovers(session_id))
+    folder.sync()
+    for each in rewrites:
+        folder.replace(log_file(each.stem), each.body)
+    desk.forget_all()
+    for session_id in sessions:
+        session = desk.assembled(session_id)
+        folder.replace(document_file(session_id), encode_document(session, desk.look(session_id).log))
+
+
+def _append(desk: Desk, stem: str, lines: Sequence[Line], kept: AgentSession | None) -> None:
+    """Append an operation. It renews the document, if it makes a version or a killed writer has left that behind."""
+    log = desk.look(stem).log
+    if any(each.kind == "head" for each in lines) or _is_behind(desk.directory, log):
+        _append_with_document(desk, log, lines, kept)
+    else:
+        _append_lines(desk, log, lines, lambda: None)
+
+
+def _append_with_document(desk: Desk, log: SessionLog, lines: Sequence[Line], kept: AgentSession | None) -> None:
+    """Append an operation. The document that goes with it is ready before, and put in place after."""
+    folder, document = desk.directory.folder, document_file(log.stem)
+    with ExitStack() as undo:
+        undo.callback(folder.discard, temporary(document))
+        _append_lines(
+            desk, log, lines, lambda: folder.stage(document, encode_document(_newest(desk, log, kept), log))
+        )
+        undo.pop_all()
+    # What was appended is kept, whatever becomes of the document: the next write makes it anew.
+    with suppress(OSError):
+        folder.put_in_place(document)
+
+
+def _newest(desk: Desk, log: SessionLog, kept: AgentSession | None) -> AgentSession:
+    """Return the newest version as a load would give it."""
+    try:
+        return desk.assembled(log.stem)
+    except CorruptRecord:
+        # A session that this one points into is damaged; what is at hand is saved all the same.
+        if kept is None or not is_at_hand(kept):
+            raise
+        return kept
+
+
+def _append_lines(desk: Desk, log: SessionLog, lines: Sequence[Line], prepare: Callable[[], None]) -> None:
+    """Append an operation, after `prepare` has seen the log as it is going to be."""
+    if log.torn:
+        _set_aside(desk.directory, log)
+    end, body, key = log.end, log.encode(lines), log.key
+    with ExitStack() as undo:
+        undo.callback(desk.forget, log.stem)
+        log.feed(body)
+        if log.key != key:
+            desk.renew(log)
+        prepare()
+        desk.directory.folder.append(log.file, end, body)
+        undo.pop_all()
+
+
+def _is_behind(directory: Directory, log: SessionLog) -> bool:
+    """Tell whether a writer was killed before it could put the document of the newest version in place."""
+    try:
+        header = directory.header(log.stem)
+    except InvalidSessionFile:
+        return False
+    return header is None or header.info.version < log.version
+
+
+def _set_aside(directory: Directory, log: SessionLog) -> None:
+    """Move a torn tail out of the log, to where it can be looked at."""
+    with directory.folder.reading(log.file) as handle:
+        assert handle is not None
+        tail = read_from(handle, log.end)
+    directory.folder.write_new(_torn_file(directory, log), tail)
+    directory.folder.sync()
+    directory.folder.cut(log.file, log.end)
+    log.torn = False
+
+
+def _torn_file(directory: Directory, log: SessionLog) -> str:
+    taken = set(directory.folder.names())
+    names = (f"{log.stem}.torn-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)

@@ -1,0 +1,285 @@
+"""Where jobs are carried out: the rows of those logs that a job asks for, as their files are now.
+
+A log is looked at once in a job. Its rows stay from job to job, for as long as it only grows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from perdure.errors import CorruptRecord, UnreadableFile
+from perdure.model.session import AgentSession
+from perdure.stores.engine import (
+    Clock,
+    Count,
+    Delete,
+    Insert,
+    Later,
+    Lock,
+    Pledge,
+    Select,
+    Statement,
+    Update,
+    Where,
+    drive,
+)
+from perdure.stores.file.directory import Directory, is_stem, owner_of
+from perdure.stores.file.listing import ROW_OF_HEADER, header_rows
+from perdure.stores.file.log import LogKey, SessionLog
+from perdure.stores.file.rows import LogRows
+from perdure.stores.jobs.loading import Load
+from perdure.stores.tables import Record, Rows, Tables
+
+_AT_HAND = 32
+
+
+class MoreLocks(Exception):
+    """Sessions are concerned that are not locked yet: the job is to be begun again, with these locked too."""
+
+    def __init__(self, needed: Iterable[str]) -> None:
+        super().__init__(needed)
+        self.needed = set(needed)
+
+
+class Desk:
+    """The tables of a directory, for one job at a time."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self.tables = Tables()
+        self.tables.tables["session"].number_for = self._birth_for
+        self.tables.tables["log"].number_for = self._key_for
+        self.tables.answer(Insert("meta", ("key", "value"), [("uid", directory.origin), ("erasures", 0)]))
+        self.seen: dict[str, LogRows] = {}
+        """The logs that the job has looked at, by stem."""
+        self.pledges: dict[str, bytes] = {}
+        self.held: set[str] = set()
+        self.looked_at: set[str] = set()
+        self.has_seen_all = False
+        self._kept: dict[str, LogRows] = {}
+        self._stems: dict[int, str] = {}
+        self._doubtful: set[str] = set()
+        self._without_values: list[LogRows] = []
+
+    def begin(self, locks: ExitStack, ids: Iterable[str], at: float, *, is_strict: bool, is_erasing: bool) -> None:
+        """Clear the desk for a job, with some sessions locked. `is_strict`: it is to be told of damage at once."""
+        self._locks, self._at, self._is_strict, self._is_erasing = locks, at, is_strict, is_erasing
+        self.has_seen_all = False
+        for noted in (self.seen, self.looked_at, self.pledges, self.held, self._doubtful, self._without_values):
+            noted.clear()
+        self.tables.begin()
+        self.lock(ids)
+
+    def end(self) -> None:
+        """Take back what is not written, and let go of logs that nobody has asked for lately, or that are damaged."""
+        self.tables.take_back()
+        damaged = [stem for stem, rows in self._kept.items() if rows.log.damage]
+        for stem in (*self._doubtful, *damaged, *list(self._kept)[:-_AT_HAND]):
+            self.forget(stem)
+
+    def forget(self, stem: str) -> None:
+        self.seen.pop(stem, None)
+        rows = self._kept.pop(stem, None)
+        if rows is not None:
+            rows.drop()
+            self._stems.pop(rows.sid, None)
+
+    def forget_all(self) -> None:
+        for stem in list(self._kept):
+            self.forget(stem)
+
+    def lock(self, session_ids: Iterable[str]) -> None:
+        wanted = {each for each in session_ids if is_stem(each)} - self.held
+        if wanted and (self.held or self.seen):
+            raise MoreLocks(wanted)  # all are taken in one order, and before anything is read
+        if wanted:
+            self._locks.enter_context(self.directory.locked(wanted))
+            self.held |= wanted
+
+    def answer(self, statement: Statement) -> list[Any]:
+        match statement:
+            case Lock(session_ids, _):
+                self.lock(session_ids)
+                return []
+            case Pledge(session_id, body):
+                self.pledges[session_id] = body
+                return []
+            case Clock():
+                return [(self._at,)]
+            case Select("session", columns, where) if self._is_in_headers(columns, where):
+                return self._select_headers(statement)
+            case Insert(table, columns, rows, or_set):
+                statement = Insert(table, columns, list(rows), or_set)
+                if or_set is not None:
+                    self._prepare_insert(statement)
+            case Update(table, values, where):
+                self._prepare(table, where)
+                statement = Update(table, {name: self._settled(each) for name, each in values.items()}, where)
+            case Select(table=table, where=where) | Count(table, where) | Delete(table, where):
+                self._prepare(table, where)
+        return self.tables.answer(statement)
+
+    def _settled(self, value: Any) -> Any:
+        return self._at + value.seconds if isinstance(value, Later) else value
+
+    def _is_in_headers(self, columns: Iterable[str], where: Where) -> bool:
+        """Tell whether documents' headers answer it, so that logs need not be read."""
+        asked = {key.partition(" ")[0] for key in where}
+        return bool(asked) and self._is_strict and {*columns, *asked} <= ROW_OF_HEADER and not asked & {"id", "sid"}
+
+    def _select_headers(self, statement: Select) -> list[Any]:
+        few = Tables()
+        for row in header_rows(self.directory):
+            few.tables["session"].put(row, ())
+        return few.answer(statement)
+
+    def _prepare_insert(self, statement: Insert) -> None:
+        column = "child" if statement.table == "ref" else "sid"
+        if column in statement.columns:
+            place = statement.columns.index(column)
+            self._prepare(statement.table, {f"{column} in": {row[place] for row in statement.rows}})
+        else:
+            self._prepare(statement.table, {"hash in": ()})
+
+    def _prepare(self, table: str, where: Where) -> None:
+        """Bring the rows up to date that a statement may concern."""
+        if table != "meta":
+            for rows in self._concerned(table, where):
+                rows.make(table)
+
+    def _concerned(self, table: str, where: Where) -> Iterable[LogRows]:
+        given = {key.removesuffix(" in"): value if key.endswith(" in") else [value] for key, value in where.items()}
+        if table in ("value", "uses") and "sid" not in given:
+            # A value stands in the log of every session that names it: only those looked at can be meant.
+            pending, self._without_values = self._without_values, []
+            return pending
+        if table == "session" and "id" in given:
+            return [rows for each in given["id"] if (rows := self.existing(each)) is not None]
+        number = "child" if table == "ref" else "sid"
+        if number in given:
+            return [self.look(self._stems[sid]) for sid in given[number] if sid in self._stems]
+        if table in ("msg", "log") and "log" in given:
+            return [rows for key in given["log"] if (rows := self.log_of(key)) is not None]
+        return () if table == "run" and "run" in given else self.look_at_all()
+
+    def look(self, stem: str) -> LogRows:
+        """Return the rows of a log, as far as they are made."""
+        if stem in self.seen:
+            return self.seen[stem]
+        self.looked_at.add(stem)
+        known = self._kept.pop(stem, None)
+        try:
+            log = self.directory.log(stem, known.log if known else None)
+        finally:
+            if known is not None:
+                self._kept[stem] = known
+        if known is None or known.log is not log:
+            self.forget(stem)
+            known = LogRows(self.tables, log)
+        return self._take(stem, known)
+
+    def _take(self, stem: str, rows: LogRows) -> LogRows:
+        self._kept[stem] = self.seen[stem] = rows
+        self._stems[rows.sid] = stem
+        self._without_values.append(rows)
+        if self.tables.touched:
+            self._doubtful.add(stem)  # its rows and those that the job has written may have got mixed
+        return rows
+
+    def renew(self, log: SessionLog) -> LogRows:
+        """Take a log whose beginning was written."""
+        self.forget(log.stem)
+        return self._take(log.stem, LogRows(self.tables, log))
+
+    def existing(self, session_id: str) -> LogRows | None:
+        """Return a session's log; CorruptRecord if it is damaged, and the job is to be told of it."""
+        if not is_stem(session_id):
+            return None
+        is_first_look = session_id not in self.seen
+        rows = self.look(session_id)
+        if is_first_look and self._is_strict:
+            self.directory.sound(rows.log)
+            if rows.log.key != rows.key:
+                raise CorruptRecord(session_id, rows.log.file, f"it is the log of {rows.log.key!r}")
+        if self._is_erasing:
+            if rows.log.damage and not rows.log.key:
+                rows = self._named_by_others(rows)
+            rows.is_left_over = self.directory.has(rows.log)
+        return rows
+
+    def _named_by_others(self, rows: LogRows) -> LogRows:
+        """Return a log whose first line is damaged by the name that others know it by."""
+        for other in self.look_at_all():
+            for key, _, _ in other.log.shown():
+                found = LogKey.parse(key)
+                if found and found.owner == rows.log.stem:
+                    rows.log.key = found.base
+                    return self.renew(rows.log)
+        return rows
+
+    def log_of(self, key: int | str) -> LogRows | None:
+        """Return the log of a key: the session's, if it still is that session, or what its deletion has left."""
+        found = LogKey.parse(key)
+        for stem in (found.owner, found.base) if found else ():
+            rows = self.look(stem)
+            if found and rows.key == found.base:
+                return rows
+        return None
+
+    def look_at_all(self) -> Iterable[LogRows]:
+        """Return all logs. One that cannot be read is left out, unless something is to be erased: it may show that."""
+        if not self.has_seen_all:
+            for stem in self._stems_there():
+                try:
+                    self.look(stem)
+                except (CorruptRecord, UnreadableFile):
+                    if self._is_erasing:
+                        raise
+            for stem in self._kept.keys() - self.seen.keys():
+                self.forget(stem)
+            self.has_seen_all = True
+        return list(self.seen.values())
+
+    def _stems_there(self) -> Iterator[str]:
+        yield from self.directory.ids()
+        for base in sorted(self.directory.remainders()):
+            # A deletion that was killed before its end has written it, and the session is there still.
+            owner = self.seen.get(owner_of(base))
+            if owner is None or owner.key != base:
+                yield base
+
+    def stem_of(self, table: str, row: Record) -> str | None:
+        """Return the log that a row is kept in; None for those that are in none."""
+        if table in ("value", "meta"):
+            return None
+        if table == "msg":
+            key = LogKey.parse(row["log"])
+            return key and (key.base if key.base in self.seen else key.owner)
+        return self._stems.get(row["child" if table == "ref" else "sid"])
+
+    def rows_of(self, table: str) -> Rows:
+        return self.tables.tables[table]
+
+    def assembled(self, session_id: str) -> AgentSession:
+        """Return a session's newest version."""
+        load = Load(session_id, None, self.directory.origin)
+        loaded = drive(load.job(), self.answer)
+        assert loaded is not None, "it is there"
+        assert loaded.head is not None, "nothing of it is known"
+        for log, start, messages in loaded.fetched:
+            load.tapes.put(log, start, messages)
+        return loaded.head.session(loaded.values, load.tapes.span)
+
+    def _birth_for(self, row: Record) -> int:
+        """Return a number that no session has had: the machine's time, whatever the clock in use says."""
+        sid = time.time_ns()
+        self._stems[sid] = row["id"]
+        return sid
+
+    def _key_for(self, row: Record) -> str:
+        row["crc"] = None
+        key = f"{self._stems[row['sid']]}@{row['sid']}"
+        return f"{key}/{row['name']}" if row["name"] else key

@@ -1,0 +1,208 @@
+"""The tables in a directory of files: jobs are driven one by one, in the one thread that works there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self, cast
+
+from perdure.errors import (
+    CorruptRecord,
+    InvalidSessionFile,
+    PerdureError,
+    SessionConflict,
+    StoreError,
+)
+from perdure.model.ids import now
+from perdure.model.session import SessionInfoList
+from perdure.protocols import Problem
+from perdure.stores.engine import Change, Engine, Fetch, Job, Kind, T, drive
+from perdure.stores.file.commit import commit
+from perdure.stores.file.desk import Desk, MoreLocks
+from perdure.stores.file.directory import Directory, cut_short, owner_of
+from perdure.stores.file.document import Header, document_file
+from perdure.stores.file.listing import list_sessions
+from perdure.stores.file.log import SessionLog
+from perdure.stores.file.pledge import intent_file, read_intent, sessions_with_intent
+from perdure.stores.file.thread import FileThread
+from perdure.stores.folder import Turn
+from perdure.stores.jobs.listing import Page
+from perdure.stores.jobs.loading import Load
+from perdure.stores.jobs.saving import Keep
+from perdure.waiting import see_through
+
+_NOT_OPEN = "This store is not open. Use it inside `async with FileStore(directory) as store:`."
+
+
+class FileEngine(Engine):
+    """Keeps the tables as lines of logs. Readers hold no lock; what seems damaged they look at again under it."""
+
+    key_of_log = str
+    packs = False
+
+    def __init__(self, path: Path, lock_timeout: float) -> None:
+        self._path = path
+        self._timeout = lock_timeout
+        self._thread: FileThread | None = None
+        self._desk: Desk | None = None
+        self.last_jobs: Sequence[Callable[[], Job[Any]]] = ()
+        """What is to be done when the store is closed, if it can be done at once."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._thread is not None
+
+    async def __aenter__(self) -> Self:
+        if self._thread is not None:
+            raise StoreError("This store is open already.")
+        thread = FileThread(f"perdure files {self._path.name}")
+        directory = await thread.open(self._path, self._timeout)
+        self._thread, self._desk, self.origin = thread, Desk(directory), directory.origin
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        thread, self._thread, self.origin = self._thread, None, ""
+        if thread is None:
+            return
+        if thread.is_inherited:
+            thread.let_go()
+            return
+        jobs, at = [_Task(each, "write", now().timestamp()) for each in self.last_jobs], 0.0
+        self.last_jobs = ()
+        await see_through(thread.close(lambda directory: self._do_at_once(directory, jobs, at)))
+
+    def _do_at_once(self, directory: Directory, tasks: Sequence[_Task], deadline: float) -> None:
+        for task in tasks:
+            with suppress(PerdureError, OSError), directory.folder.taking(Turn(deadline)):
+                self._drive(directory, task)
+
+    async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
+        return cast(T, await self._ask(_Task(job, kind, now().timestamp())))
+
+    async def commit(self, change: Change) -> Any:
+        try:
+            return await self._ask(_Task(change.job, "write", now().timestamp()), change.finish)
+        except (CorruptRecord, InvalidSessionFile):
+            if isinstance(change, Keep) and change.is_new:  # a damaged session is there, too
+                raise SessionConflict(change.session_id, 0, None) from None
+            raise
+
+    async def fetch(self, load: Fetch[T]) -> T | None:
+        assert isinstance(load, Load)
+        session_id, version = load.session_id, load.version
+        task = _Task(load.job, "read", now().timestamp(), lambda desk: _require_whole(desk, session_id, version))
+        return cast("T | None", await self._ask(task))
+
+    async def list(self, page: Page) -> SessionInfoList:
+        """Return a page of a list, with what is damaged."""
+        return cast(SessionInfoList, await self._opened.run(lambda directory: list_sessions(directory, page)))
+
+    async def exists(self, session_id: str) -> bool:
+        """Tell whether there is a session, sound or damaged."""
+        return cast(bool, await self._opened.run(lambda directory: directory.has(directory.log(session_id))))
+
+    async def sweep(self, session_id: str) -> None:
+        """Remove what a killed writer or deletion has left of a session that is not there."""
+        await self._opened.run(lambda directory: _sweep(directory, session_id))
+
+    async def pledged(self) -> Sequence[str]:
+        """Return the sessions in which something was begun, and was cut short or is under way."""
+        names: list[str] = await self._opened.run(lambda directory: list(sessions_with_intent(directory.folder)))
+        return names
+
+    def pledge_of(self, session_id: str) -> bytes | None:
+        """Return what was begun in a session, for a job that has locked it."""
+        assert self._desk is not None
+        return read_intent(self._desk.directory.folder, session_id)
+
+    async def faults(self) -> Sequence[Problem]:
+        from perdure.stores.file.check import faults
+
+        desk = self._desk
+        assert desk is not None
+        found: list[Problem] = await self._opened.run(lambda directory: faults(directory, desk), patient=True)
+        return found
+
+    @property
+    def _opened(self) -> FileThread:
+        if self._thread is None:
+            raise StoreError(_NOT_OPEN)
+        return self._thread
+
+    async def _ask(self, task: _Task, finish: Callable[[Any], Any] | None = None) -> Any:
+        return await self._opened.run(lambda directory: self._drive(directory, task), finish=finish)
+
+    def _drive(self, directory: Directory, task: _Task) -> Any:
+        """Drive a job, again and again until all are locked whom it concerns."""
+        assert self._desk is not None
+        ids, is_sure = set[str](), False
+        while True:
+            try:
+                return task.attempt(self._desk, ids)
+            except MoreLocks as more:
+                ids |= more.needed
+            except (CorruptRecord, InvalidSessionFile):
+                # A writer may have been at work: it is looked at again while nobody is.
+                concerned = {owner_of(stem) for stem in self._desk.looked_at} - ids
+                if is_sure or self._desk.has_seen_all or not concerned:
+                    raise
+                ids |= concerned
+                is_sure = True
+
+
+class _Task:
+    """A job, and how it is to be driven. `before` looks at the files first."""
+
+    def __init__(
+        self, job: Callable[[], Job[Any]], kind: Kind, at: float, before: Callable[[Desk], object] | None = None
+    ) -> None:
+        self._job = job
+        self._kind = kind
+        self._at = at
+        self._before = before
+
+    def attempt(self, desk: Desk, ids: set[str]) -> Any:
+        """Drive the job with some sessions locked."""
+        is_strict = self._kind != "erase" and self._before is None
+        with ExitStack() as locks:
+            locks.callback(desk.end)
+            desk.begin(locks, ids, self._at, is_strict=is_strict, is_erasing=self._kind == "erase")
+            if self._before is not None:
+                self._before(desk)
+            result = drive(self._job(), desk.answer)
+            if self._kind in ("write", "erase"):
+                commit(desk, result)
+            return result
+
+
+def _require_whole(desk: Desk, session_id: str, version: int | None) -> None:
+    """Raise unless a session's log and the document made from it are sound and belong together.
+
+    A version of which the log has all lines may be loaded even if others are damaged.
+    """
+    directory = desk.directory
+    header = directory.document(session_id) if version is None else None
+    log = desk.look(session_id).log
+    if version not in log.heads:
+        _require_together(directory, log, header or directory.document(session_id))
+
+
+def _require_together(directory: Directory, log: SessionLog, header: Header | None) -> None:
+    if log.damage:
+        raise log.damage[0]
+    if header is None:
+        return
+    if log.version and log.key != header.key:
+        raise InvalidSessionFile(directory.path_of(log.stem), f"it was made from another log, {header.key}")
+    if header.info.version > log.version or header.end > log.end:
+        raise cut_short(log, header)
+
+
+def _sweep(directory: Directory, session_id: str) -> None:
+    with directory.locked({session_id}):
+        log = directory.log(session_id)
+        if not directory.has(log):
+            directory.folder.remove(intent_file(session_id), *directory.leftovers(session_id))
+            directory.folder.remove(document_file(session_id), log.file)
+            directory.folder.sync()

@@ -1,0 +1,92 @@
+"""Lists of sessions from the headers of their documents, and what their logs have got since: little else is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+from zlib import crc32
+
+import msgspec
+
+from perdure.errors import CorruptRecord, InvalidSessionFile, UnreadableFile
+from perdure.model.session import AgentSessionInfo, SessionInfoList
+from perdure.stores.file.directory import Directory
+from perdure.stores.file.document import Header
+from perdure.stores.file.log import LogKey, SessionLog
+from perdure.stores.format.heads import decode_info
+from perdure.stores.format.rows import ListPlace
+from perdure.stores.jobs.listing import Page, matches
+from perdure.stores.jobs.saving import info_columns
+from perdure.stores.tables import Record
+
+T = TypeVar("T")
+
+ROW_OF_HEADER = {"sid", "id", "version", "status", "agent", "owner", "parent", "created", "updated", "claim", "expires"}
+"""What is known of a session from its header alone."""
+_UNREAD = (CorruptRecord, InvalidSessionFile, UnreadableFile)
+"""What concerns one session, and stops nobody else's listing."""
+
+
+def list_sessions(directory: Directory, page: Page) -> SessionInfoList:
+    found: list[tuple[ListPlace, AgentSessionInfo]] = []
+    damaged: list[CorruptRecord | InvalidSessionFile | UnreadableFile] = []
+    for session_id in directory.ids():
+        if page.query.id not in (None, session_id):
+            continue
+        try:
+            header = _newest(directory, session_id)[0]
+        except _UNREAD as error:
+            damaged.append(error)
+            continue
+        place = header and _place_of(header)
+        if header and place and (page.start is None or place < page.start) and matches(header.info, page.query):
+            found.append((place, header.info))
+    found.sort(key=lambda each: each[0], reverse=True)
+    chosen = found[: page.query.limit]
+    more = chosen[-1][0].next if len(found) > page.query.limit else None
+    # A damaged session has no known place; it stands on the first page.
+    return SessionInfoList((info for _, info in chosen), next=more, damaged=damaged if page.start is None else ())
+
+
+def _place_of(header: Header) -> ListPlace | None:
+    found = LogKey.parse(header.key)
+    return None if found is None or found.name else ListPlace(header.info.created_at.timestamp(), found.birth)
+
+
+def header_rows(directory: Directory) -> Iterator[Record]:
+    """Return the rows of all sessions, as far as headers tell. Of a damaged one nothing but its id is known."""
+    for session_id in directory.ids():
+        row = {"sid": -1 - crc32(session_id.encode()), "id": session_id}
+        try:
+            header, log = _newest(directory, session_id)
+        except _UNREAD:
+            yield row
+            continue
+        place = header and _place_of(header)
+        if header and place:
+            row |= {**info_columns(header.info), "sid": place.number, "version": header.info.version}
+            row |= {"updated": header.info.updated_at.timestamp()}
+            if log and log.held:
+                row |= {"claim": msgspec.json.encode(log.held.holder), "expires": log.held.expires}
+            yield row
+
+
+def _newest(directory: Directory, session_id: str) -> tuple[Header | None, SessionLog | None]:
+    return _twice(lambda: _since_document(directory, session_id))
+
+
+def _twice(look: Callable[[], T]) -> T:
+    try:
+        return look()
+    except (CorruptRecord, InvalidSessionFile):
+        # It may have been deleted or renewed between two looks, and a listing waits for no lock.
+        return look()
+
+
+def _since_document(directory: Directory, session_id: str) -> tuple[Header | None, SessionLog | None]:
+    """A session's newest header, and its log from where the document was made: what came after its last version."""
+    header = directory.header(session_id)
+    log = directory.sound(directory.log(session_id)) if header is None else directory.since(session_id, header)
+    if log is None or log.version == 0:
+        return header, log
+    return Header(decode_info(log.heads[log.version], session_id, log.version), log.key, *log.newest), log

@@ -1,0 +1,172 @@
+"""A log's lines as rows. Only what is asked for is made into rows, and of a log that has grown only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from perdure.errors import CorruptRecord
+from perdure.protocols import Key
+from perdure.stores.engine import Delete
+from perdure.stores.file.log import LogKey, SessionLog
+from perdure.stores.format.heads import decode_info
+from perdure.stores.format.rows import Stretch
+from perdure.stores.jobs.saving import EMPTY_SESSION, info_columns
+from perdure.stores.tables import Tables
+
+# Tables whose rows are made together.
+_TOGETHER = {"tag": "session", "msg": "log", "uses": "value", "batch": "run"}
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """An entry of a record or an inbox as a line has it, its body unread."""
+
+    kind: str
+    body: msgspec.Raw = msgspec.Raw(b"null")
+    run: str | None = None
+
+
+class LogRows:
+    """The rows of one log. A session's number is the time of its birth, a log's number its key."""
+
+    def __init__(self, tables: Tables, log: SessionLog) -> None:
+        key = LogKey.parse(log.key)
+        is_own = key is not None and log.stem in (key.owner, key.base)
+        self.log = log
+        self.key = log.key if is_own else ""
+        self.sid = key.birth if key is not None and is_own else -1 - crc32(log.stem.encode())
+        """Negative for one that has no name, or another's."""
+        self.is_left_over = False
+        """Whether a session is to be seen where there is nothing but damage: it can be erased."""
+        self._tables = tables
+        self._made: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._refs: set[Stretch] = set()
+        self._keys: dict[str, tuple[Key, int]] = {}
+        self._makers: Mapping[str, Callable[[], None]] = {
+            "session": self._session,
+            "log": self._logs,
+            "head": self._heads,
+            "value": self._values,
+            "ref": self._shown,
+            "run": self._record,
+            "inbox": self._inbox,
+            "key": self._requests,
+        }
+
+    def make(self, table: str) -> None:
+        """Bring the rows of a table up to date."""
+        together = _TOGETHER.get(table, table)
+        if self._made.get(together) != self.log.end:
+            self._made[together] = -1
+            with self._tables.unnoted():
+                self._makers[together]()
+            self._made[together] = self.log.end
+        if table == "run":
+            self._reach()
+
+    def _put(self, table: str, or_set: tuple[str, ...] | None = None, /, **columns: Any) -> Any:
+        return self._tables.tables[table].put(columns, or_set)
+
+    def _new(self, what: str, length: int) -> tuple[int, int]:
+        """Return from where to where something has grown since its rows were made."""
+        start, self._counts[what] = self._counts.get(what, 0), length
+        return start, length
+
+    def _session(self) -> None:
+        log = self.log
+        if not log.version and not self.is_left_over:
+            return
+        row = {**EMPTY_SESSION, "id": log.stem, "version": 0, "created": 0.0, "updated": 0.0, "log": self.key}
+        tags: tuple[str, ...] = ()
+        if log.version:
+            info = decode_info(log.heads[log.version], log.stem, log.version)
+            row |= {**info_columns(info), "id": log.stem, "version": log.version}
+            row |= {"updated": info.updated_at.timestamp()}
+            tags = tuple(info.tags)
+        row |= {"msg_end": log.end_of(""), "evt_end": len(log.events), "inbox_end": len(log.inbox)}
+        row |= {"taken": log.taken, "epoch": log.epoch}
+        if log.held is not None:
+            row |= {"claim": msgspec.json.encode(log.held.holder), "expires": log.held.expires}
+        self._put("session", tuple(row), sid=self.sid, **row)
+        self._tables.answer(Delete("tag", {"sid": self.sid}))
+        for tag in tags:
+            self._put("tag", tag=tag, sid=self.sid)
+
+    def _logs(self) -> None:
+        for name in dict.fromkeys(("", *self.log.messages)) if self.key else ():
+            key, rows = self.log.key_of(name), self.log.messages.get(name, {})
+            self._put("log", (), log=key, sid=self.sid, name=name)
+            for position, body in islice(rows.items(), *self._new(f"log {name}", len(rows))):
+                self._put("msg", log=key, pos=position, body=body)
+
+    def _heads(self) -> None:
+        heads = self.log.heads
+        for version, body in islice(heads.items(), *self._new("head", len(heads))):
+            self._put("head", sid=self.sid, version=version, body=body)
+
+    def _values(self) -> None:
+        values = self.log.values
+        for name, body in islice(values.items(), *self._new("value", len(values))):
+            if name:  # one that was redacted away has none
+                self._put("value", (), hash=name, body=body)
+                self._put("uses", hash=name, sid=self.sid)
+
+    def _shown(self) -> None:
+        for stretch in sorted({*self.log.shown()} - self._refs, key=str):
+            self._refs.add(stretch)
+            self._put("ref", log=stretch[0], child=self.sid, start=stretch[1], stop=stretch[2])
+
+    def _record(self) -> None:
+        for seq, entry in self._entries("event", self.log.events):
+            run = None
+            if entry.run is not None:
+                reach = {"first_seq": seq, "last_seq": seq, "log": self.key, "first_pos": 0, "end_pos": 0}
+                run = self._put("run", ("last_seq",), sid=self.sid, loop=entry.run, **reach)
+            body = msgspec.json.encode([[entry.kind, entry.body]])
+            self._put("batch", sid=self.sid, last=seq, count=1, run=run, body=body)
+
+    def _reach(self) -> None:
+        """Say where the messages of runs are: somewhere in a log, since lines do not tell more."""
+        rows = self._tables.tables["run"]
+        with self._tables.unnoted():
+            for row in [*rows.find({"sid": self.sid})]:
+                name = row["loop"] if row["loop"] in self.log.messages else ""
+                if row["end_pos"] != self.log.end_of(name) or row["log"] != self.log.key_of(name):
+                    rows.change(row, {"log": self.log.key_of(name), "end_pos": self.log.end_of(name)})
+
+    def _inbox(self) -> None:
+        for seq, entry in self._entries("inbox", self.log.inbox):
+            self._put("inbox", sid=self.sid, seq=seq, run=entry.run, kind=entry.kind, body=bytes(entry.body))
+
+    def _entries(self, what: str, lines: list[bytes]) -> Iterator[tuple[int, LogEntry]]:
+        start, stop = self._new(what, len(lines))
+        for seq, raw in enumerate(lines[start:stop], start + 1):
+            try:
+                yield seq, msgspec.json.decode(raw, type=LogEntry)
+            except msgspec.MsgspecError as error:
+                raise CorruptRecord(self.log.stem, f"{what} {seq}", str(error)) from None
+
+    def _requests(self) -> None:
+        for name, (key, version) in self.log.keys.items():
+            if self._keys.get(name) != (key, version):
+                self._keys[name] = (key, version)
+                self._put("key", ("digest", "version"), sid=self.sid, name=name, digest=key.digest, version=version)
+
+    def drop(self) -> None:
+        """Remove all rows."""
+        answer, used = self._tables.answer, self._tables.tables["uses"]
+        with self._tables.unnoted():
+            for table in ("session", "tag", "log", "head", "uses", "run", "batch", "inbox", "key"):
+                answer(Delete(table, {"sid": self.sid}))
+            answer(Delete("ref", {"child": self.sid}))
+            for name in self.log.messages if "log" in self._made else ():
+                answer(Delete("msg", {"log": self.log.key_of(name)}))
+            for key in self.log.values if "value" in self._made else ():
+                if not any(True for _ in used.find({"hash": key})):
+                    answer(Delete("value", {"hash": key}))
+        self._made.clear()
