@@ -141,7 +141,8 @@ def lapse(claims: Iterable[Claim]) -> Job[None]:
     """Let claims run out at once: their holders can write no more, and others may recover what they have left."""
     for claim in sorted(claims, key=lambda each: each.session_id):
         yield Lock((claim.session_id,))
-        yield Update("session", {"expires": 0.0}, _held(claim))
+        ((time,),) = yield Clock()
+        yield Update("session", {"expires": 0.0}, {**_held(claim), "expires >": time})
 
 
 def _held(claim: Claim) -> dict[str, object]:
