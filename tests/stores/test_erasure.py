@@ -38,12 +38,12 @@ from perdure.copying import copy
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.loop.compaction_summary import INSTRUCTIONS
 from perdure.model.ids import use
-from perdure.stores import file_erasure
+from perdure.stores.file import commit
 from perdure.stores.file.document import encode_document
 from perdure.stores.folder import Folder
 from perdure.stores.file.pledge import write_intent
 from perdure.stores.format.packing import unpack
-from perdure.stores.redaction import Request
+from perdure.stores.jobs.redaction import Request
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.parts.redaction import entries_with_secret, run_with_secret
 from perdure.testing.samples import fork, new_session, say, texts
@@ -268,7 +268,7 @@ async def test_a_killed_redaction_can_be_repeated(
         with monkeypatch.context() as killing:
             killing.setattr(Folder, "replace", dying(Folder.replace))
             killing.setattr(Folder, "remove", dying(Folder.remove))
-            killing.setattr("perdure.stores.file_redaction.encode_document", dying(encode_document))
+            killing.setattr("perdure.stores.file.commit.encode_document", dying(encode_document))
             killed = True
             try:
                 await store.redact(child.id, [parent.state.messages[0].id])
@@ -328,7 +328,7 @@ async def test_a_note_of_a_redaction_is_checked(tmp_path: Path) -> None:
     """One that is damaged is reported and left; one without its session is removed."""
     async with FileStore(tmp_path) as store:
         session = await store.create(new_session("a", id="s"))
-        write_intent(Folder(tmp_path), Request.of("gone", ["m"], "(gone)"))
+        write_intent(Folder(tmp_path), "gone", Request.of("gone", ["m"], "(gone)").pledge)
         (tmp_path / "s.redaction").write_bytes(b"0badc0de [[],3]\n")
         assert await store.gc() == 0
         assert names(tmp_path, ".redaction") == {"s.redaction"}
@@ -409,7 +409,7 @@ async def test_gc_erases_what_a_killed_deletion_has_left_in_files(
         child = await store.create(fork(parent))
         await store.delete(parent.id)
         with monkeypatch.context() as killing:
-            killing.setattr(file_erasure, "_trim_remainders", lambda *_: 0)
+            killing.setattr(commit, "trim", lambda *_: None)
             await store.delete(child.id)
         assert len(remainders(tmp_path)) == 1
         assert await store.gc() == 2

@@ -93,9 +93,7 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
     before, after = _session_rows(changes)
     first = [] if before or not after else [opening(after["log"])]
     claims = [] if after is None else list(_claim_lines(before, after))
-    messages = (
-        line("message", _branch(row["log"]), row["pos"], row["body"]) for row in changes.added.get("msg", ())
-    )
+    messages = (line("message", _branch(row["log"]), row["pos"], row["body"]) for row in changes.added.get("msg", ()))
     heads = sorted(changes.added.get("head", ()), key=lambda row: row["version"])
     lines = [
         *messages,

@@ -42,12 +42,10 @@ def commit(desk: Desk, result: object) -> None:
         raise MoreLocks(needed)
     erased = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_erasure]
     trimmed = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_trim]
-    rewrites = [_Rewrite.of(each, desk) for each in changes if each.is_rewrite and not each.is_erasure]
-    appends = [
-        (each.stem, *lines_of(each, desk))
-        for each in changes
-        if not (each.is_erasure or each.is_trim or each.is_rewrite)
-    ]
+    written = [each for each in changes if not each.is_erasure and not each.is_trim]
+    is_rewrite = any(each.is_rewrite for each in written)
+    rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
+    appends = [(each.stem, *lines_of(each, desk)) for each in written if not is_rewrite]
     desk.tables.take_back()
     if erased or trimmed:
         for stem, lines in erased:
@@ -155,9 +153,7 @@ def _append_with_document(desk: Desk, log: SessionLog, lines: Sequence[Line], ke
     folder, document = desk.directory.folder, document_file(log.stem)
     with ExitStack() as undo:
         undo.callback(folder.discard, temporary(document))
-        _append_lines(
-            desk, log, lines, lambda: folder.stage(document, encode_document(_newest(desk, log, kept), log))
-        )
+        _append_lines(desk, log, lines, lambda: folder.stage(document, encode_document(_newest(desk, log, kept), log)))
         undo.pop_all()
     # What was appended is kept, whatever becomes of the document: the next write makes it anew.
     with suppress(OSError):

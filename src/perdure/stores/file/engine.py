@@ -182,6 +182,7 @@ def _require_whole(desk: Desk, session_id: str, version: int | None) -> None:
     A version of which the log has all lines may be loaded even if others are damaged.
     """
     directory = desk.directory
+    desk.looked_at.add(session_id)
     header = directory.document(session_id) if version is None else None
     log = desk.look(session_id).log
     if version not in log.heads:

@@ -140,9 +140,7 @@ def _pause() -> float:
 class _Request:
     """A job, and the future of the loop that waits for it."""
 
-    def __init__(
-        self, job: Callable[..., Any], patient: bool, finish: Callable[[Any], Any] | None = None
-    ) -> None:
+    def __init__(self, job: Callable[..., Any], patient: bool, finish: Callable[[Any], Any] | None = None) -> None:
         self._job = job
         self._patient = patient
         self._finish = finish
