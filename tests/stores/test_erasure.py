@@ -40,8 +40,8 @@ from perdure.loop.compaction_summary import INSTRUCTIONS
 from perdure.model.ids import use
 from perdure.stores.file import commit
 from perdure.stores.file.document import encode_document
-from perdure.stores.folder import Folder
 from perdure.stores.file.pledge import write_intent
+from perdure.stores.folder import Folder
 from perdure.stores.format.packing import unpack
 from perdure.stores.jobs.redaction import Request
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver

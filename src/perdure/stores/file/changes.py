@@ -64,7 +64,7 @@ def changes_of(desk: Desk) -> list[Changes]:
         firsts.setdefault((touched.table, id(touched.row)), touched)
         stem = desk.stem_of(touched.table, touched.row)
         if stem is not None:
-            found[stem] = found.pop(stem, None) or Changes(stem)
+            found[stem] = found.pop(stem) if stem in found else Changes(stem)
     rows: dict[tuple[str, Any], list[Record | None]] = {}
     for table, row, before in firsts.values():
         for place, each in ((0, before), (1, row if desk.rows_of(table).holds(row) else None)):

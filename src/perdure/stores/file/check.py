@@ -1,4 +1,4 @@
-"""What can be wrong with files beneath their rows: lines, whose log a file is, the document beside it, what was begun."""
+"""What can be wrong with files beneath their rows: their lines, their names, the documents, and what was cut short."""
 
 from __future__ import annotations
 

@@ -175,12 +175,11 @@ def _append_lines(desk: Desk, log: SessionLog, lines: Sequence[Line], prepare: C
     """Append an operation, after `prepare` has seen the log as it is going to be."""
     if log.torn:
         _set_aside(desk.directory, log)
-    end, body, key = log.end, log.encode(lines), log.key
+    end, body = log.end, log.encode(lines)
     with ExitStack() as undo:
         undo.callback(desk.forget, log.stem)
         log.feed(body)
-        if log.key != key:
-            desk.renew(log)
+        desk.grown(log)
         prepare()
         desk.directory.folder.append(log.file, end, body)
         undo.pop_all()

@@ -198,8 +198,15 @@ class Desk:
             self._doubtful.add(stem)  # its rows and those that the job has written may have got mixed
         return rows
 
+    def grown(self, log: SessionLog) -> None:
+        """Take note that lines were written to a log; its first ones give it its name."""
+        rows = self.seen[log.stem]
+        if rows.log.key == rows.key:
+            self._without_values.append(rows)
+        else:
+            self.renew(log)
+
     def renew(self, log: SessionLog) -> LogRows:
-        """Take a log whose beginning was written."""
         self.forget(log.stem)
         return self._take(log.stem, LogRows(self.tables, log))
 

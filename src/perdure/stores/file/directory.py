@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
 from perdure.stores.file.document import HEADER_LINES, Header, check_document, document_file, read_header
-from perdure.stores.folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
 from perdure.stores.file.log import SessionLog, log_file
+from perdure.stores.folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
 from perdure.stores.format.rows import checksum
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Directory:
         return None
 
     def log(self, stem: str, known: SessionLog | None = None) -> SessionLog:
-        """A log as it stands now, damage and all; an empty one if there is no such file. `known` is grown, if it can be."""
+        """A log as it stands now, damage and all; an empty one if there is no such file. `known` may be a part of it."""
         try:
             with self.folder.reading(log_file(stem)) as handle:
                 if handle is None:
@@ -148,7 +148,7 @@ class Directory:
 
 
 def is_stem(name: str) -> bool:
-    """Tell whether a name is one that a log's file may have, without its ending: no other leads out of the directory."""
+    """Tell whether a log's file may have this name, without its ending. None of these leads out of the directory."""
     return _STEM.fullmatch(name) is not None
 
 
