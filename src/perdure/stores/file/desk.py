@@ -141,7 +141,7 @@ class Desk:
 
     def _select_headers(self, statement: Select) -> list[Any]:
         few = Tables()
-        for row in header_rows(self.directory):
+        for row in header_rows(self.directory, statement.where):
             few.tables["session"].put(row, ())
         return few.answer(statement)
 
@@ -191,6 +191,8 @@ class Desk:
         return self._take(stem, known)
 
     def _take(self, stem: str, rows: LogRows) -> LogRows:
+        if self._stems.get(rows.sid, stem) != stem:
+            rows.give_another_number()  # two sessions were born at the same time
         self._kept[stem] = self.seen[stem] = rows
         self._stems[rows.sid] = stem
         self._without_values.append(rows)
@@ -292,6 +294,8 @@ class Desk:
     def _birth_for(self, row: Record) -> int:
         """Return a number that no session has had: the machine's time, whatever the clock in use says."""
         sid = time.time_ns()
+        while sid in self._stems:
+            sid += 1
         self._stems[sid] = row["id"]
         return sid
 

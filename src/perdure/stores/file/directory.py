@@ -86,7 +86,7 @@ class Directory:
         return None
 
     def log(self, stem: str, known: SessionLog | None = None) -> SessionLog:
-        """A log as it stands now, damage and all; an empty one if there is no such file. `known` may be a part of it."""
+        """Return a log as it is now, damage and all; an empty one if there is no file. `known` may be its beginning."""
         try:
             with self.folder.reading(log_file(stem)) as handle:
                 if handle is None:

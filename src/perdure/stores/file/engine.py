@@ -83,9 +83,9 @@ class FileEngine(Engine):
     async def commit(self, change: Change) -> Any:
         try:
             return await self._ask(_Task(change.job, "write", now().timestamp()), change.finish)
-        except (CorruptRecord, InvalidSessionFile):
-            if isinstance(change, Keep) and change.is_new:  # a damaged session is there, too
-                raise SessionConflict(change.session_id, 0, None) from None
+        except CorruptRecord:
+            if isinstance(change, Keep) and change.is_new and await self.exists(change.session_id):
+                raise SessionConflict(change.session_id, 0, None) from None  # a damaged one is there, too
             raise
 
     async def fetch(self, load: Fetch[T]) -> T | None:

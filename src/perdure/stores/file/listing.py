@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
-from zlib import crc32
 
 import msgspec
 
 from perdure.errors import CorruptRecord, InvalidSessionFile, UnreadableFile
 from perdure.model.session import AgentSessionInfo, SessionInfoList
+from perdure.stores.engine import Where
 from perdure.stores.file.directory import Directory
 from perdure.stores.file.document import Header
 from perdure.stores.file.log import LogKey, SessionLog
+from perdure.stores.file.rows import number_of
 from perdure.stores.format.heads import decode_info
 from perdure.stores.format.rows import ListPlace
 from perdure.stores.jobs.listing import Page, matches
@@ -53,10 +54,13 @@ def _place_of(header: Header) -> ListPlace | None:
     return None if found is None or found.name else ListPlace(header.info.created_at.timestamp(), found.birth)
 
 
-def header_rows(directory: Directory) -> Iterator[Record]:
-    """Return the rows of all sessions, as far as headers tell. Of a damaged one nothing but its id is known."""
+def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
+    """Return the rows of sessions, as far as headers tell. Of a damaged one nothing but its id is known."""
+    low, high = where.get("id >=", ""), where.get("id <", "~")
     for session_id in directory.ids():
-        row = {"sid": -1 - crc32(session_id.encode()), "id": session_id}
+        if not low <= session_id < high:
+            continue
+        row = {"sid": number_of(session_id), "id": session_id}
         try:
             header, log = _newest(directory, session_id)
         except _UNREAD:

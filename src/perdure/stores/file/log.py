@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -165,32 +165,13 @@ class SessionLog:
         found = LogKey.parse(self.key)
         return found.birth if found else 0
 
-    def is_claimed(self, at: float) -> bool:
-        """Whether somebody's claim stands: its lease has not run out, nor its process ended."""
-        return self.held is not None and self.held.expires > at and not self.held.holder.is_gone
-
-    def owns(self, key: int | str) -> bool:
-        """Whether a key is that of this log or of a branch of it."""
-        found = LogKey.parse(key)
-        return found is not None and found.base == self.key
-
     def key_of(self, name: str) -> str:
         """The key of the main log or of a branch's."""
         return f"{self.key}/{name}" if name else self.key
 
-    def rows(self, key: int | str) -> Mapping[int, bytes]:
-        """The messages under a key of this log, by position."""
-        found = LogKey.parse(key)
-        return self.messages.get(found.name, {}) if found else {}
-
     def end_of(self, name: str) -> int:
         """The position after the last message of the main log or a branch's."""
         return next(reversed(self.messages.get(name, {})), -1) + 1
-
-    def notes(self, stretch: Stretch) -> bool:
-        """Whether it is on record that this session shows a stretch of another's log."""
-        key, start, stop = stretch
-        return any(key == noted and low <= start and stop <= high for noted, low, high in self.refs)
 
     def shown(self) -> Iterator[Stretch]:
         """All that this session shows of others' logs. Where lines are damaged, its heads say it again."""

@@ -22,6 +22,11 @@ from perdure.stores.tables import Tables
 _TOGETHER = {"tag": "session", "msg": "log", "uses": "value", "batch": "run"}
 
 
+def number_of(stem: str) -> int:
+    """Return a number for a log that has no birth of its own: below those that have one."""
+    return -1 - crc32(stem.encode())
+
+
 class LogEntry(msgspec.Struct, frozen=True):
     """An entry of a record or an inbox as a line has it, its body unread."""
 
@@ -38,8 +43,7 @@ class LogRows:
         is_own = key is not None and log.stem in (key.owner, key.base)
         self.log = log
         self.key = log.key if is_own else ""
-        self.sid = key.birth if key is not None and is_own else -1 - crc32(log.stem.encode())
-        """Negative for one that has no name, or another's."""
+        self.sid = key.birth if key is not None and is_own else number_of(log.stem)
         self.is_left_over = False
         """Whether a session is to be seen where there is nothing but damage: it can be erased."""
         self._tables = tables
@@ -57,6 +61,10 @@ class LogRows:
             "inbox": self._inbox,
             "key": self._requests,
         }
+
+    def give_another_number(self) -> None:
+        assert not self._made, "its rows have the other one"
+        self.sid = number_of(self.log.stem)
 
     def make(self, table: str) -> None:
         """Bring the rows of a table up to date."""

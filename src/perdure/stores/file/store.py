@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -15,6 +15,7 @@ from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionInfoList
 from perdure.protocols import Claim, Filters, SessionQuery
+from perdure.stores import checked
 from perdure.stores.engine import Job, Lock, Pledge
 from perdure.stores.file.engine import FileEngine
 from perdure.stores.jobs import claiming
@@ -64,6 +65,13 @@ class FileStore(Store):
             await self._engine.sweep(key)
             await super().gc()
             raise
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        keys = checked.session_ids(session_ids)
+        for key in keys:
+            with suppress(CorruptRecord, InvalidSessionFile, SessionBusy):
+                await self._finish_redaction(key)
+        return await super().delete_many(keys)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs.redaction import Request
