@@ -80,7 +80,7 @@ class Tables:
         """Carry out a statement on rows; others are the engine's own."""
         match statement:
             case Select(table, columns, where, order, limit, _):
-                return [tuple(row[name] for name in columns) for row in self._selected(table, where, order, limit)]
+                return list(map(_picker(columns), self._selected(table, where, order, limit)))
             case Count(table, where):
                 return [(sum(1 for _ in self.tables[table].find(where)),)]
             case Insert(table, columns, rows, or_set):
@@ -134,28 +134,36 @@ class Rows:
         conditions = [(*condition_of(key), value) for key, value in where.items()]
         exact = {column: value for column, sign, value in conditions if sign == "="}
         way = max((each for each in self._ways if exact.keys() >= set(each)), key=len, default=())
-        near = self._ways[way].get(tuple(exact[name] for name in way), {}) if way else self._all
-        left = [(column, _COMPARE[sign], value) for column, sign, value in conditions if column not in way]
-        for row in self._between(way, near, exact, where):
+        near: Any = self._ways[way].get(tuple(exact[name] for name in way), {}) if way else self._all
+        near, narrowed = self._between(way, near, exact, where)
+        known = {*way, narrowed}
+        left = [(column, _COMPARE[sign], value) for column, sign, value in conditions if column not in known]
+        for row in near:
             if all(_holds(compare, row[column], value) for column, compare, value in left):
                 yield row
 
-    def _between(self, way: Row, near: dict[int, Record], exact: Mapping[str, Any], where: Where) -> Iterable[Record]:
-        """Narrow rows down to a stretch of positions, or to a few values, where the next column of a key says so."""
+    def _between(
+        self, way: Row, near: dict[int, Record], exact: Mapping[str, Any], where: Where
+    ) -> tuple[Iterable[Record], str]:
+        """Narrow rows down to a stretch of positions, or to a few values, where the next column of a key says so.
+
+        Return that column too; "" if it is not narrowed down.
+        """
         for full, bucket in self._ways.items():
             if len(full) != len(way) + 1 or full[:-1] != way or full not in self._unique:
                 continue
             wanted = _wanted(full[-1], where, len(near))
             if wanted is not None:
                 fixed = tuple(exact[name] for name in way)
-                return (row for each in wanted for row in list(bucket.get((*fixed, each), {}).values()))
-        return list(near.values())
+                found = [row for each in wanted if (at := bucket.get((*fixed, each))) for row in at.values()]
+                return found, full[-1]
+        return list(near.values()), ""
 
     def put(self, row: Record, or_set: tuple[str, ...] | None) -> Any:
         """Add a row and return its number; see `Insert.or_set` for one that is there."""
         there = next((found for way in self._table.unique for found in self._same(row, way)), None)
         if there is None:
-            return self._add(row)
+            return self.add(row)
         if or_set is None:
             raise StoreError(f"There is such a row already: {self._table.unique}.")
         if or_set:
@@ -167,7 +175,8 @@ class Rows:
             return []
         return list(self._ways[way].get(tuple(row[name] for name in way), {}).values())
 
-    def _add(self, row: Record) -> Any:
+    def add(self, row: Record) -> Any:
+        """Add a row of which it is known that there is none like it, and return its number."""
         numbered = self._table.number
         if numbered and row.get(numbered) is None:
             row[numbered] = self.number_for(row)
@@ -224,11 +233,19 @@ def _holds(compare: Callable[[Any, Any], bool], found: Any, value: Any) -> bool:
 
 
 def _wanted(column: str, where: Where, most: int) -> Iterable[Any] | None:
-    """Return the values of a column that conditions ask for, if they are few."""
-    among = where.get(f"{column} in")
-    if among is not None:
-        return list(dict.fromkeys(among))
-    low, high = where.get(f"{column} >="), where.get(f"{column} <")
-    if type(low) is int and type(high) is int and high - low <= most:
-        return range(low, high)
+    """Return the values of a column that conditions ask for, if they are few and this is all that is asked of it."""
+    asked = {sign: value for key, value in where.items() for name, sign in [condition_of(key)] if name == column}
+    if asked.keys() == {"in"}:
+        return list(dict.fromkeys(asked["in"]))
+    if asked.keys() == {">=", "<"}:
+        low, high = asked[">="], asked["<"]
+        if type(low) is int and type(high) is int and high - low <= most:
+            return range(low, high)
     return None
+
+
+def _picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:
+    if len(columns) == 1:
+        (only,) = columns
+        return lambda row: (row[only],)
+    return operator.itemgetter(*columns)
