@@ -78,7 +78,8 @@ class LogRows:
             self._reach()
 
     def _put(self, table: str, or_set: tuple[str, ...] | None = None, /, **columns: Any) -> Any:
-        return self._tables.tables[table].put(columns, or_set)
+        rows = self._tables.tables[table]
+        return rows.add(columns) if or_set is None else rows.put(columns, or_set)
 
     def _new(self, what: str, length: int) -> tuple[int, int]:
         """Return from where to where something has grown since its rows were made."""
