@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.stores.test_contract import EveryContract
+from perdure.stores.memory_engine import MemoryEngine
+from perdure.testing import EngineContract
 
-from perdure.stores.memory_engine import MemoryStore
 
+class TestMemoryEngine(EngineContract):
+    """The tables in memory, and every verb of a store over them."""
 
-class TestNewMemoryStore(EveryContract):
-    """Sessions in memory."""
-
-    def open_store(self, where: Path) -> MemoryStore:
-        return MemoryStore()
+    def open_engine(self, where: Path) -> MemoryEngine:
+        return MemoryEngine()
