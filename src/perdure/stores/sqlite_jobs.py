@@ -33,7 +33,7 @@ from perdure.stores.format.heads import StoredHead, decode_info, encode_head, un
 from perdure.stores.format.placement import Placement, foreign_stretches
 from perdure.stores.format.rows import Batch, ListPlace, Stretch, another_session, checksum, hash_of, page_start
 from perdure.stores.format.tapes import TapeCache
-from perdure.stores.memory import matches
+from perdure.stores.jobs.listing import matches
 from perdure.stores.sqlite_tables import (
     first_row,
     meta,
