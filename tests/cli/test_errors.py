@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import errors
-from perdure.cli import changing, moving
+from perdure.cli import changing, keeping
 from perdure.cli.errors import EXIT_CODES, FAILED, exit_code_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -100,7 +100,7 @@ def test_a_fault_of_perdures_own(perdure: Callable[..., Any], monkeypatch: pytes
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(changing, "_carry_out", broken)
+    monkeypatch.setattr(changing, "on_session", broken)
     assert "ZeroDivisionError: oh" in (shown := perdure("suspend", "s", code=1).err)
     assert "--debug" in shown
 
@@ -111,7 +111,7 @@ def test_ctrl_c(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(changing, "_carry_out", interrupted)
+    monkeypatch.setattr(changing, "on_session", interrupted)
     assert perdure("suspend", "s", code=130).err == "perdure: interrupted\n"
 
 
@@ -164,7 +164,7 @@ def test_ctrl_c_in_the_middle_of_a_move(
     perdure("export", "-o", "in.jsonl")
     target = [] if arguments[0] != "import" else ["--store", "new.db"]
     with monkeypatch.context() as patched:
-        patched.setattr(moving, "progress", _interrupted_after_one)
+        patched.setattr(keeping, "progress", _interrupted_after_one)
         stopped = perdure(*arguments, *target, code=130)
     assert told in stopped.err
     assert not (home / "out.jsonl").exists()

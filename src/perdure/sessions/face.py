@@ -24,7 +24,7 @@ from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
 from perdure.actions.send import SendMessage, WaitingMessages, WhenBusy
 from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
-from perdure.archive import ArchivingStore, MoveReport, Progress, export_sessions, import_sessions
+from perdure.archive.moving import MoveReport, Progress, export_sessions, import_sessions
 from perdure.errors import (
     ConfigurationError,
     InputRefused,
@@ -50,6 +50,7 @@ from perdure.model.state import AgentState
 from perdure.protocols import (
     Action,
     ActionContext,
+    ArchivingStore,
     Entry,
     Erasure,
     Filters,
@@ -173,9 +174,10 @@ class Sessions:
         if found is None:
             found = await self._create(session_id, agent or ASSISTANT, tags)
         if agent is not None and agent.name != found.agent_name:
-            reason = f"Session {session_id!r} belongs to the agent {found.agent_name!r}, not to {agent.name!r}. "
+            own = found.agent_name
+            reason = f"Session {session_id!r} belongs to the agent {own!r}, not to {agent.name!r}."
             advice = "Open it without an agent, open another session, or give it another agent with ChangeDefinition."
-            raise SessionConflict(session_id, found.version, found.version, reason + advice)
+            raise SessionConflict(session_id, found.version, found.version, reason, advice, agent=own)
         if agent is not None and id is not None:
             await self._settle_agent(session_id, agent, on_change)
         return self._handle(session_id)
@@ -207,7 +209,7 @@ class Sessions:
             found = await self._find(session_id)
             if found is None:
                 raise SessionNotFound(
-                    session_id, reason=f"The id {session_id!r} is taken, and not yours to open. Choose another."
+                    session_id, None, f"The id {session_id!r} is taken, and not yours to open.", "Choose another."
                 ) from None
             return found
         self.live.touch(session_id).keeps_model = True
@@ -396,8 +398,10 @@ class Sessions:
     async def _resume(self, session_id: SessionId) -> None:
         """Go on with a run that was killed, before anything else is said."""
         report = await recover(self.runtime, self.loops, session_id=session_id)
-        if report.failed:
-            raise ConfigurationError(f"The last run was killed, and cannot be recovered: {report.failed[0][1]}")
+        if report.errors:
+            error = report.errors[0]
+            killed = f"The last run was killed, and cannot be recovered: {error.what}"
+            raise ConfigurationError(killed, error.advice) from error
 
     async def cancel(self, session_id: str) -> bool:
         """Ask the run that is under way, in whichever process, to stop; False if there is none.
@@ -728,8 +732,8 @@ def _answered(session: AgentSession, action: Action) -> Reply:
         raise InputRefused(session.id, session.version, rejection)
     if state.status is ExecutionStatus.FAILED:
         last = state.errors[-1] if state.errors else None
-        reason = f"{last.type}: {last.message}" if last else str(state.stop_reason)
-        raise RunFailed(session.id, session.version, reason, is_shown=_is_shown(session, action))
+        kind, reason = (last.type, last.message) if last else (None, str(state.stop_reason))
+        raise RunFailed(session.id, session.version, reason, is_shown=_is_shown(session, action), kind=kind)
     return Reply(session)
 
 

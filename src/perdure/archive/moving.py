@@ -11,26 +11,22 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO
 
 import msgspec
 
-from perdure.archive_lines import Found, encode_session, first_line, last_line, message_count, read_sessions
+from perdure.archive.lines import Found, encode_session, first_line, last_line, message_count, read_sessions
 from perdure.errors import InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId, new_id
-from perdure.model.session import AgentSessionInfo, SessionStatus
-from perdure.protocols import Archive, ArchivedSession, SessionStore
+from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.paging import pages
+from perdure.protocols import Archive, ArchivedSession, ArchivingStore, Filters, SessionStore
 from perdure.stores.heads import decode_info
 from perdure.stores.landing import check
 from perdure.stores.moving import split_name
 
 Progress = Callable[[int, int], None]
 """Told how many sessions are done, and of how many; the second is 0 where that is not known."""
-
-
-@runtime_checkable
-class ArchivingStore(SessionStore, Archive, Protocol):
-    """A store whose sessions can be moved."""
 
 
 class MoveReport(msgspec.Struct, frozen=True):
@@ -209,29 +205,18 @@ async def in_order(store: SessionStore, session_ids: Iterable[str] | None = None
 
 
 async def _all_infos(store: SessionStore) -> list[AgentSessionInfo]:
-    found: list[AgentSessionInfo] = []
-    for status in (None, SessionStatus.DELETED):
-        after: str | None = None
-        while True:
-            page = await (
-                store.list(limit=1000, after=after)
-                if status is None
-                else store.list(status=status, limit=1000, after=after)
-            )
-            if page.damaged:
-                raise page.damaged[0]
-            found += page
-            after = page.next
-            if after is None:
-                break
-    return found
+    wanted: tuple[Filters, ...] = ({}, {"status": SessionStatus.DELETED})
+    return [info for each in wanted async for page in pages(store, **each) for info in _sound(page)]
 
 
 async def _info(store: SessionStore, session_id: str) -> AgentSessionInfo:
-    page = await store.list(id=SessionId(session_id))
+    for info in _sound(await store.list(id=SessionId(session_id))):
+        return info
+    raise SessionNotFound(session_id)
+
+
+def _sound(page: SessionInfoList) -> SessionInfoList:
+    """Return a page. Raise what is wrong with one of its headers."""
     if page.damaged:
         raise page.damaged[0]
-    if not page:
-        raise SessionNotFound(session_id)
-    info: AgentSessionInfo = page[0]
-    return info
+    return page

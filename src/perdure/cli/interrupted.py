@@ -64,7 +64,7 @@ def subagents_there(ctx: click.Context | None) -> set[str]:
 def _looked_up(
     ctx: click.Context | None, session_id: str, look: Callable[[Sessions, str], Awaitable[T]], otherwise: T
 ) -> T:
-    from perdure.cli.naming import named
+    from perdure.cli.session_ids import named
     from perdure.cli.setup import opened
 
     async def looked(ctx: click.Context) -> T:
