@@ -69,7 +69,7 @@ from perdure.sessions.live import LiveSet, LiveSubscription
 from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
 from perdure.sessions.redacting import tell_of_redaction
 from perdure.sessions.reply import Chunk, Reply
-from perdure.stores.memory import MemoryStore
+from perdure.stores.urls import store_of
 
 ASSISTANT = AgentDefinition("assistant")
 """Who answers in a session that was opened without an agent."""
@@ -336,7 +336,7 @@ class Sessions:
         ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
         """
         self._require_open()
-        runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
+        runtime = SessionRuntime(store_of("memory://"), controller=self._controller, events=self._events)
         session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
         action = SendMessage(message, self.loops)
         self._alone.add(runtime)
