@@ -27,6 +27,7 @@ NEIGHBOURS = {
     "redaction": {"codec", "protocols"},
     "paging": {"protocols"},
     "records": {"stores", "recorder"},
+    "parallel": {"actions"},
     "copying": {"archive"},
     "fsck": {"archive"},
     "cli": {"__init__"},
