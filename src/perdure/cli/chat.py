@@ -14,7 +14,7 @@ import click
 from perdure.cli.chat_commands import COMMANDS, Desk, carry_out
 from perdure.cli.chat_prompt import Prompt
 from perdure.cli.chat_view import PlainView, TerminalView, View, described_in_full
-from perdure.cli.errors import NAME_A_MODEL, WAITS, Failure, advised, missing_tool, to_decide
+from perdure.cli.errors import NAME_A_MODEL, WAITS, Failure, advised, to_decide, to_name_tool
 from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, needs_tools, subagents_of
 from perdure.cli.options import settings_of, store_command
@@ -144,9 +144,9 @@ class _Talk:
         report = self._watched(sessions.recover(session_id))
         for error in report.errors:
             self.tell(f"It could not be recovered: {error.what}")
-            missing = missing_tool(error, self._runner.run(subagents_of(sessions, session_id)))
-            if missing is not None:
-                self.tell(f"{missing.what}: {command('chat', '-s', session_id)} {missing.option}")
+            subagents = self._runner.run(subagents_of(sessions, session_id))
+            if (hint := to_name_tool(error, subagents, "chat", "-s", session_id)) is not None:
+                self.tell(hint)
             self.tell(f"Or end it where it stood: {command('cancel', session_id)}")
         if report.busy:
             self.tell("Somebody else is recovering it.")

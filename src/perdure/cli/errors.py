@@ -6,14 +6,28 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NoReturn
 
 import click
 
+from perdure.cli.hints import AGENT_FILE, TOOLS_FILE, command
+from perdure.cli.interrupted import needs_tools_there, subagents_there, to_go_on
 from perdure.cli.options import settings_of
-
-if TYPE_CHECKING:
-    from perdure.errors import ConfigurationError, RunFailed, StoreError
+from perdure.cli.terminal import safe
+from perdure.errors import (
+    ConfigurationError,
+    IllegalStatusChange,
+    InvalidData,
+    InvalidSessionId,
+    PerdureError,
+    RunFailed,
+    RunInterrupted,
+    SessionBusy,
+    SessionConflict,
+    SessionNotActive,
+    SessionNotFound,
+    StoreError,
+)
 
 FAILED = 1
 USAGE = 2
@@ -46,6 +60,13 @@ EXIT_CODES: dict[str, int] = {
     "ConfigurationError": NOT_SET_UP,
 }
 """The exit code of each error of `perdure.errors`; one that is not named here has that of the kind it belongs to."""
+NAME_A_MODEL = (
+    "Name one: --model openai:gpt-5, or PERDURE_MODEL, or a line in perdure.toml. To try it without a key: "
+    "--model offline"
+)
+_NOT_SET_UP = "ConfigurationError"
+_PARAMETERS = ("call_ids", "reason")
+"""Where the library means a parameter of Python's, which is none of a command's."""
 
 
 class Failure(Exception):
@@ -56,15 +77,11 @@ class Failure(Exception):
         self.exit_code = exit_code
 
     def show(self) -> None:
-        from perdure.cli.terminal import safe
-
         click.echo(f"perdure: {safe(str(self))}", err=True)
 
 
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of an error. A run that nobody could ask a model for was set up wrong."""
-    from perdure.errors import RunFailed
-
     if isinstance(error, RunFailed) and error.kind == _NOT_SET_UP:
         return NOT_SET_UP
     for kind in type(error).__mro__:
@@ -107,8 +124,6 @@ def refuse(error: click.UsageError) -> NoReturn:
 
 
 def _failure(error: Exception) -> Failure:
-    from perdure.errors import PerdureError
-
     if isinstance(error, PerdureError):
         return Failure(advised(error), exit_code_of(error))
     if isinstance(error, OSError):
@@ -120,22 +135,6 @@ def _failure(error: Exception) -> Failure:
 
 def advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
-    from perdure.cli.hints import command
-    from perdure.cli.interrupted import needs_tools_there, to_go_on
-    from perdure.errors import (
-        ConfigurationError,
-        IllegalStatusChange,
-        InvalidData,
-        InvalidSessionId,
-        RunFailed,
-        RunInterrupted,
-        SessionBusy,
-        SessionConflict,
-        SessionNotActive,
-        SessionNotFound,
-        StoreError,
-    )
-
     match error:
         case SessionNotActive(pending=pending) if pending:
             waits = f"Session {error.session_id!r} waits for a person to approve or deny: {', '.join(pending)}."
@@ -170,19 +169,13 @@ def advised(error: Exception) -> str:
 
 
 def _of_setup(error: ConfigurationError) -> str:
-    from perdure.cli.interrupted import subagents_there
-
     if error.missing == "model":
         return f"{error.what}\n{NAME_A_MODEL}"
-    if missed_tool(error) is None:
-        return error.what
-    missing = missing_tool(error, subagents_there(click.get_current_context(silent=True)))
-    assert missing is not None, "it was just found"
-    return f"{error.what}\n{missing.what}: {missing.option}"
+    there = subagents_there(click.get_current_context(silent=True)) if missed_tool(error) else set()
+    return "\n".join(filter(None, (error.what, to_name_tool(error, there))))
 
 
 def _of_store(error: StoreError) -> str:
-    from perdure.cli.hints import command
     from perdure.cli.setup import may_write
 
     ctx = click.get_current_context(silent=True)
@@ -193,26 +186,8 @@ def _of_store(error: StoreError) -> str:
     return f"Which store is used, and why, says: {command('doctor')}"
 
 
-NAME_A_MODEL = (
-    "Name one: --model openai:gpt-5, or PERDURE_MODEL, or a line in perdure.toml. To try it without a key: "
-    "--model offline"
-)
-_NOT_SET_UP = "ConfigurationError"
-_PARAMETERS = ("call_ids", "reason")
-"""Where the library means a parameter of Python's, which is none of a command's."""
-
-
-class Missing(NamedTuple):
-    """What is to be named where a tool is missing, and the option that does it."""
-
-    what: str
-    option: str
-
-
 def missed_tool(error: BaseException | None) -> str | None:
     """Return the name of the tool that an error, or what it was raised from, misses."""
-    from perdure.errors import ConfigurationError
-
     while error is not None:
         if isinstance(error, ConfigurationError) and error.missing == "tool":
             return error.name
@@ -220,30 +195,26 @@ def missed_tool(error: BaseException | None) -> str | None:
     return None
 
 
-def missing_tool(error: BaseException, subagents: set[str]) -> Missing | None:
-    """Return what to name for the tool that an error misses: an agent's file, if it has spawned one. None without."""
-    from perdure.cli.hints import AGENT_FILE, TOOLS_FILE
-
+def to_name_tool(error: BaseException, subagents: set[str], *words: object) -> str | None:
+    """Return what to type, behind a command, to name the tool that an error misses: a file of tools, or of the agent
+    that is one. None where no tool is missing."""
     name = missed_tool(error)
     if name is None:
         return None
+    again = f"{command(*words)} " if words else ""
     if name in subagents:
-        return Missing("It is an agent. Name the file that defines it", f"--agent {AGENT_FILE}")
-    return Missing("Name the Python file that has it", f"--tools {TOOLS_FILE}")
+        return f"It is an agent. Name the file that defines it: {again}--agent {AGENT_FILE}"
+    return f"Name the Python file that has it: {again}--tools {TOOLS_FILE}"
 
 
 def to_decide(session_id: str) -> str:
     """What to type where a call waits for a person."""
-    from perdure.cli.hints import command
-
     approve, deny = (command(verb, session_id, tools=True) for verb in ("approve", "deny"))
     return f"Type: {approve}\nor: {deny}"
 
 
 def _of_run(error: RunFailed) -> str:
     """What a run failed of. Where the model cannot be asked at all, that is no fault of the run."""
-    from perdure.cli.hints import command
-
     undo = command("undo", error.session_id)
     if error.kind == _NOT_SET_UP:
         reason = error.problem.rstrip(". ")
@@ -255,8 +226,6 @@ def _of_run(error: RunFailed) -> str:
 
 def _show_traceback() -> None:
     import traceback
-
-    from perdure.cli.terminal import safe
 
     click.echo(safe(traceback.format_exc()), err=True, nl=False)
 

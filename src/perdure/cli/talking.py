@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.errors import FAILED, WAITS, Failure, missing_tool, to_decide
+from perdure.cli.errors import FAILED, WAITS, Failure, to_decide, to_name_tool
 from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, subagents_of
 from perdure.cli.json_forms import of_reply
@@ -285,9 +285,8 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
                 say(f"{name}\t{each}")
         for (each, _), error in zip(report.failed, report.errors, strict=True):
             note(f"failed\t{each}: {error.what}")
-            missing = missing_tool(error, subagents[each])
-            if missing is not None:
-                note(f"{missing.what}: {command('recover', each)} {missing.option}")
+            if (hint := to_name_tool(error, subagents[each], "recover", each)) is not None:
+                note(hint)
             note(f"Or end it: {command('cancel', each)}")
         if not any(columns.values()) and not report.failed:
             say("no run was killed")
