@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,3 +179,21 @@ def _interrupted_after_one(label: str) -> Iterator[Callable[[int, int], None]]:
             raise KeyboardInterrupt
 
     yield tell
+
+
+def test_a_store_that_may_not_be_written(
+    perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint says so, by what the file system says of the store's place and not by anybody's words."""
+    (home / "text.db").write_text("This is no database, and long enough to be looked at as one. " * 20)
+    assert "perdure doctor" in perdure("ls", "--store", "text.db", code=7).err
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert "Copy it to where you may write" in perdure("ls", "--store", "text.db", code=7).err
+
+
+def test_no_hint_is_chosen_by_words() -> None:
+    """The command line looks at what errors are, and never for a sentence in what they say."""
+    searched = re.compile(r"""in str\(\w*error\w*\)|str\(\w*error\w*\)\.(partition|startswith|split\()""")
+    for path in sorted(Path(changing.__file__).parent.glob("*.py")):
+        found = [line for line in path.read_text(encoding="utf-8").splitlines() if searched.search(line)]
+        assert [line for line in found if '" ".join' not in line and "' '.join" not in line] == [], path.name

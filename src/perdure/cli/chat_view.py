@@ -5,19 +5,18 @@ Whatever a model or a tool says is hostile: it passes `safe()`, and is never rea
 
 from __future__ import annotations
 
-import json
 import time
 from asyncio import TimerHandle, get_running_loop
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.segment import SegmentLines
 from rich.text import Text
 
 from perdure.cli.chat_markdown import Answer
-from perdure.cli.terminal import counted, safe
+from perdure.cli.terminal import counted, line, safe, written
 from perdure.model.execution import PendingCall
 from perdure.model.loop_events import (
     AgentEnd,
@@ -54,8 +53,8 @@ class View(Protocol):
 
 def described(call: ToolCall) -> str:
     """Return a call in one short line: `charge(customer="Ada", amount=12)`."""
-    arguments = ", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items())
-    return one_line(f"{call.name}({_shortened(arguments, _ARGUMENTS)})")
+    arguments = ", ".join(f"{name}={written(value)}" for name, value in call.arguments.items())
+    return line(f"{call.name}({line(arguments, _ARGUMENTS)})")
 
 
 def described_in_full(call: PendingCall) -> str:
@@ -68,27 +67,11 @@ def outcome_of(execution: ToolExecution) -> str:
     """What came of a call, in one short line, with the time it took."""
     said = execution.error.message if execution.error else _plain(execution.result)
     took = "" if execution.duration is None else f"  {execution.duration:.1f} s"
-    return f"{_shortened(one_line(said), _RESULT)}{took}"
-
-
-def one_line(text: str) -> str:
-    return " ".join(safe(text).split())
-
-
-def _json(value: JSON) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_as_dict)
-
-
-def _as_dict(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, Iterable) else str(value)
+    return f"{line(said, _RESULT)}{took}"
 
 
 def _plain(value: JSON) -> str:
-    return value if isinstance(value, str) else _json(value)
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return value if isinstance(value, str) else written(value)
 
 
 class PlainView:
@@ -116,7 +99,7 @@ class PlainView:
                 self._note(f"→ {described(event.call)}")
             case ToolExecutionEnd():
                 sign = "✗" if event.execution.error else "✓"
-                self._note(f"{sign} {one_line(event.execution.call.name)}: {outcome_of(event.execution)}")
+                self._note(f"{sign} {line(event.execution.call.name)}: {outcome_of(event.execution)}")
             case Compaction():
                 self._note(f"compacted: {counted(event.block.covered, 'message')} covered")
 
@@ -172,7 +155,7 @@ class TerminalView:
                 self._keep_drawing()
             case ToolExecutionUpdate() if event.call_id in self._running:
                 call, since, _ = self._running[event.call_id]
-                self._running[event.call_id] = (call, since, one_line(_plain(event.progress)))
+                self._running[event.call_id] = (call, since, line(_plain(event.progress)))
             case ToolExecutionEnd():
                 self._running.pop(event.execution.call.id, None)
                 self._show_outcome(event.execution)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from perdure.cli.terminal import (
     progress,
     safe,
     say,
+    written,
 )
 from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 
@@ -296,7 +296,8 @@ def _lines_of(part: Part) -> list[str]:
         case Text():
             return part.text.split("\n")
         case ToolCall():
-            return [f"→ {part.name}({_arguments(part)})"]
+            arguments = ", ".join(f"{name}={line(written(value), 200)}" for name, value in part.arguments.items())
+            return [f"→ {part.name}({arguments})"]
         case ToolResult():
             return [("✗ " if part.is_error else "← ") + line(part.text, _WIDTH)]
         case Thinking():
@@ -304,11 +305,3 @@ def _lines_of(part: Part) -> list[str]:
         case Media():
             return [f"[{part.media_type} {part.name or part.url or ''}]"]
     return [f"[{type(part).__name__}]"]
-
-
-def _arguments(call: ToolCall) -> str:
-    return ", ".join(f"{name}={_brief(value)}" for name, value in call.arguments.items())
-
-
-def _brief(value: Any) -> str:
-    return line(json.dumps(value, ensure_ascii=False, default=str), 200)

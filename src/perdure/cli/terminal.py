@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,11 +102,16 @@ def note(text: str) -> None:
     click.echo(safe(text), err=True)
 
 
-def print_json(value: Any, *, indent: int | None = None) -> None:
+def print_json(value: Any) -> None:
     """Print one JSON document on a line of its own. What could steer a terminal is escaped, as JSON allows."""
     ascii_only = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8"
-    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent, default=_plain)
+    text = written(value, ensure_ascii=ascii_only)
     click.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] != "\n" else "\n", text))
+
+
+def written(value: Any, *, ensure_ascii: bool = False) -> str:
+    """Return a value as JSON, whatever it is made of."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=_plain)
 
 
 def print_length(session_id: str, count: int, as_json: bool) -> None:
@@ -124,6 +129,8 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
+    if isinstance(value, Mapping):
+        return dict(value)
     return list(value) if isinstance(value, Iterable) else str(value)
 
 
