@@ -47,6 +47,7 @@ from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
 from perdure.model.state import AgentState
+from perdure.paging import all_infos
 from perdure.protocols import (
     Action,
     ActionContext,
@@ -600,7 +601,7 @@ class Sessions:
         wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
         chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
         if chosen is None and self.owner is not None:
-            chosen = [info.id async for info in self._all({})]
+            chosen = [info.id for info in await all_infos(self)]
         return await export_sessions(self._archive(), target, chosen, progress=progress)
 
     async def import_(
@@ -640,7 +641,7 @@ class Sessions:
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
             filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
-            erased += len(await self._erase([info.id async for info in self._all(filters)]))
+            erased += len(await self._erase([info.id for info in await all_infos(self, **filters)]))
         return erased
 
     async def _erase(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
@@ -679,16 +680,6 @@ class Sessions:
             every |= dict.fromkeys(info.id for info in await spawned_by(self.store, session_id, deleted=True))
             every[session_id] = None
         return tuple(every)
-
-    async def _all(self, filters: Filters) -> AsyncIterator[AgentSessionInfo]:
-        filters["limit"] = 500
-        while True:
-            page = await self.list(**filters)
-            for info in page:
-                yield info
-            if page.next is None:
-                return
-            filters["after"] = page.next
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         """Replace what messages say, for good and everywhere; return how many were replaced.
