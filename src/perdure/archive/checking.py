@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -31,7 +31,6 @@ from perdure.protocols import (
     Entry,
     Filters,
     Journal,
-    JournalEntry,
     Problem,
     SessionStore,
 )
@@ -80,7 +79,9 @@ async def fsck(store: SessionStore, *, session_id: str | None = None, progress: 
         await survey.check_session(info)
         if progress is not None:
             progress(done, len(infos))
-    await survey.check_claims()
+    if isinstance(store, Journal):
+        with survey.watching(None, "claims"):
+            await store.lapsed()
     if session_id is None and isinstance(store, Checkable):
         with survey.watching(None, "the store"):
             survey.problems += await store.check()
@@ -157,18 +158,13 @@ class _Survey:
     async def _check_whole(self, info: AgentSessionInfo) -> None:
         """Every version, value and message of a session: in one go if the store gives it out whole."""
         with self.watching(info.id, "versions"):
-            if isinstance(self._store, Archive):
-                try:
+            with suppress(SessionBusy):  # what is saved can be looked at, whoever runs it
+                if isinstance(self._store, Archive):
                     await self._check_archived(self._store, info)
-                except SessionBusy:
-                    await self._check_versions(info)  # what is saved can be looked at, whoever runs it
-            else:
-                await self._check_versions(info)
-
-    async def _check_versions(self, info: AgentSessionInfo) -> None:
-        for version in range(1, info.version + 1):
-            if await self._store.load(info.id, version) is None:
-                self.note(info.id, f"version {version}", "it is missing", RESTORE)
+                    return
+            for version in range(1, info.version + 1):
+                if await self._store.load(info.id, version) is None:
+                    self.note(info.id, f"version {version}", "it is missing", RESTORE)
 
     async def _check_archived(self, store: Archive, info: AgentSessionInfo) -> None:
         archived = await store.dump(info.id)
@@ -189,11 +185,12 @@ class _Survey:
         self._lengths[name] = len(rows)
         if sorted(rows) != list(range(len(rows))):
             self.note(session_id, f"log {name}", "a message is missing from it", RESTORE)
-        if _are_readable(rows.values()):
-            return
-        for at, raw in rows.items():
-            with self.watching(session_id, f"message {at} of log {name}"):
-                codec.decode_message(raw)
+        try:
+            codec.decode_messages(list(rows.values()))  # all at once, which is quicker than one by one
+        except _DAMAGE:
+            for at, raw in rows.items():
+                with self.watching(session_id, f"message {at} of log {name}"):
+                    codec.decode_message(raw)
 
     def _is_known(self, archived: ArchivedSession, log: int | str, start: int, stop: int) -> bool:
         """Whether a stretch has been looked at: with its own session, or as what goes along with this one."""
@@ -206,11 +203,12 @@ class _Survey:
                 pass
         with self.watching(session_id, "runs"):
             entries = await journal.read(session_id)
-            end, told = entries[-1].seq if entries else 0, _reach(entries)
+            end = entries[-1].seq if entries else 0
+            starts, ends = {each.run: each.seq for each in reversed(entries)}, {each.run: each.seq for each in entries}
             for run in await journal.runs(session_id):
                 if run.start < run.stop:
                     await journal.messages(run.log, run.start, run.stop)
-                first, last = told.get(run.loop_id, (0, 0))
+                first, last = starts.get(run.loop_id, 0), ends.get(run.loop_id, 0)
                 if run.last.seq <= end and (run.first.seq, run.last.seq) != (first, last):  # else it went on meanwhile
                     noted = f"it is noted to reach from entry {run.first.seq} to {run.last.seq}"
                     what = f"{noted}, and it does from {first} to {last}" if last else f"{noted}, and has none"
@@ -219,20 +217,6 @@ class _Survey:
             await journal.read(session_id, inbox=True)
         with self.watching(session_id, "claim"):
             await journal.is_claimed(session_id)
-
-    async def check_claims(self) -> None:
-        if isinstance(self._store, Journal):
-            with self.watching(None, "claims"):
-                await self._store.lapsed()
-
-
-def _are_readable(rows: Iterable[bytes]) -> bool:
-    """All at once, which is quicker than one by one."""
-    try:
-        codec.decode_messages(list(rows))
-    except _DAMAGE:
-        return False
-    return True
 
 
 def _view_faults(session: AgentSession) -> Iterator[str]:
@@ -252,15 +236,6 @@ def _view_faults(session: AgentSession) -> Iterator[str]:
         # Of its own calls: one that somebody has rewound to stands in the view without its result, and may.
         own = {call.id for step in session.state.steps for call in step.tool_calls}
         yield from (f"call {call!r} has no result" for call in called if call in own and not answered[call])
-
-
-def _reach(entries: Sequence[JournalEntry]) -> dict[str, tuple[int, int]]:
-    """The first and the last entry of each run."""
-    reach: dict[str, tuple[int, int]] = {}
-    for entry in entries:
-        if entry.run is not None:
-            reach[entry.run] = (reach[entry.run][0] if entry.run in reach else entry.seq, entry.seq)
-    return reach
 
 
 def _key_faults(archived: ArchivedSession) -> Iterator[tuple[str, str]]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from perdure.archive.lines import encode_session, message_count
-from perdure.archive.moving import Progress, dump_for, in_order
+from perdure.archive.lines import encode_session
+from perdure.archive.moving import MoveReport, Progress, dump_for, in_order
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.protocols import ArchivingStore
 from perdure.stores.landing import is_same
 
 
-class CopyReport(msgspec.Struct, frozen=True):
+class CopyReport(MoveReport, frozen=True):
     """What a copy came to. Sessions that were there already, and the same, are `skipped`."""
 
-    sessions: int = 0
-    skipped: int = 0
-    messages: int = 0
-    bytes: int = 0
     verified: int = 0
     """How many sessions are the same on both sides."""
     differing: tuple[SessionId, ...] = ()
@@ -32,27 +26,25 @@ async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Prog
     is changed. SessionBusy if a session is being run, SessionConflict if another has its id in the target.
     """
     ids = await in_order(source)
-    steps = 2 * len(ids)
-    present: set[str] = set()
-    sessions = messages = size = 0
+    tell = progress or _nobody
+    report, present = MoveReport(), set[str]()
     for done, session_id in enumerate(ids, 1):
         archived = await dump_for(source, session_id, present)
-        if await target.restore(archived):
-            sessions, messages = sessions + 1, messages + message_count(archived)
-            size += len(encode_session(archived))
+        is_new = await target.restore(archived)
+        report = report.plus(archived, len(encode_session(archived)) if is_new else 0, is_new=is_new)
         present.add(session_id)
-        _tell(progress, done, steps)
+        tell(done, 2 * len(ids))
     differing: list[SessionId] = []
     for done, session_id in enumerate(ids, len(ids) + 1):
         if not await _is_same(source, target, session_id):
             differing.append(session_id)
-        _tell(progress, done, steps)
-    return CopyReport(sessions, len(ids) - sessions, messages, size, len(ids) - len(differing), tuple(differing))
+        tell(done, 2 * len(ids))
+    counts = (report.sessions, report.skipped, report.messages, report.bytes)
+    return CopyReport(*counts, len(ids) - len(differing), tuple(differing))
 
 
-def _tell(progress: Progress | None, done: int, steps: int) -> None:
-    if progress is not None:
-        progress(done, steps)
+def _nobody(done: int, steps: int) -> None:
+    """Nobody asks how far it is."""
 
 
 async def _is_same(source: ArchivingStore, target: ArchivingStore, session_id: SessionId) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -37,6 +37,11 @@ class MoveReport(msgspec.Struct, frozen=True):
     messages: int = 0
     bytes: int = 0
 
+    def plus(self, archived: ArchivedSession, size: int, *, is_new: bool = True) -> MoveReport:
+        """Return the report with one more session in it."""
+        messages = self.messages + (message_count(archived) if is_new else 0)
+        return MoveReport(self.sessions + is_new, self.skipped + (not is_new), messages, self.bytes + size)
+
 
 async def export_sessions(
     store: ArchivingStore,
@@ -48,13 +53,20 @@ async def export_sessions(
     """Write sessions into a file, all of them by default. Under a path the file appears when it is complete."""
     if isinstance(target, str | os.PathLike):
         return await _export_to_path(store, _path(target, "$.target"), session_ids, progress)
-    sessions = messages = size = 0
-    async for archived, raw in _chunks(store, session_ids, progress):
+    ids = await in_order(store, session_ids)
+    head, tail = first_line(), last_line(len(ids))
+    report, exported = MoveReport(bytes=len(head) + len(tail)), set[str]()
+    await asyncio.to_thread(target.write, head)
+    for done, session_id in enumerate(ids, 1):
+        archived = await dump_for(store, session_id, exported)
+        raw = encode_session(archived)
         await asyncio.to_thread(target.write, raw)
-        size += len(raw)
-        if archived is not None:
-            sessions, messages = sessions + 1, messages + message_count(archived)
-    return MoveReport(sessions, 0, messages, size)
+        report = report.plus(archived, len(raw))
+        exported.add(session_id)
+        if progress is not None:
+            progress(done, len(ids))
+    await asyncio.to_thread(target.write, tail)
+    return report
 
 
 async def import_sessions(
@@ -73,18 +85,16 @@ async def import_sessions(
     if isinstance(source, str | os.PathLike):
         with await _opened(_path(source, "$.source")) as file:
             return await import_sessions(store, file, owner=owner, progress=progress)
-    sessions = skipped = messages = size = 0
-    present: set[str] = set()
+    report, present = MoveReport(), set[str]()
     reading = read_sessions(source)
     while (found := await asyncio.to_thread(next, reading, None)) is not None:
         _check_owner(found, owner)
         is_new = await _take_in(store, found, present)
         present.add(found.archived.session_id)
-        sessions, skipped = sessions + is_new, skipped + (not is_new)
-        messages, size = messages + (message_count(found.archived) if is_new else 0), size + found.size
+        report = report.plus(found.archived, found.size, is_new=is_new)
         if progress is not None:
-            progress(sessions + skipped, 0)
-    return MoveReport(sessions, skipped, messages, size)
+            progress(report.sessions + report.skipped, 0)
+    return report
 
 
 def _path(given: str | os.PathLike[str], where: str) -> str:
@@ -164,21 +174,6 @@ def _sync_directory(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-async def _chunks(
-    store: ArchivingStore, session_ids: Iterable[str] | None, progress: Progress | None
-) -> AsyncIterator[tuple[ArchivedSession | None, bytes]]:
-    ids = await in_order(store, session_ids)
-    yield None, first_line()
-    exported: set[str] = set()
-    for done, session_id in enumerate(ids, 1):
-        archived = await dump_for(store, session_id, exported)
-        yield archived, encode_session(archived)
-        exported.add(session_id)
-        if progress is not None:
-            progress(done, len(ids))
-    yield None, last_line(len(ids))
 
 
 async def dump_for(store: Archive, session_id: str, present: set[str]) -> ArchivedSession:

@@ -146,7 +146,7 @@ def _told_of_others(target: str | None = None) -> Iterator[None]:
         raise Failure(f"{there}, and {arrives}. {advice}", CONFLICT) from error
 
 
-def _told(done: str, report: MoveReport | CopyReport) -> str:
+def _told(done: str, report: MoveReport) -> str:
     were = "was" if report.skipped == 1 else "were"
     skipped = f", {report.skipped:,} {were} there already" if report.skipped else ""
     return f"{done} {counted(report.sessions, 'session')} with {counted(report.messages, 'message')}{skipped}"
