@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,7 +9,7 @@ import click
 
 from perdure.cli.errors import NOT_FOUND, USAGE, Failure
 from perdure.cli.hints import command
-from perdure.cli.setup import on_sessions, opened
+from perdure.cli.setup import on_sessions
 from perdure.errors import PerdureError, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.protocols import Names
@@ -74,11 +73,8 @@ async def _beginning_with(
 def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
     """What a shell may complete an id to. It says nothing where there is no store."""
 
-    async def look() -> list[str]:
-        async with opened(ctx, must_exist=True) as sessions:
-            return list(map(str, await _beginning_with(sessions, incomplete, limit=_COMPLETED)))
-
     try:
-        return asyncio.run(look())
+        found = on_sessions(ctx, lambda sessions: _beginning_with(sessions, incomplete, limit=_COMPLETED))
+        return list(map(str, found))
     except (PerdureError, OSError):
         return []

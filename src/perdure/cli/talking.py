@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +18,6 @@ from perdure.cli.setup import begun, continued, on_sessions, use_model
 from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from perdure.actions.resume import RecoveryReport
     from perdure.actions.send import WhenBusy
     from perdure.model.execution import PendingCall
@@ -150,14 +149,31 @@ DENIED = "The user does not want this call to be made."
 _call_option = click.option("--call", "calls", multiple=True, metavar="ID", help="Only this call; may be repeated.")
 
 
-async def _chosen_calls(
-    ctx: click.Context, sessions: Sessions, session_id: str, names: tuple[str, ...], title: str
-) -> Sequence[PendingCall | str] | None:
+Shown = Sequence["PendingCall | str"] | None
+
+
+def _decide(
+    ctx: click.Context,
+    session: str,
+    calls: tuple[str, ...],
+    as_json: bool,
+    title: str,
+    verb: Callable[[Sessions, str, Shown], Awaitable[Reply]],
+) -> None:
+    """Decide about calls as they were printed, and print what the run then comes to."""
+
+    async def work(sessions: Sessions, session_id: str) -> Reply:
+        await use_model(ctx, sessions, session_id)
+        return await verb(sessions, session_id, await _chosen_calls(sessions, session_id, calls, title))
+
+    _answer(ctx, on_session(ctx, session, work)[1], as_json)
+
+
+async def _chosen_calls(sessions: Sessions, session_id: str, names: tuple[str, ...], title: str) -> Shown:
     """Print the calls that are decided about, and return them as they were printed.
 
     What is not there to be printed is left to the verb to refuse.
     """
-    await use_model(ctx, sessions, session_id)
     execution = (await sessions.session(session_id)).state.execution
     waiting = execution.pending_calls if execution is not None else ()
     known = [call for call in waiting if not names or call.id in names or call.digest in names]
@@ -176,11 +192,7 @@ def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: b
 
     What is made is what is printed first, and nothing else.
     """
-
-    async def verb(sessions: Sessions, session_id: str) -> Reply:
-        return await sessions.approve(session_id, await _chosen_calls(ctx, sessions, session_id, calls, "Approving:"))
-
-    _answer(ctx, on_session(ctx, session, verb)[1], as_json)
+    _decide(ctx, session, calls, as_json, "Approving:", lambda sessions, key, shown: sessions.approve(key, shown))
 
 
 @store_command(json=True, agent=True)
@@ -195,12 +207,7 @@ def deny(
     if reason is not None and why is not None:
         raise click.UsageError("Give the reason once: behind the session, or with --reason.")
     given = next((each for each in (reason, why) if each is not None), DENIED)
-
-    async def verb(sessions: Sessions, session_id: str) -> Reply:
-        shown = await _chosen_calls(ctx, sessions, session_id, calls, "Denying:")
-        return await sessions.deny(session_id, given, shown)
-
-    _answer(ctx, on_session(ctx, session, verb)[1], as_json)
+    _decide(ctx, session, calls, as_json, "Denying:", lambda sessions, key, shown: sessions.deny(key, given, shown))
 
 
 @store_command()
