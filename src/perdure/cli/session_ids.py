@@ -72,7 +72,6 @@ async def _beginning_with(
 
 def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
     """What a shell may complete an id to. It says nothing where there is no store."""
-
     try:
         found = on_sessions(ctx, lambda sessions: _beginning_with(sessions, incomplete, limit=_COMPLETED))
         return list(map(str, found))
