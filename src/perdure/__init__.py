@@ -1,4 +1,8 @@
-"""perdure gives an LLM agent a session that lasts. The daily names; each is imported when it is first used."""
+"""perdure gives an LLM agent a session that lasts. The daily names; each is imported when it is first used.
+
+Names of fewer days can be imported from here as well. They are shown by `perdure.events`, `perdure.records`,
+`perdure.parallel`, `perdure.protocols` and `perdure.errors`.
+"""
 
 from __future__ import annotations
 
@@ -295,7 +299,26 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOME_OF)  # one list of names, not two to keep in step
+_SHOWN = """
+connect connect_blocking Sessions Chat Reply
+AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
+SessionStatus ToolCall Usage
+AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
+CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
+ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
+UncompactTranscript Undo UpdateTask WriteMetadata
+EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
+AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
+load_definitions schema_of tool
+FileStore MemoryStore PostgresStore SqliteStore store_of
+Stage Workflow WorkflowResult
+ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile
+InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound
+StoreError ToolError
+"""
+"""What is shown: the face, values, actions, the runtime, the loop, stores, workflows, and the errors most caught."""
+
+__all__ = sorted(_SHOWN.split())
 
 
 def __getattr__(name: str) -> Any:

@@ -652,6 +652,11 @@ class Archive(Protocol):
         ...
 
 
+@runtime_checkable
+class ArchivingStore(SessionStore, Archive, Protocol):
+    """A store whose sessions can be moved."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """Something that is wrong in a store: with what, what it is, and what to do about it."""
 

@@ -57,7 +57,7 @@ from perdure import (
     save_session,
     tool,
 )
-from perdure.fsck import fsck
+from perdure.archive import fsck
 from perdure.loop.compaction_summary import INSTRUCTIONS
 from perdure.loop.replay import Replay
 from perdure.model.ids import use

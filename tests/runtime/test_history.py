@@ -46,8 +46,7 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.archive import export_sessions, import_sessions
-from perdure.fsck import fsck
+from perdure.archive import export_sessions, fsck, import_sessions
 from perdure.model.ids import now, use
 from perdure.model.loop_events import UnknownEvent
 from perdure.protocols import OnDelta, SessionStore

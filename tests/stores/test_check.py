@@ -16,8 +16,7 @@ from tests import postgres_server, stories
 from tests.stories import opened
 
 from perdure import MemoryStore, SqliteStore, StoreError, Transcript
-from perdure.copying import copy
-from perdure.fsck import FsckReport, fsck
+from perdure.archive import FsckReport, copy, fsck
 from perdure.model.ids import use
 from perdure.stores import sqlite_check
 from perdure.stores.claims import Holder

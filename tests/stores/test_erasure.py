@@ -33,8 +33,7 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.archive import export_sessions, import_sessions
-from perdure.copying import copy
+from perdure.archive import copy, export_sessions, import_sessions
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.loop.compaction_summary import INSTRUCTIONS
 from perdure.model.ids import use

@@ -28,14 +28,8 @@ class ResumeSession:
         if session.status is not SessionStatus.SUSPENDED:  # closed by an older release while its run waited
             return await end_waiting(session, session.activated(), context, "the session was closed")
         if execution is not None and execution.pending_calls:
-            waiting = ", ".join(call.name for call in execution.pending_calls)
-            raise IllegalStatusChange(
-                session.id,
-                session.status.value,
-                SessionStatus.ACTIVE.value,
-                (),
-                reason=f"tool calls wait for approval ({waiting}): execute ApproveToolCalls or DenyToolCalls instead",
-            )
+            waiting = [call.name for call in execution.pending_calls]
+            raise IllegalStatusChange(session.id, session.status.value, SessionStatus.ACTIVE.value, (), pending=waiting)
         return session.activated()
 
 

@@ -28,7 +28,7 @@ async def require_model(
     try:
         await loops.require(model)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{why} {model.name!r}. {error} {what_to_do}") from None
+        raise ConfigurationError(f"{why} {model.name!r}. {error}", what_to_do) from None
     return model
 
 

@@ -267,6 +267,8 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     busy: tuple[SessionId, ...] = ()
     """Somebody else was quicker."""
     failed: tuple[tuple[SessionId, str], ...] = ()
+    errors: tuple[PerdureError, ...] = ()
+    """What was raised by those that failed, in the same order."""
 
     @classmethod
     def joined(cls, reports: Iterable[RecoveryReport]) -> RecoveryReport:
@@ -283,7 +285,7 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
         raise ConfigurationError("This store has no journal, so its runs are unrecorded and cannot be recovered.")
     wanted = await journal.lapsed() if session_id is None else [SessionId(session_id)]
     outcomes: dict[str, list[SessionId]] = {"resumed": [], "suspended": [], "busy": []}
-    failed: list[tuple[SessionId, str]] = []
+    failed: list[tuple[SessionId, PerdureError]] = []
     for each in _children_first(wanted):
         action = ResumeExecution(loops)
         try:
@@ -291,12 +293,16 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
         except (SessionBusy, SessionConflict):
             outcomes["busy"].append(each)
         except PerdureError as error:
-            failed.append((each, str(error)))
+            failed.append((each, error))
         else:
             waits = session.state.execution is not None and session.state.execution.pending_calls
             if action.has_found_one:
                 outcomes["suspended" if waits else "resumed"].append(each)
-    return RecoveryReport(failed=tuple(failed), **{name: tuple(found) for name, found in outcomes.items()})
+    return RecoveryReport(
+        failed=tuple((each, str(error)) for each, error in failed),
+        errors=tuple(error for _, error in failed),
+        **{name: tuple(found) for name, found in outcomes.items()},
+    )
 
 
 def _children_first(wanted: Sequence[SessionId]) -> Sequence[SessionId]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.text import Text
 
 from perdure.actions.definition import ChangeModel, ChangeSystemPrompt
+from perdure.cli.changing import NOTHING_TO_DO, compacted
 from perdure.cli.chat_view import described
-from perdure.cli.compactions import NOTHING_TO_DO, compacted
 from perdure.cli.family_tree import tree_of
 from perdure.cli.hints import command as hint
 from perdure.cli.looking import nothing_found

@@ -180,8 +180,8 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
     """Return the whole record of one loop: its messages, turns and events."""
     runs = await journal.runs(session_id, run=expect_text(loop_id, "$.loop_id"))
     if not runs:
-        reason = f"Session {session_id!r} has no loop {loop_id!r} that has begun. Its record() lists them."
-        raise SessionNotFound(session_id, reason=reason)
+        reason = f"Session {session_id!r} has no loop {loop_id!r} that has begun."
+        raise SessionNotFound(session_id, None, reason, "Its record() lists them.")
     story = _Story(journal, session_id)
     events = await story.events(await journal.read(session_id, run=loop_id))
     record = LoopRecord(loop_id=loop_id, session_id=session_id).after_all(events)

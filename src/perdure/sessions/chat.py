@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from perdure.actions.approval import Shown
 from perdure.actions.send import WhenBusy
 from perdure.actions.waiting import is_waiting
-from perdure.archive import MoveReport
+from perdure.archive.moving import MoveReport
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent

@@ -24,7 +24,7 @@ from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
 from perdure.actions.send import SendMessage, WaitingMessages, WhenBusy
 from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
-from perdure.archive import ArchivingStore, MoveReport, Progress, export_sessions, import_sessions
+from perdure.archive.moving import MoveReport, Progress, export_sessions, import_sessions
 from perdure.errors import (
     ConfigurationError,
     InputRefused,
@@ -47,9 +47,11 @@ from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
 from perdure.model.state import AgentState
+from perdure.paging import all_infos
 from perdure.protocols import (
     Action,
     ActionContext,
+    ArchivingStore,
     Entry,
     Erasure,
     Filters,
@@ -68,7 +70,7 @@ from perdure.sessions.live import LiveSet, LiveSubscription
 from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
 from perdure.sessions.redacting import tell_of_redaction
 from perdure.sessions.reply import Chunk, Reply
-from perdure.stores.memory import MemoryStore
+from perdure.stores.urls import store_of
 
 ASSISTANT = AgentDefinition("assistant")
 """Who answers in a session that was opened without an agent."""
@@ -173,9 +175,10 @@ class Sessions:
         if found is None:
             found = await self._create(session_id, agent or ASSISTANT, tags)
         if agent is not None and agent.name != found.agent_name:
-            reason = f"Session {session_id!r} belongs to the agent {found.agent_name!r}, not to {agent.name!r}. "
+            own = found.agent_name
+            reason = f"Session {session_id!r} belongs to the agent {own!r}, not to {agent.name!r}."
             advice = "Open it without an agent, open another session, or give it another agent with ChangeDefinition."
-            raise SessionConflict(session_id, found.version, found.version, reason + advice)
+            raise SessionConflict(session_id, found.version, found.version, reason, advice, agent=own)
         if agent is not None and id is not None:
             await self._settle_agent(session_id, agent, on_change)
         return self._handle(session_id)
@@ -207,7 +210,7 @@ class Sessions:
             found = await self._find(session_id)
             if found is None:
                 raise SessionNotFound(
-                    session_id, reason=f"The id {session_id!r} is taken, and not yours to open. Choose another."
+                    session_id, None, f"The id {session_id!r} is taken, and not yours to open.", "Choose another."
                 ) from None
             return found
         self.live.touch(session_id).keeps_model = True
@@ -334,7 +337,7 @@ class Sessions:
         ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
         """
         self._require_open()
-        runtime = SessionRuntime(MemoryStore(), controller=self._controller, events=self._events)
+        runtime = SessionRuntime(store_of("memory://"), controller=self._controller, events=self._events)
         session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
         action = SendMessage(message, self.loops)
         self._alone.add(runtime)
@@ -396,8 +399,10 @@ class Sessions:
     async def _resume(self, session_id: SessionId) -> None:
         """Go on with a run that was killed, before anything else is said."""
         report = await recover(self.runtime, self.loops, session_id=session_id)
-        if report.failed:
-            raise ConfigurationError(f"The last run was killed, and cannot be recovered: {report.failed[0][1]}")
+        if report.errors:
+            error = report.errors[0]
+            killed = f"The last run was killed, and cannot be recovered: {error.what}"
+            raise ConfigurationError(killed, error.advice) from error
 
     async def cancel(self, session_id: str) -> bool:
         """Ask the run that is under way, in whichever process, to stop; False if there is none.
@@ -596,7 +601,7 @@ class Sessions:
         wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
         chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
         if chosen is None and self.owner is not None:
-            chosen = [info.id async for info in self._all({})]
+            chosen = [info.id for info in await all_infos(self)]
         return await export_sessions(self._archive(), target, chosen, progress=progress)
 
     async def import_(
@@ -636,7 +641,7 @@ class Sessions:
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
             filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
-            erased += len(await self._erase([info.id async for info in self._all(filters)]))
+            erased += len(await self._erase([info.id for info in await all_infos(self, **filters)]))
         return erased
 
     async def _erase(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
@@ -675,16 +680,6 @@ class Sessions:
             every |= dict.fromkeys(info.id for info in await spawned_by(self.store, session_id, deleted=True))
             every[session_id] = None
         return tuple(every)
-
-    async def _all(self, filters: Filters) -> AsyncIterator[AgentSessionInfo]:
-        filters["limit"] = 500
-        while True:
-            page = await self.list(**filters)
-            for info in page:
-                yield info
-            if page.next is None:
-                return
-            filters["after"] = page.next
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         """Replace what messages say, for good and everywhere; return how many were replaced.
@@ -728,8 +723,8 @@ def _answered(session: AgentSession, action: Action) -> Reply:
         raise InputRefused(session.id, session.version, rejection)
     if state.status is ExecutionStatus.FAILED:
         last = state.errors[-1] if state.errors else None
-        reason = f"{last.type}: {last.message}" if last else str(state.stop_reason)
-        raise RunFailed(session.id, session.version, reason, is_shown=_is_shown(session, action))
+        kind, reason = (last.type, last.message) if last else (None, str(state.stop_reason))
+        raise RunFailed(session.id, session.version, reason, is_shown=_is_shown(session, action), kind=kind)
     return Reply(session)
 
 

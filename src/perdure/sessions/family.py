@@ -9,6 +9,7 @@ import msgspec
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
+from perdure.paging import all_infos
 from perdure.protocols import SessionStore
 
 
@@ -23,14 +24,7 @@ class Ancestry(msgspec.Struct, frozen=True):
 
 
 async def ancestry_of(store: SessionStore, info: AgentSessionInfo) -> Ancestry:
-    children: list[SessionId] = []
-    after: str | None = None
-    while True:
-        page = await store.list(parent=info.id, limit=1000, after=after)
-        children += [child.id for child in page if child.spawn_ref is None]
-        if page.next is None:
-            break
-        after = page.next
+    children = [child.id for child in await all_infos(store, parent=info.id) if child.spawn_ref is None]
     return Ancestry(forked_from(info), tuple(reversed(children)), await _root_of(store, info))
 
 

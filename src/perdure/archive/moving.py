@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO
 
 import msgspec
 
-from perdure.archive_lines import Found, encode_session, first_line, last_line, message_count, read_sessions
+from perdure.archive.lines import Found, encode_session, first_line, last_line, message_count, read_sessions
 from perdure.errors import InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId, new_id
-from perdure.model.session import AgentSessionInfo, SessionStatus
-from perdure.protocols import Archive, ArchivedSession, SessionStore
+from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.paging import pages
+from perdure.protocols import Archive, ArchivedSession, ArchivingStore, Filters, SessionStore
 from perdure.stores.format.heads import decode_info
 from perdure.stores.jobs.archive.archived import check, split_name
 
 Progress = Callable[[int, int], None]
 """Told how many sessions are done, and of how many; the second is 0 where that is not known."""
-
-
-@runtime_checkable
-class ArchivingStore(SessionStore, Archive, Protocol):
-    """A store whose sessions can be moved."""
 
 
 class MoveReport(msgspec.Struct, frozen=True):
@@ -39,6 +35,11 @@ class MoveReport(msgspec.Struct, frozen=True):
     skipped: int = 0
     messages: int = 0
     bytes: int = 0
+
+    def plus(self, archived: ArchivedSession, size: int, *, is_new: bool = True) -> MoveReport:
+        """Return the report with one more session in it."""
+        messages = self.messages + (message_count(archived) if is_new else 0)
+        return MoveReport(self.sessions + is_new, self.skipped + (not is_new), messages, self.bytes + size)
 
 
 async def export_sessions(
@@ -51,13 +52,20 @@ async def export_sessions(
     """Write sessions into a file, all of them by default. Under a path the file appears when it is complete."""
     if isinstance(target, str | os.PathLike):
         return await _export_to_path(store, _path(target, "$.target"), session_ids, progress)
-    sessions = messages = size = 0
-    async for archived, raw in _chunks(store, session_ids, progress):
+    ids = await in_order(store, session_ids)
+    head, tail = first_line(), last_line(len(ids))
+    report, exported = MoveReport(bytes=len(head) + len(tail)), set[str]()
+    await asyncio.to_thread(target.write, head)
+    for done, session_id in enumerate(ids, 1):
+        archived = await dump_for(store, session_id, exported)
+        raw = encode_session(archived)
         await asyncio.to_thread(target.write, raw)
-        size += len(raw)
-        if archived is not None:
-            sessions, messages = sessions + 1, messages + message_count(archived)
-    return MoveReport(sessions, 0, messages, size)
+        report = report.plus(archived, len(raw))
+        exported.add(session_id)
+        if progress is not None:
+            progress(done, len(ids))
+    await asyncio.to_thread(target.write, tail)
+    return report
 
 
 async def import_sessions(
@@ -76,18 +84,16 @@ async def import_sessions(
     if isinstance(source, str | os.PathLike):
         with await _opened(_path(source, "$.source")) as file:
             return await import_sessions(store, file, owner=owner, progress=progress)
-    sessions = skipped = messages = size = 0
-    present: set[str] = set()
+    report, present = MoveReport(), set[str]()
     reading = read_sessions(source)
     while (found := await asyncio.to_thread(next, reading, None)) is not None:
         _check_owner(found, owner)
         is_new = await _take_in(store, found, present)
         present.add(found.archived.session_id)
-        sessions, skipped = sessions + is_new, skipped + (not is_new)
-        messages, size = messages + (message_count(found.archived) if is_new else 0), size + found.size
+        report = report.plus(found.archived, found.size, is_new=is_new)
         if progress is not None:
-            progress(sessions + skipped, 0)
-    return MoveReport(sessions, skipped, messages, size)
+            progress(report.sessions + report.skipped, 0)
+    return report
 
 
 def _path(given: str | os.PathLike[str], where: str) -> str:
@@ -169,21 +175,6 @@ def _sync_directory(path: str) -> None:
         os.close(handle)
 
 
-async def _chunks(
-    store: ArchivingStore, session_ids: Iterable[str] | None, progress: Progress | None
-) -> AsyncIterator[tuple[ArchivedSession | None, bytes]]:
-    ids = await in_order(store, session_ids)
-    yield None, first_line()
-    exported: set[str] = set()
-    for done, session_id in enumerate(ids, 1):
-        archived = await dump_for(store, session_id, exported)
-        yield archived, encode_session(archived)
-        exported.add(session_id)
-        if progress is not None:
-            progress(done, len(ids))
-    yield None, last_line(len(ids))
-
-
 async def dump_for(store: Archive, session_id: str, present: set[str]) -> ArchivedSession:
     """A session for a place where these others are: what it shows of any others is carried along."""
     archived = await store.dump(session_id)
@@ -208,29 +199,18 @@ async def in_order(store: SessionStore, session_ids: Iterable[str] | None = None
 
 
 async def _all_infos(store: SessionStore) -> list[AgentSessionInfo]:
-    found: list[AgentSessionInfo] = []
-    for status in (None, SessionStatus.DELETED):
-        after: str | None = None
-        while True:
-            page = await (
-                store.list(limit=1000, after=after)
-                if status is None
-                else store.list(status=status, limit=1000, after=after)
-            )
-            if page.damaged:
-                raise page.damaged[0]
-            found += page
-            after = page.next
-            if after is None:
-                break
-    return found
+    wanted: tuple[Filters, ...] = ({}, {"status": SessionStatus.DELETED})
+    return [info for each in wanted async for page in pages(store, **each) for info in _sound(page)]
 
 
 async def _info(store: SessionStore, session_id: str) -> AgentSessionInfo:
-    page = await store.list(id=SessionId(session_id))
+    for info in _sound(await store.list(id=SessionId(session_id))):
+        return info
+    raise SessionNotFound(session_id)
+
+
+def _sound(page: SessionInfoList) -> SessionInfoList:
+    """Return a page. Raise what is wrong with one of its headers."""
     if page.damaged:
         raise page.damaged[0]
-    if not page:
-        raise SessionNotFound(session_id)
-    info: AgentSessionInfo = page[0]
-    return info
+    return page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -64,15 +63,10 @@ def subagents_there(ctx: click.Context | None) -> set[str]:
 def _looked_up(
     ctx: click.Context | None, session_id: str, look: Callable[[Sessions, str], Awaitable[T]], otherwise: T
 ) -> T:
-    from perdure.cli.naming import named
-    from perdure.cli.setup import opened
-
-    async def looked(ctx: click.Context) -> T:
-        async with opened(ctx, must_exist=True) as sessions:
-            return await look(sessions, await named(sessions, session_id))
+    from perdure.cli.session_ids import on_session
 
     try:
-        return otherwise if ctx is None else asyncio.run(looked(ctx))
+        return otherwise if ctx is None else on_session(ctx, session_id, look)[1]
     except (PerdureError, OSError):
         return otherwise
 

@@ -1,15 +1,15 @@
-"""Sessions by the beginning of their id."""
+"""Sessions by the beginning of their id, and what is done to the one that is named."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from perdure.cli.errors import NOT_FOUND, USAGE, Failure
 from perdure.cli.hints import command
+from perdure.cli.setup import on_sessions
 from perdure.errors import PerdureError, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.protocols import Names
@@ -17,9 +17,22 @@ from perdure.protocols import Names
 if TYPE_CHECKING:
     from perdure.sessions.face import Sessions
 
+T = TypeVar("T")
 NEWEST = "@"
 _SHOWN = 5
 _COMPLETED = 100
+
+
+def on_session(
+    ctx: click.Context, text: str, verb: Callable[[Sessions, SessionId], Awaitable[T]]
+) -> tuple[SessionId, T]:
+    """Carry out a verb on the session that an argument names. Return its id, and what the verb returns."""
+
+    async def work(sessions: Sessions) -> tuple[SessionId, T]:
+        session_id = await named(sessions, text)
+        return session_id, await verb(sessions, session_id)
+
+    return on_sessions(ctx, work)
 
 
 async def named(sessions: Sessions, text: str) -> SessionId:
@@ -59,13 +72,8 @@ async def _beginning_with(
 
 def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
     """What a shell may complete an id to. It says nothing where there is no store."""
-    from perdure.cli.setup import opened
-
-    async def look() -> list[str]:
-        async with opened(ctx, must_exist=True) as sessions:
-            return list(map(str, await _beginning_with(sessions, incomplete, limit=_COMPLETED)))
-
     try:
-        return asyncio.run(look())
+        found = on_sessions(ctx, lambda sessions: _beginning_with(sessions, incomplete, limit=_COMPLETED))
+        return list(map(str, found))
     except (PerdureError, OSError):
         return []

@@ -187,8 +187,7 @@ class _Draft:
         self._facts = self._sound(lambda: msgspec.json.decode(first.body, type=_Facts))
         self._values: dict[str, bytes] = {}
         self._logs: dict[str, dict[str, dict[int, bytes]]] = {"message": {}, "lent": {}}
-        self._heads: list[bytes] = []
-        self._entries: dict[str, list[Entry]] = {"entry": [], "inbox": []}
+        self._in_turn: dict[str, list[Any]] = {"version": [], "entry": [], "inbox": []}
         self._keys: dict[str, tuple[str, int]] = {}
 
     def take(self, line: Line) -> None:
@@ -201,21 +200,16 @@ class _Draft:
                 if line.at < 0 or line.at in rows:
                     self._lines.refuse(f"there cannot be a message {line.at} here")
                 rows[line.at] = self._sound(lambda: codec.encode_message(codec.decode_message(body)))
-            case "version":
-                self._in_turn(line, self._heads)
-                self._heads.append(body)
-            case "entry" | "inbox":
-                self._in_turn(line, self._entries[line.kind])
-                self._entries[line.kind].append(self._sound(lambda: codec.decode(Entry, body)))
+            case "version" | "entry" | "inbox":
+                before = self._in_turn[line.kind]
+                if line.at != len(before) + 1:
+                    self._lines.refuse(f"{line.kind} {len(before) + 1} should stand here, not {line.at}")
+                before.append(body if line.kind == "version" else self._sound(lambda: codec.decode(Entry, body)))
             case "key":
                 digest = self._sound(lambda: msgspec.json.decode(body, type=str))
                 self._keys[line.name] = (digest, line.at)
             case _:
                 self._lines.refuse(f"{line.kind!r} is no part of a session that this release knows")
-
-    def _in_turn(self, line: Line, before: list[Any]) -> None:
-        if line.at != len(before) + 1:
-            self._lines.refuse(f"{line.kind} {len(before) + 1} should stand here, not {line.at}")
 
     def _sound(self, read: Callable[[], Any]) -> Any:
         try:
@@ -226,13 +220,13 @@ class _Draft:
     def archived(self) -> ArchivedSession:
         return ArchivedSession(
             session_id=self._id,
-            heads=tuple(self._heads),
+            heads=tuple(self._in_turn["version"]),
             values=self._values,
             logs=self._logs["message"],
             lent=self._logs["lent"],
             owners=self._facts.owners,
-            entries=tuple(self._entries["entry"]),
-            inbox=tuple(self._entries["inbox"]),
+            entries=tuple(self._in_turn["entry"]),
+            inbox=tuple(self._in_turn["inbox"]),
             keys=self._keys,
             interrupted=self._facts.interrupted,
         )

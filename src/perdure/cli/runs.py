@@ -1,29 +1,99 @@
-"""The command that counts what runs have used."""
+"""Commands about runs: what happened in them, and what they have used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.options import agent_name_option, json_option, store_options
-from perdure.cli.progress import progress
-from perdure.cli.setup import opened, run
-from perdure.cli.shapes import of_usage
-from perdure.cli.spans import moment
-from perdure.cli.terminal import console, is_terminal, note, print_json, print_table, width
+from perdure.cli.json_forms import of_usage
+from perdure.cli.options import agent_name_option, last_option, session_argument, since_option, store_command
+from perdure.cli.session_ids import on_session
+from perdure.cli.setup import on_sessions
+from perdure.cli.terminal import (
+    console,
+    counted,
+    is_terminal,
+    line,
+    note,
+    print_json,
+    print_table,
+    progress,
+    safe,
+    width,
+)
 from perdure.model.usage import Usage
+from perdure.paging import all_infos
 
 if TYPE_CHECKING:
+    from perdure.model.loop_events import AnyLoopEvent
     from perdure.model.record import LoopRecord
     from perdure.model.session import AgentSessionInfo
     from perdure.sessions.face import Sessions
 
 _BAR, _TABLE = 40, 50
+_BEFORE = 52
+"""How wide the columns before an event's words are."""
 Key = tuple[str, str]
+
+
+@store_command(json=True)
+@session_argument()
+@click.option("-f", "--follow", is_flag=True, help="Go on with those to come, from whichever process.")
+@click.option("--after", type=click.IntRange(0), metavar="CURSOR", help="Only those behind this one.")
+@last_option(help="Only the last N events.")
+def events(ctx: click.Context, session: str, follow: bool, after: int | None, last: int | None, as_json: bool) -> None:
+    """Show what happened in the runs of SESSION, one event a line: cursor, time, run, kind, what."""
+
+    async def verb(sessions: Sessions, session_id: str) -> None:
+        async for event in sessions.events(session_id, after=after, last=last, follow=follow):
+            if as_json:
+                print_json(event.to_dict())
+            else:
+                _print_event(event)
+
+    on_session(ctx, session, verb)
+
+
+def _print_event(event: AnyLoopEvent) -> None:
+    kind = type(event).__struct_config__.tag
+    fields = (event.cursor or "", event.at.isoformat(timespec="milliseconds"), event.loop_id, kind, _told(event))
+    if not is_terminal():
+        click.echo("\t".join(line(field) for field in fields))
+        return
+    at = f"{event.at:%H:%M:%S.%f}"[:-3]
+    told = line(fields[-1], max(20, (width() or 100) - _BEFORE))
+    click.echo(f"{event.cursor or '':>6}  {at}  {safe(event.loop_id[-6:])}  {safe(str(kind)):<20}  {told}")
+
+
+def _told(event: AnyLoopEvent) -> str:
+    """What an event says, in a few words."""
+    told = _WORDS.get(type(event).__name__)
+    return told(event) if told else ""
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "AgentStart": lambda event: (event.config.model if event.config else "") + (" resumed" if event.resumed else ""),
+    "TurnStart": lambda event: f"step {event.index}",
+    "MessageEnd": lambda event: (
+        f"{event.message.role}: {event.message.text}" + "".join(f" → {call.name}" for call in event.message.tool_calls)
+    ),
+    "ToolExecutionStart": lambda event: f"{event.call.name} {dict(event.call.arguments)}",
+    "ToolExecutionEnd": lambda event: (
+        f"{event.execution.call.name} = "
+        + (event.execution.error.message if event.execution.error else str(event.execution.result))
+    ),
+    "AgentEnd": lambda event: f"{event.status.value} {counted(event.usage.total_tokens, 'token')}",
+    "InputRejected": lambda event: event.reason,
+    "Compaction": lambda event: f"{event.block.by} covers {counted(event.block.covered, 'message')}",
+    "ParallelLoopStart": lambda event: counted(len(event.loop_ids), "branch"),
+    "ParallelLoopEnd": lambda event: f"selected {event.selected_loop_id}",
+    "Redacted": lambda event: counted(len(event.message_ids), "message"),
+    "UnknownEvent": lambda event: event.kind,
+}
 
 
 @dataclass
@@ -40,21 +110,15 @@ class Run:
         return self.at.date().isoformat() if self.at else "unknown"
 
 
-@click.command()
+@store_command(json=True)
 @click.option("--by", type=click.Choice(["agent", "model", "day"]), help="Only by this. [all three]")
 @agent_name_option
-@click.option("--since", callback=moment, metavar="TIME", help="Only runs since: 2h, 3d, or a date.")
-@json_option
-@store_options
-@click.pass_context
+@since_option("since", "runs")
 def stats(ctx: click.Context, by: str | None, agent: str | None, since: datetime | None, as_json: bool) -> None:
     """Count tokens and cost by agent, model and day. What a sub-agent has used counts for it, not for its caller."""
 
-    async def work() -> list[Run]:
-        async with opened(ctx, must_exist=True) as sessions:
-            return await runs_in(sessions, since)
-
-    found = [each for each in run(work()) if agent in (None, each.agent)]
+    runs = on_sessions(ctx, lambda sessions: runs_in(sessions, since))
+    found = [each for each in runs if agent in (None, each.agent)]
     groups = {name: _summed(found, name) for name in ([by] if by else ["agent", "model", "day"])}
     if as_json:
         total = _row("total", found)
@@ -72,7 +136,7 @@ async def runs_in(sessions: Sessions, since: datetime | None = None) -> list[Run
     runs: dict[Key, Run] = {}
     spawned: list[tuple[Key, Usage]] = []
     with progress("counting") as tell:
-        infos = await _infos(sessions, since)
+        infos = await (all_infos(sessions, updated_after=since) if since else all_infos(sessions))
         for done, info in enumerate(infos, 1):
             found = _runs_of(info, await _loops(sessions, info.id))
             runs |= found
@@ -85,18 +149,6 @@ async def runs_in(sessions: Sessions, since: datetime | None = None) -> list[Run
         if caller in runs:
             runs[caller].usage = _without(runs[caller].usage, used)
     return [each for each in runs.values() if since is None or (each.at is not None and each.at >= since)]
-
-
-async def _infos(sessions: Sessions, since: datetime | None) -> list[AgentSessionInfo]:
-    found: list[AgentSessionInfo] = []
-    after: str | None = None
-    while True:
-        more: dict[str, Any] = {"updated_after": since} if since else {}
-        page = await sessions.list(limit=1000, after=after, **more)
-        found += page
-        if page.next is None:
-            return found
-        after = page.next
 
 
 async def _loops(sessions: Sessions, session_id: str) -> list[LoopRecord]:
