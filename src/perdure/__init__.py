@@ -160,6 +160,7 @@ if TYPE_CHECKING:
     from perdure.model.value import ErrorRecord as ErrorRecord
     from perdure.protocols import Action as Action
     from perdure.protocols import ActionContext as ActionContext
+    from perdure.protocols import Answer as Answer
     from perdure.protocols import Claim as Claim
     from perdure.protocols import Delta as Delta
     from perdure.protocols import Driver as Driver
@@ -172,6 +173,7 @@ if TYPE_CHECKING:
     from perdure.protocols import LoopBuilder as LoopBuilder
     from perdure.protocols import ModelReply as ModelReply
     from perdure.protocols import ModelRequest as ModelRequest
+    from perdure.protocols import Next as Next
     from perdure.protocols import Search as Search
     from perdure.protocols import SearchHit as SearchHit
     from perdure.protocols import SessionController as SessionController
@@ -270,9 +272,9 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Claim Delta Driver Entry Erasure EventHandler Indexed Journal JournalEntry "
-    "LoopBuilder ModelReply ModelRequest Search SearchHit SessionController SessionManager SessionStage SessionStore "
-    "Tool ToolContext ToolSpec",
+    "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
+    "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
+    "SessionStage SessionStore Tool ToolContext ToolSpec",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",

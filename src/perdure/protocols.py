@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
@@ -45,7 +46,8 @@ class SessionController(Protocol):
 class ClaimingRecord(Protocol):
     """A record whose first write claims a session."""
 
-    was_claimed: bool
+    @property
+    def was_claimed(self) -> bool: ...
 
     async def leave(self) -> None:
         """Give the claim back without a save; a run that is on record without its end is left for recovery."""
@@ -73,51 +75,68 @@ class UnderWay(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class ActionContext:
-    """What the runtime gives an action beside the session. Most actions ignore it.
+    """What the runtime gives an action beside the session. Most actions ignore it, and none can change it."""
 
-    An action that has run an agent tells here how its result is to be saved.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        emit: Callable[[object], Awaitable[None]],
-        execute: Callable[[str, Action], Awaitable[AgentSession]],
-        journal: Journal | None,
-        create: Callable[[AgentSession], Awaitable[AgentSession]] | None = None,
-        under_way: UnderWay | None = None,
-    ) -> None:
-        self.store = store
-        self.emit = emit
-        self.execute = execute
-        self.create = create or store.create
-        """Keeps a new session, through the stages that every other goes through."""
-        self.journal = journal
-        """The store again, if it has one; None if its runs are unrecorded."""
-        self.under_way = under_way
-        self.saving: Saving | None = None
-        self.record: ClaimingRecord | None = None
-        """The record of the run that the action has begun, which holds the session's claim."""
-        self.sequel: Sequel | None = None
-        """What follows in a task of the runtime's own once the session's claim is given back, however that came."""
-        self.answer: AgentSession | None = None
-        """Set where there is nothing to save: what the caller is given instead."""
-        self.tells: list[object] = []
-        """Events that are emitted once the action's result is saved."""
-        self.interrupted: AgentSession | None = None
-        """Set where the action was cancelled: what is to be saved before the cancellation goes on."""
+    store: SessionStore
+    emit: Callable[[object], Awaitable[None]]
+    execute: Callable[[str, Action], Awaitable[AgentSession]]
+    create: Callable[[AgentSession], Awaitable[AgentSession]]
+    """Keeps a new session, through the stages that every other goes through."""
+    journal: Journal | None
+    """The store again, if it has one; None if its runs are unrecorded."""
+    under_way: UnderWay
+    hold: Callable[[ClaimingRecord, Sequel | None], None]
+    """Makes the runtime see to a claim: it is left unless the action's result is saved with it. The sequel is carried
+    out once the claim is given back, however that came."""
 
     @property
     def is_closing(self) -> bool:
         """Tell whether a cancelled run is to be left for recovery instead of ended."""
-        return self.under_way is not None and self.under_way.is_closing
+        return self.under_way.is_closing
+
+
+class Next(msgspec.Struct, frozen=True):
+    """What an action has made: the next version of the session, and what goes with its save.
+
+    An action that has nothing to add returns the session alone.
+    """
+
+    session: AgentSession
+    saving: Saving | None = None
+    """What the save of a run carries: its claim, and what is on record already."""
+    tells: Sequence[object] = ()
+    """Events that are emitted once the session is saved."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an action came to without a new version: nothing is saved, and the caller is given this session."""
+
+    session: AgentSession
+    sequel: Sequel | None = None
+    """What follows in a task of the runtime's own."""
+
+
+ActionResult = AgentSession | Next | Answer
+"""What an action may return. Without a context it is always a session."""
+
+
+class Interrupted(asyncio.CancelledError):
+    """The cancellation of an action that has something to be saved first. The runtime saves it, then cancels."""
+
+    def __init__(self, made: Next) -> None:
+        self.made = made
+        super().__init__()
 
 
 class Action(Protocol):
-    """Turns a session into the next one. Anything with this method is an action."""
+    """Turns a session into the next one. Anything with this method is an action.
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession: ...
+    It returns the next session, a `Next` where more goes with the save, or an `Answer` where there is nothing to save.
+    """
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult: ...
 
 
 class SessionManager(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -41,6 +43,7 @@ from perdure.model.session import AgentSession
 from perdure.protocols import Appended, Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
 from perdure.waiting import see_through as see_through
 
+LEASE = 30.0
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -256,7 +259,14 @@ class JournalRecord(_WriteAhead):
     """
 
     def __init__(
-        self, journal: Journal, session: AgentSession, *, owner: str, lease: float, takes_over: bool = False
+        self,
+        journal: Journal,
+        session: AgentSession,
+        *,
+        owner: str,
+        lease: float = LEASE,
+        taken: int = 0,
+        takes_over: bool = False,
     ) -> None:
         super().__init__(journal, session.id)
         self._is_immediate = getattr(journal, "never_waits", False)
@@ -271,7 +281,8 @@ class JournalRecord(_WriteAhead):
         """Whether a run is on record that has to be recovered if it is not saved."""
         self.ends_anyway = False
         """Whether the run is to end on record even if its end cannot be saved."""
-        self.taken = 0
+        self.taken = taken
+        self._branches: list[BranchRecord] = []
         self.posted_before: int | None = None
         """The last item of the inbox before the claim, where the claim comes before the first look into it."""
 
@@ -341,7 +352,8 @@ class JournalRecord(_WriteAhead):
 
     def branch(self, loop_id: str) -> BranchRecord:
         """Return the record of one branch of a parallel evaluation, under the claim of all."""
-        return BranchRecord(self._journal, self, loop_id)
+        self._branches.append(BranchRecord(self._journal, self, loop_id))
+        return self._branches[-1]
 
     async def write_branch(self, name: str, messages: Sequence[Message], entries: Sequence[Entry]) -> Appended:
         """Write into a branch's own log what this record has not written for all branches; where the messages stand."""
@@ -358,7 +370,10 @@ class JournalRecord(_WriteAhead):
         """What the save has to carry: the claim, where messages stand, and the entries that are not written yet."""
         if self.claim is None:
             return None
-        return Saving(self.claim, dict(self.written), tuple(self._unwritten.entries()), self.taken, key)
+        written = dict(self.written)
+        for branch in self._branches:
+            written |= branch.written
+        return Saving(self.claim, written, tuple(self._unwritten.entries()), self.taken, key)
 
 
 class BranchRecord(_WriteAhead):
@@ -382,3 +397,8 @@ class BranchRecord(_WriteAhead):
         if self._failure is not None:
             await self._take_back_what_is_lost()
         await self.barrier()
+
+
+def owner_here() -> str:
+    """Return how this process names itself on a claim."""
+    return f"{socket.gethostname()}:{os.getpid()}"

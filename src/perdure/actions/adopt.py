@@ -9,7 +9,7 @@ from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.lineage import Adoption
 from perdure.model.session import AgentSession, forked_from
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class AdoptBranch:
     def __post_init__(self) -> None:
         SessionId(self.branch_id)
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if context is None:
             raise ConfigurationError("AdoptBranch needs the store: execute it with SessionRuntime.execute().")
         branch = await context.store.load(self.branch_id)

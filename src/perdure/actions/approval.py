@@ -12,7 +12,7 @@ from perdure.actions.given import require_loops
 from perdure.actions.needed_model import require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
-from perdure.actions.send import send_waiting_when_free
+from perdure.actions.send import waiting_messages
 from perdure.actions.spawning import Spawner
 from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
@@ -22,7 +22,7 @@ from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.usage import Usage
 from perdure.model.value import brief
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult, Answer, Next
 
 Shown = Iterable[ToolCall | str]
 """The calls that a decision is about: as they were shown, or their digests, or their ids."""
@@ -43,7 +43,7 @@ class ApproveToolCalls:
         self.used_before = Usage()
         """What the run had used before this continued it."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
         depth = await depth_of(session, context)
         require_tools(
@@ -73,7 +73,7 @@ class DenyToolCalls:
         self.used_before = Usage()
         """What the run had used before this continued it."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
         self.used_before = session.state.usage
         decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
@@ -83,18 +83,16 @@ class DenyToolCalls:
 class ShowPendingCalls:
     """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         execution, now = session.state.execution, await pending_now(session, context)
         if execution is None or execution.pending_calls == now:
-            if context is not None:
-                context.answer = session
-            return session
+            return session if context is None else Answer(session)
         return session.with_state(session.state.with_execution(execution.with_pending_calls(now)))
 
 
 async def _continued(
     session: AgentSession, loops: LoopFactory, context: ActionContext | None, decisions: Decisions, depth: int
-) -> AgentSession:
+) -> AgentSession | Next:
     execution = session.state.execution
     assert execution is not None
     model = await require_model(
@@ -107,8 +105,8 @@ async def _continued(
     )
     state = session.state.with_execution(execution.with_pending_calls(()))
     spawn = Spawner(session, context, loops, decisions) if context is not None else None
-    options = RunOptions(decisions=decisions, depth=depth, model=model)
-    send_waiting_when_free(context, session.id, loops, depth)
+    then = waiting_messages(context, session.id, loops, depth)
+    options = RunOptions(decisions=decisions, depth=depth, model=model, then=then)
     return await run_agent(session.activated(), state, loops, context, options, spawn)
 
 

@@ -10,7 +10,7 @@ from perdure.actions.waiting import end_waiting
 from perdure.model.ids import now
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ClearSession:
     A run that waits for a person ends, and its session is active.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         fresh = AgentState.of(session.definition)
         emptied = session.state.with_context(fresh.context)
         state = replace(emptied, model=None, task=None, execution=None, updated_at=now())

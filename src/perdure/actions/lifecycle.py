@@ -8,7 +8,7 @@ from perdure.actions.children import spawned_by
 from perdure.actions.waiting import end_waiting
 from perdure.errors import IllegalStatusChange, SessionBusy
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class SuspendSession:
 class ResumeSession:
     """Open a suspended, completed or failed session again."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         execution = session.state.execution
         if session.status is not SessionStatus.SUSPENDED:  # closed by an older release while its run waited
             return await end_waiting(session, session.activated(), context, "the session was closed")
@@ -43,7 +43,7 @@ class ResumeSession:
 class CompleteSession:
     """Close the session as done. A run that waits for a person ends."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         return await end_waiting(session, session.completed(), context, "the session was completed")
 
 
@@ -51,7 +51,7 @@ class CompleteSession:
 class FailSession:
     """Close the session as failed. A run that waits for a person ends."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         return await end_waiting(session, session.failed(), context, "the session was failed")
 
 
@@ -62,7 +62,7 @@ class DeleteSession:
     Their content stays until `Sessions.delete` or `Sessions.purge` erases it; a store's own `delete` erases only one.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if context is not None:
             await _hide_children(session, context)
         return await end_waiting(session, session.deleted(), context, "the session was deleted")

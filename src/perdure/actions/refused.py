@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.actions.inbox import messages_in, take
-from perdure.actions.running import owner_here
 from perdure.loop.filters import refusal
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
 from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, ContinuationKind, InputRejected, MessageEnd
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext, Journal, JournalEntry
-from perdure.recording import entry_of
+from perdure.recording import entry_of, owner_here
 
 
 async def refuse(

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from perdure.actions.children import depth_of
+from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.given import require_loops
 from perdure.actions.inbox import last_posted
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
-from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
-from perdure.actions.send import send_waiting_when_free
+from perdure.actions.running import RunOptions, require_journal, run_agent
+from perdure.actions.send import waiting_messages
 from perdure.actions.spawning import Spawner
 from perdure.actions.waiting import is_waiting
 from perdure.errors import (
@@ -37,7 +38,7 @@ from perdure.model.message import Message
 from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key, SessionManager, StoredAt
+from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, SessionManager, StoredAt
 from perdure.recording import JournalRecord, event_of
 from perdure.runtime.history import last_of_run, tells_of_run
 
@@ -57,41 +58,39 @@ class ResumeExecution:
         self.has_found_one = False
         """Whether there was a run to be continued."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "ResumeExecution")
         assert context is not None
         if not await journal.is_interrupted(session.id):
             if await journal.is_claimed(session.id):
                 raise SessionBusy(session.id)
-            context.answer = session
-            return session
-        record = claim_for(session, context, takes_over=True)
-        assert record is not None
-        record.posted_before = await last_posted(journal, session.id)
+            return Answer(session)
+        then = waiting_messages(context, session.id, self._loops)
+        work = ClaimedWork(session, context, takes_over=True, then=then)
+        assert work.record is not None
+        work.record.posted_before = await last_posted(journal, session.id)
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
-        await record.barrier()
-        send_waiting_when_free(context, session.id, self._loops)
-        try:
-            return await self._resumed(session, context, journal, record)
-        except BaseException:
-            await record.leave()  # which does nothing where the run has left already
-            raise
+        await work.record.barrier()
+        return await self._resumed(session, context, journal, work, work.record)
 
     async def _resumed(
-        self, session: AgentSession, context: ActionContext, journal: Journal, record: JournalRecord
-    ) -> AgentSession:
+        self,
+        session: AgentSession,
+        context: ActionContext,
+        journal: Journal,
+        work: ClaimedWork,
+        record: JournalRecord,
+    ) -> ActionResult:
         story = await _unsaved_story(journal, session)
         if not story:
             record.is_unfinished = False
-            await record.leave()
-            context.answer = session
-            return session
+            return Answer(session)
         self.has_found_one = True
         written = await _unsaved_messages(journal, session, story)
         record.written.update({message.id: at for message, at in written.values()})
         events = list(_events(session, story, written))
         if isinstance(events[0], ParallelLoopStart):
-            return await self._resumed_group(session, context, record, events[0], events[1:], written)
+            return await self._resumed_group(session, context, work, record, events[0], events[1:], written)
         # A version that shows calls to decide about must not outlive their run: both end in one commit, or neither.
         record.ends_anyway = self._give_up and not is_waiting(session)
         replay = Replay(session.state).apply_all(events)
@@ -99,7 +98,7 @@ class ResumeExecution:
         if not self._give_up:
             self._require_tools(session, replay, depth)
         options = RunOptions(
-            record=record,
+            work=work,
             model=await self._model(session, context, events[0].loop_id),
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
@@ -116,19 +115,18 @@ class ResumeExecution:
         self,
         session: AgentSession,
         context: ActionContext,
+        work: ClaimedWork,
         record: JournalRecord,
         start: ParallelLoopStart,
         events: Sequence[AnyLoopEvent],
         written: Mapping[str, tuple[Message, StoredAt]],
-    ) -> AgentSession:
+    ) -> ActionResult:
         if not self._give_up:
             stories = {loop: [event for event in events if event.loop_id == loop] for loop in start.loop_ids}
-            return await resume_group(session, context, self._loops, start, stories, written, record)
+            return await resume_group(session, context, self._loops, start, stories, written, work)
         record.put(_end_without_selection(start))
         record.ends_anyway = True
-        await record.leave()
-        context.answer = session
-        return session
+        return Answer(session)
 
     async def _model(self, session: AgentSession, context: ActionContext, loop_id: str) -> ModelConfig:
         if self._give_up:

@@ -17,7 +17,6 @@ from perdure.actions.refused import refuse
 from perdure.actions.running import (
     RunOptions,
     checked_metadata,
-    owner_here,
     pending_in,
     require_journal,
     run_agent,
@@ -37,7 +36,8 @@ from perdure.model.checks import expect_text
 from perdure.model.execution import ExecutionStatus
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
-from perdure.protocols import Action, ActionContext, Journal, JournalEntry, Key
+from perdure.protocols import Action, ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, Sequel
+from perdure.recording import owner_here
 
 WhenBusy = Literal["raise", "steer", "queue"]
 Execute = Callable[[str, Action], Awaitable[AgentSession]]
@@ -93,41 +93,39 @@ class SendMessage:
         said = [[message.role, message.parts] for message in self.messages]
         return hashlib.sha256(codec.encode(said)).hexdigest()
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if self._key is not None:
             answer = await self._answered(self._key, session, require_journal(context, "An idempotency key"), context)
-            if answer is not None and context is not None:
-                context.answer = answer
-                return session
+            if answer is not None:
+                return Answer(answer)
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         depth = self._depth or await depth_of(session, context)
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context, self._loops) if context is not None else None
-        send_waiting_when_free(context, session.id, self._loops, depth)
+        # Who executes a posted message looks for the next one.
+        then = waiting_messages(context, session.id, self._loops, depth) if self._answers is None else None
         if self._when_busy == QUEUE and context is not None and await _is_behind_others(session, context):
-            return await self._left(session, context)
+            return await self._left(session, context, then)
         try:
-            return await run_agent(session, state, self._loops, context, self._options(depth), spawn)
+            return await run_agent(session, state, self._loops, context, self._options(depth, then), spawn)
         except (ClaimLost, RunInterrupted):
             raise
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
             if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
-            return await self._left(session, context)
+            return await self._left(session, context, then)
 
-    async def _left(self, session: AgentSession, context: ActionContext) -> AgentSession:
+    async def _left(self, session: AgentSession, context: ActionContext, then: Sequel | None) -> Answer:
         """Leave the messages in the inbox."""
         journal = require_journal(context, "when_busy")
         await post(journal, session.id, self._when_busy, self.messages, self._key_name, self._metadata)
-        if await journal.is_claimed(session.id):
-            context.sequel = None  # the run that is under way looks into the inbox when it ends
         self.was_left = True
-        context.answer = session
-        return session
+        is_claimed = await journal.is_claimed(session.id)  # then that run looks into the inbox when it ends
+        return Answer(session, None if is_claimed else then)
 
-    def _options(self, depth: int) -> RunOptions:
-        options = RunOptions(inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata)
+    def _options(self, depth: int, then: Sequel | None) -> RunOptions:
+        options = RunOptions(inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata, then=then)
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
 
@@ -170,10 +168,13 @@ async def _may_run_again(answer: AgentSession, session: AgentSession, journal: J
     return state.status is ExecutionStatus.FAILED or state.stop_reason is StopReason.USER_REQUESTED
 
 
-def send_waiting_when_free(context: ActionContext | None, session_id: str, loops: LoopFactory, depth: int = 0) -> None:
-    """Have the runtime send what waits in the inbox, in a task of its own, once the session's claim is given back."""
-    if context is not None and context.journal is not None:
-        context.sequel = WaitingMessages(context.execute, context.journal, session_id, loops, depth)
+def waiting_messages(
+    context: ActionContext | None, session_id: str, loops: LoopFactory, depth: int = 0
+) -> WaitingMessages | None:
+    """Return what follows work on a session: messages that wait in its inbox are sent."""
+    if context is None or context.journal is None:
+        return None
+    return WaitingMessages(context.execute, context.journal, session_id, loops, depth)
 
 
 class WaitingMessages:
@@ -211,29 +212,24 @@ class SendPosted:
         self._loops = loops
         self._depth = depth
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "SendPosted")
         assert context is not None
         entry = await first_waiting(journal, session.id)
         if entry is None:
-            context.answer = session
-            return session
+            return Answer(session)
         try:
-            action = self._send(entry)
-            after = await action.execute_on(session, context)
+            made = await self._send(entry).execute_on(session, context)
         except InvalidData as error:
             if not error.path.startswith(("$.key", "$.message")):
                 raise
             # It can never be sent; left in the inbox, it would be tried again after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
             await refuse(session, context, journal, entry, error.problem)
-            context.answer = session
-            return session
-        finally:
-            context.sequel = None  # the one who executes this looks for the next item
-        if context.answer is not None:  # by its key: it has been sent before
+            return Answer(session)
+        if isinstance(made, Answer):  # by its key: it has been sent before
             await take(journal, session, owner_here(), entry.seq)
-        return after
+        return made
 
     def _send(self, entry: JournalEntry) -> SendMessage:
         key, metadata = entry.body.get("key"), entry.body.get("metadata")

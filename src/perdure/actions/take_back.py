@@ -13,7 +13,7 @@ from perdure.loop.compaction_draft import MARK
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Piece, Span, Transcript
-from perdure.protocols import ActionContext, JournalEntry
+from perdure.protocols import ActionContext, ActionResult, Answer, JournalEntry
 
 IsOwn = Callable[[Message], bool]
 
@@ -31,7 +31,7 @@ class TakeBackRun:
     before: int
     after: int
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "TakeBackRun")
         assert context is not None
         is_own = self._words(await journal.read(session.id, run=self.loop_id))
@@ -42,8 +42,7 @@ class TakeBackRun:
         else:
             view = Transcript(_without(view, is_own))
         if view == session.state.transcript:
-            context.answer = session
-            return session
+            return Answer(session)
         ran_last = session.state.execution is not None and session.state.execution.execution_id == self.loop_id
         state = session.state.for_next_execution() if ran_last else session.state
         shown = session.with_state(state.with_transcript(view))

@@ -11,7 +11,7 @@ from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 class InjectMessage:
@@ -56,7 +56,7 @@ class ResetTranscript:
     A run that waits for a person ends, and its session is active: its calls are no longer shown.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         state = session.state.for_next_execution() if open_calls(session.state) else session.state
         after = session.with_state(state.with_transcript(state.transcript.reset()))
         return await end_waiting(session, after, context, "the transcript was reset")
@@ -77,7 +77,7 @@ class Rewind:
         if isinstance(self.to, int):
             expect_count(self.to, "$.to", least=1)
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if isinstance(self.to, str):
             transcript = session.state.transcript
             transcript = transcript.cut(0, place_of(transcript, self.to, "$.to"))
@@ -94,7 +94,7 @@ class Undo:
     Nothing is lost: every version can still be rewound to. A run that waits for a person ends.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown = await self._origin(session, context)
         while shown.version > 1:
             older = await at_version(session, shown.version - 1, context)

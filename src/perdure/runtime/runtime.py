@@ -36,9 +36,14 @@ from perdure.model.state import AgentState
 from perdure.protocols import (
     Action,
     ActionContext,
+    Answer,
+    ClaimingRecord,
     EventHandler,
     Filters,
+    Interrupted,
     Journal,
+    Next,
+    Saving,
     Sequel,
     SessionController,
     SessionStage,
@@ -115,6 +120,12 @@ class SessionRuntime:
         await self._emit_saved(kept)
         return kept
 
+    async def branch(self, session_id: str, action: Action, *, version: int | None = None) -> AgentSession:
+        """Keep the new session that an action, such as `ForkSession`, makes of one as of a version."""
+        session = await self.get_session(session_id, version=version)
+        made = await action.execute_on(session, self._context(_Held()))
+        return await self.add(expect(made, AgentSession, "$.action"))
+
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "raise") -> AgentSession:
         """Load a session, turn it into the next one with an action, and save that under the next version.
 
@@ -140,69 +151,71 @@ class SessionRuntime:
 
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
-        store, emit = self._repository.store, self._events.emit
-        context = ActionContext(store, emit, self.execute, self.journal, self.add, self._under_way)
+        held = _Held()
         with self._under_way.execution():
             try:
-                return await self._applied(action, before, context, on_conflict)
+                return await self._applied(action, before, held, on_conflict)
             finally:
-                if context.sequel is not None:
-                    await self._under_way.follow(context.sequel)
+                for sequel in held.sequels:
+                    await self._under_way.follow(sequel)
+
+    def _context(self, held: _Held) -> ActionContext:
+        store, emit = self._repository.store, self._events.emit
+        return ActionContext(store, emit, self.execute, self.add, self.journal, self._under_way, held.hold)
 
     async def _applied(
-        self, action: Action, before: AgentSession, context: ActionContext, on_conflict: OnConflict
+        self, action: Action, before: AgentSession, held: _Held, on_conflict: OnConflict
     ) -> AgentSession:
         try:
-            after = await action.execute_on(before, context)
-        except asyncio.CancelledError:
-            if context.interrupted is not None:
-                with suppress(PerdureError):  # SessionSaveFailed tells of it; what the caller waits for is the end
-                    await self._save(action, before, context.interrupted, context, "raise")
+            made = await action.execute_on(before, self._context(held))
+        except Interrupted as cancelled:
+            with suppress(PerdureError):  # SessionSaveFailed tells of it; what the caller waits for is the end
+                await self._save(action, before, cancelled.made, held, "raise")
+            raise asyncio.CancelledError from None
+        except BaseException as error:
+            await held.leave()
+            if isinstance(error, PerdureError) and not isinstance(error, SessionBusy):
+                await self._require_no_killed_run(action, before.id, held, error)
             raise
-        except PerdureError as error:
-            is_own = context.record is not None and context.record.was_claimed
-            if not is_own and not isinstance(error, SessionBusy) and not getattr(action, "ends_interruption", False):
-                await self._require_no_killed_run(before.id, error)
-            raise
-        if context.answer is not None:
-            return context.answer
-        return await self._save(action, before, after, context, on_conflict)
+        if isinstance(made, Answer):
+            await held.leave(made.sequel)
+            return made.session
+        return await self._save(action, before, made if isinstance(made, Next) else Next(made), held, on_conflict)
 
-    async def _require_no_killed_run(self, session_id: SessionId, error: PerdureError) -> None:
+    async def _require_no_killed_run(
+        self, action: Action, session_id: SessionId, held: _Held, error: PerdureError
+    ) -> None:
         """What is wrong with a session whose run was killed may be right once that run is recovered: say so first."""
+        if held.was_claimed or getattr(action, "ends_interruption", False):
+            return
         if self.journal is not None and await self.journal.is_interrupted(session_id):
             raise RunInterrupted(session_id) from error
 
     async def _save(
-        self,
-        action: Action,
-        before: AgentSession,
-        after: AgentSession,
-        context: ActionContext,
-        on_conflict: OnConflict,
+        self, action: Action, before: AgentSession, made: Next, held: _Held, on_conflict: OnConflict
     ) -> AgentSession:
+        after = made.session
         try:
             after = await self._pass(SessionStage.AFTER_ACTION, _checked(action, before, after))
             after = await self._pass(SessionStage.BEFORE_SAVE, after)
             await self._emit_executed(action, before, after)
             async with self._saving(after) as saving:
-                kept = saving.kept = await self._repository.save(after, context.saving)
+                kept = saving.kept = await self._repository.save(after, made.saving)
                 kept = await self._pass(SessionStage.AFTER_SAVE, kept)
         except BaseException as error:
-            if context.record is not None:  # a run's work is on record, and waits there to be recovered
-                await context.record.leave()
+            await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
-                return await self._keep_as_fork(after, context)
+                return await self._keep_as_fork(after, made.saving)
             raise
         await self._emit_saved(kept)
-        for event in context.tells:
+        for event in made.tells:
             await self._events.emit(event)
         return kept
 
-    async def _keep_as_fork(self, session: AgentSession, context: ActionContext) -> AgentSession:
+    async def _keep_as_fork(self, session: AgentSession, saving: Saving | None) -> AgentSession:
         fork = session.forked(SessionId.generate(), session.state)
-        async with self._saving(fork) as saving:
-            kept = saving.kept = await self._repository.create(fork, context.saving)
+        async with self._saving(fork) as saved:
+            kept = saved.kept = await self._repository.create(fork, saving)
         await self._emit_saved(kept)
         return kept
 
@@ -271,6 +284,33 @@ class SessionRuntime:
 
 class _Saving:
     kept: AgentSession | None = None
+
+
+class _Held:
+    """What an action has claimed, and what follows once that is given back."""
+
+    def __init__(self) -> None:
+        self._records: list[ClaimingRecord] = []
+        self._sequels: list[tuple[ClaimingRecord | None, Sequel]] = []
+
+    def hold(self, record: ClaimingRecord, sequel: Sequel | None = None) -> None:
+        self._records.append(record)
+        self._sequels += [] if sequel is None else [(record, sequel)]
+
+    @property
+    def was_claimed(self) -> bool:
+        return any(record.was_claimed for record in self._records)
+
+    @property
+    def sequels(self) -> list[Sequel]:
+        """What follows. Behind a claim that was refused nothing does: who holds the session sees to it."""
+        return [sequel for record, sequel in self._sequels if record is None or record.was_claimed]
+
+    async def leave(self, sequel: Sequel | None = None) -> None:
+        """Give back what is not saved."""
+        for record in self._records:
+            await record.leave()
+        self._sequels += [] if sequel is None else [(None, sequel)]
 
 
 def _checked(action: Action, before: AgentSession, after: AgentSession) -> AgentSession:

@@ -49,7 +49,6 @@ from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoLis
 from perdure.model.state import AgentState
 from perdure.protocols import (
     Action,
-    ActionContext,
     Entry,
     Erasure,
     Filters,
@@ -476,9 +475,7 @@ class Sessions:
         action = ForkSession(at=at, dst=dst, loop=loop)
         if loop is not None and version is not None:
             raise InvalidData("$.version", "a loop says itself which version it began from; give loop= or version=")
-        session = await self.session(src, version)
-        context = ActionContext(self.store, self._events.emit, self.runtime.execute, self.runtime.journal)
-        made = await self.runtime.add(await action.execute_on(session, context))
+        made = await self.runtime.branch(await self._reach(src), action, version=version)
         return self._handle(made.id)
 
     async def adopt(self, session_id: str, branch: str) -> None:
