@@ -37,6 +37,7 @@ class SessionStage(StrEnum):
     AFTER_SAVE = "after_save"
 
 
+@runtime_checkable
 class SessionController(Protocol):
     """Called at each stage with the session; what it returns goes on. A plain function may serve as well."""
 
@@ -130,13 +131,34 @@ class Interrupted(asyncio.CancelledError):
         super().__init__()
 
 
+@runtime_checkable
 class Action(Protocol):
     """Turns a session into the next one. Anything with this method is an action.
 
     It returns the next session, a `Next` where more goes with the save, or an `Answer` where there is nothing to save.
+    It is executed once: only a `Repeatable` one is applied again where somebody else has saved meanwhile.
     """
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult: ...
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """An action that says whether `on_conflict="retry"` may apply it again, as `may_be_repeated = True` on its class.
+
+    It may be if it does nothing but make the next session. One that asks a model, or writes elsewhere, may not.
+    """
+
+    @property
+    def may_be_repeated(self) -> bool: ...
+
+
+@runtime_checkable
+class EndsInterruption(Protocol):
+    """An action that deals with a run that was killed: what it fails with is not that run."""
+
+    @property
+    def ends_interruption(self) -> bool: ...
 
 
 class SessionManager(Protocol):
@@ -373,6 +395,37 @@ class SessionStore(Protocol):
 
 
 @runtime_checkable
+class Opened(Protocol):
+    """A store that can be opened once for several who use it: whoever opened it closes it."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """A store that keeps sessions at hand, and can be told which."""
+
+    def pin(self, session_id: str) -> None:
+        """Keep a session at hand, however long nobody asks for it."""
+        ...
+
+    def unpin(self, session_id: str) -> None: ...
+
+    def evict(self, session_id: str) -> None:
+        """Let go of what is held of a session, unless it is pinned."""
+        ...
+
+
+@runtime_checkable
+class Immediate(Protocol):
+    """A store whose verbs never wait: nothing can come between their beginning and their end."""
+
+    @property
+    def never_waits(self) -> bool: ...
+
+
+@runtime_checkable
 class Names(Protocol):
     """A store that finds sessions by the beginning of their id, at the cost of what it finds."""
 
@@ -483,6 +536,9 @@ class Saving(msgspec.Struct, frozen=True):
     key: Key | None = None
 
 
+NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What an append came to: where each message now stands, and the last sequence number."""
 
@@ -492,13 +548,29 @@ class Appended(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Journal(Protocol):
-    """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere.
+    """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere."""
 
-    Stores with a journal also take `save(session, claim=…, written=…, entries=…, taken=…, key=…)`, the fields of
-    `Saving`: the save is fenced by the claim, refers to the messages already written, appends the entries, and
-    releases the claim, all in one commit. A save without a claim is refused while one lies on the session: with
-    SessionBusy while it stands, with RunInterrupted once it has lapsed.
-    """
+    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
+        """Keep a session of version 0 as version 1, with references to the messages already written."""
+        ...
+
+    async def save(
+        self,
+        session: AgentSession,
+        *,
+        claim: Claim | None = None,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> AgentSession:
+        """Keep the next version. These are the fields of `Saving`.
+
+        The save is fenced by the claim, refers to the messages already written, appends the entries, and releases the
+        claim, all in one commit. A save without a claim is refused while one lies on the session: with SessionBusy
+        while it stands, with RunInterrupted once it has lapsed.
+        """
+        ...
 
     async def claim(
         self,
@@ -604,9 +676,6 @@ class Watch(Protocol):
     async def changed(self, session_id: str, after: int, most: float) -> None:
         """Return once a session's record goes beyond a number, or after at most so many seconds in any case."""
         ...
-
-
-NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
 
 
 class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -740,4 +809,13 @@ class Erasure(Protocol):
 
     async def gc(self) -> int:
         """Erase what stands in logs and nothing points to; how many messages that were."""
+        ...
+
+
+@runtime_checkable
+class BulkErasure(Protocol):
+    """A store that erases many sessions at once, at less cost than one by one."""
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        """Erase sessions, except those that are being run or are not there. Return the ids erased."""
         ...

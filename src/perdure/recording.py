@@ -40,7 +40,7 @@ from perdure.model.loop_events import (
 from perdure.model.message import Message
 from perdure.model.said import NOTHING_SAID, Said, SaidByRun
 from perdure.model.session import AgentSession
-from perdure.protocols import Appended, Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
+from perdure.protocols import Appended, Claim, Entry, Immediate, Journal, JournalEntry, Key, Saving, StoredAt
 from perdure.waiting import see_through as see_through
 
 LEASE = 30.0
@@ -269,7 +269,7 @@ class JournalRecord(_WriteAhead):
         takes_over: bool = False,
     ) -> None:
         super().__init__(journal, session.id)
-        self._is_immediate = getattr(journal, "never_waits", False)
+        self._is_immediate = isinstance(journal, Immediate) and journal.never_waits
         self._session = session
         self._owner = owner
         self.lease = lease

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
@@ -18,6 +19,8 @@ class AdoptBranch:
 
     A run of this session that waits for a person ends.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     branch_id: str
 

@@ -35,8 +35,6 @@ class ApproveToolCalls:
     what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
     """
 
-    runs_model = True
-
     def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None) -> None:
         self._loops = require_loops(loops)
         self._given = _checked(call_ids)
@@ -62,8 +60,6 @@ class ApproveToolCalls:
 class DenyToolCalls:
     """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
 
-    runs_model = True
-
     def __init__(self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
@@ -82,6 +78,8 @@ class DenyToolCalls:
 
 class ShowPendingCalls:
     """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
+
+    may_be_repeated = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         execution, now = session.state.execution, await pending_now(session, context)

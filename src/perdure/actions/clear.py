@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -19,6 +20,8 @@ class ClearSession:
 
     A run that waits for a person ends, and its session is active.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         fresh = AgentState.of(session.definition)

@@ -43,7 +43,7 @@ class CompactTranscript:
         self.options = CompactionOptions.of(options)
         self._loops = None if loops is None else require_loops(loops)
         self._summary_model = None if model is None else ModelConfig.of(model)
-        self.runs_model = self.options.calls_model(has_model=loops is not None)
+        self.may_be_repeated = not self.options.calls_model(has_model=loops is not None)
         if loops is None and self.options.calls_model(has_model=False):
             raise ConfigurationError(
                 "The strategy 'llm' needs a model to write the summary: pass CompactTranscript(loops=LoopFactory(…)), "
@@ -161,6 +161,8 @@ def _ids_of(start: AgentStart) -> dict[str, Any]:
 
 class UncompactTranscript:
     """Take a compaction block off, the newest of the view unless one is named: what it covers is shown again."""
+
+    may_be_repeated = True
 
     def __init__(self, block_id: str | None = None) -> None:
         if block_id is not None and not isinstance(block_id, str):

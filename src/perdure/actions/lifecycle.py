@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.children import spawned_by
 from perdure.actions.waiting import end_waiting
@@ -15,6 +16,8 @@ from perdure.protocols import ActionContext, ActionResult
 class SuspendSession:
     """Pause the session: it takes no messages until it is resumed."""
 
+    may_be_repeated: ClassVar[bool] = True
+
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         return session.suspended()
 
@@ -22,6 +25,8 @@ class SuspendSession:
 @dataclass(frozen=True, slots=True)
 class ResumeSession:
     """Open a suspended, completed or failed session again."""
+
+    may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         execution = session.state.execution
@@ -43,6 +48,8 @@ class ResumeSession:
 class CompleteSession:
     """Close the session as done. A run that waits for a person ends."""
 
+    may_be_repeated: ClassVar[bool] = True
+
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         return await end_waiting(session, session.completed(), context, "the session was completed")
 
@@ -50,6 +57,8 @@ class CompleteSession:
 @dataclass(frozen=True, slots=True)
 class FailSession:
     """Close the session as failed. A run that waits for a person ends."""
+
+    may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         return await end_waiting(session, session.failed(), context, "the session was failed")
@@ -61,6 +70,8 @@ class DeleteSession:
 
     Their content stays until `Sessions.delete` or `Sessions.purge` erases it; a store's own `delete` erases only one.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if context is not None:

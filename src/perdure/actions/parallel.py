@@ -71,8 +71,6 @@ class SendParallel:
     own; those that were not selected stay there, to be read and forked from.
     """
 
-    runs_model = True
-
     def __init__(
         self,
         message: object,

@@ -49,7 +49,6 @@ class ResumeExecution:
     With `give_up` it is ended where it stands instead: what was said until then is kept, and it counts as cancelled.
     """
 
-    runs_model = True
     ends_interruption = True
 
     def __init__(self, loops: LoopFactory, *, give_up: bool = False) -> None:

@@ -54,8 +54,6 @@ class SendMessage:
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
-    runs_model = True
-
     def __init__(
         self,
         message: object,
@@ -205,8 +203,6 @@ class SendPosted:
 
     It is looked up once the session is loaded, and the claim compares the version: two who try send it once.
     """
-
-    runs_model = True
 
     def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
         self._loops = loops

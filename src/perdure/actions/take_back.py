@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import ClassVar
 
 from perdure.actions.running import require_journal
 from perdure.actions.transcript import at_version
@@ -26,6 +27,8 @@ class TakeBackRun:
     the run itself has said is cut out between their words, but for what a compaction has covered since. Nothing
     happens, and no version is made, where there is nothing left to take back.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     loop_id: str
     before: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
@@ -16,6 +17,8 @@ from perdure.protocols import ActionContext, ActionResult
 
 class InjectMessage:
     """Append messages without running the agent: texts, `{role, content, …}` dicts, or messages."""
+
+    may_be_repeated = True
 
     __slots__ = ("messages",)
 
@@ -35,6 +38,8 @@ class TrimTranscript:
 
     That result may be still to come: what a person is to decide about stays.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     keep_last: int
 
@@ -56,6 +61,8 @@ class ResetTranscript:
     A run that waits for a person ends, and its session is active: its calls are no longer shown.
     """
 
+    may_be_repeated: ClassVar[bool] = True
+
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         state = session.state.for_next_execution() if open_calls(session.state) else session.state
         after = session.with_state(state.with_transcript(state.transcript.reset()))
@@ -68,6 +75,8 @@ class Rewind:
 
     A run that waits for a person ends, and its session is active.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     to: int | str
 
@@ -93,6 +102,8 @@ class Undo:
 
     Nothing is lost: every version can still be rewound to. A run that waits for a person ends.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown = await self._origin(session, context)

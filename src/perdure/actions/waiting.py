@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.children import child_session_id
 from perdure.actions.claimed_work import ClaimedWork
@@ -53,6 +54,8 @@ class StopWaiting:
 
     Sub-agents that its calls wait for end too. A session that waits for nothing is left as it is.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     why: str = "what it waited for was denied"
 

@@ -38,11 +38,13 @@ from perdure.protocols import (
     ActionContext,
     Answer,
     ClaimingRecord,
+    EndsInterruption,
     EventHandler,
     Filters,
     Interrupted,
     Journal,
     Next,
+    Repeatable,
     Saving,
     Sequel,
     SessionController,
@@ -75,8 +77,7 @@ class SessionRuntime:
         self._controller = controller
         self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
         self._factory = SessionFactory()
-        kept = self._repository.store
-        self.journal: Journal | None = kept if isinstance(kept, Journal) else None  # looked for once: it is not cheap
+        self.journal: Journal | None = self._repository.journal
         """The store's journal; None if its runs are unrecorded."""
         self._under_way = UnderWay()
 
@@ -129,21 +130,21 @@ class SessionRuntime:
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "raise") -> AgentSession:
         """Load a session, turn it into the next one with an action, and save that under the next version.
 
-        Where somebody else has saved meanwhile: raise; apply the action anew, unless it has run a model (retry); or
-        keep what the action has made as a fork (fork).
+        Where somebody else has saved meanwhile: raise; apply the action again if it says that it may be repeated, or
+        has not begun (retry); or keep what the action has made as a fork (fork).
         """
         if on_conflict not in get_args(OnConflict):
             raise InvalidData(
                 "$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}"
             )
-        if isclass(action) or not callable(getattr(action, "execute_on", None)):
+        if isclass(action) or not isinstance(action, Action):
             raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 return await self._execute(session_id, action, on_conflict)
             except SessionConflict as conflict:
                 is_unspent = isinstance(conflict, ClaimConflict) and conflict.session_id == session_id
-                again = on_conflict == "retry" and (is_unspent or not getattr(action, "runs_model", False))
+                again = on_conflict == "retry" and (is_unspent or _may_be_repeated(action))
                 if not again or attempt == _MOST_ATTEMPTS:
                     raise
                 await asyncio.sleep(random.random() * 0.001 * 2**attempt)
@@ -186,7 +187,7 @@ class SessionRuntime:
         self, action: Action, session_id: SessionId, held: _Held, error: PerdureError
     ) -> None:
         """What is wrong with a session whose run was killed may be right once that run is recovered: say so first."""
-        if held.was_claimed or getattr(action, "ends_interruption", False):
+        if held.was_claimed or (isinstance(action, EndsInterruption) and action.ends_interruption):
             return
         if self.journal is not None and await self.journal.is_interrupted(session_id):
             raise RunInterrupted(session_id) from error
@@ -241,23 +242,20 @@ class SessionRuntime:
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
         """What ran in a session: the headers of its loops, all of them, or the newest `limit` before a cursor."""
         info = await self.get_session_info(session_id)
-        return await read_record(self._recorded(), info, limit=limit, before=before)
+        return await read_record(self._repository.recorded(), info, limit=limit, before=before)
 
     async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
         """The whole record of one loop: messages, turns, events."""
-        return await read_loop(self._recorded(), SessionId(session_id), loop_id)
+        return await read_loop(self._repository.recorded(), SessionId(session_id), loop_id)
 
     async def events(
         self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> AsyncIterator[AnyLoopEvent]:
         """The events on a session's record, from a cursor on, or the last so many; with `follow`, those to come too."""
-        async for event in read_events(self._recorded(), SessionId(session_id), after=after, last=last, follow=follow):
+        async for event in read_events(
+            self._repository.recorded(), SessionId(session_id), after=after, last=last, follow=follow
+        ):
             yield event
-
-    def _recorded(self) -> Journal:
-        if self.journal is None:
-            raise ConfigurationError("This store has no journal, so its runs are unrecorded.")
-        return self.journal
 
     async def _pass(self, stage: SessionStage, session: AgentSession) -> AgentSession:
         return await pass_stage(self._controller, stage, session)
@@ -311,6 +309,10 @@ class _Held:
         for record in self._records:
             await record.leave()
         self._sequels += [] if sequel is None else [(None, sequel)]
+
+
+def _may_be_repeated(action: Action) -> bool:
+    return isinstance(action, Repeatable) and action.may_be_repeated
 
 
 def _checked(action: Action, before: AgentSession, after: AgentSession) -> AgentSession:

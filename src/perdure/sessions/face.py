@@ -49,9 +49,11 @@ from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoLis
 from perdure.model.state import AgentState
 from perdure.protocols import (
     Action,
+    BulkErasure,
     Entry,
     Erasure,
     Filters,
+    Opened,
     Search,
     SearchHit,
     SessionController,
@@ -121,7 +123,7 @@ class Sessions:
             )
 
     async def __aenter__(self) -> Self:
-        is_shared = getattr(self.store, "is_open", False)  # whoever opened it closes it
+        is_shared = isinstance(self.store, Opened) and self.store.is_open  # whoever opened it closes it
         if isinstance(self.store, AbstractAsyncContextManager) and not is_shared:
             await self._exits.enter_async_context(self.store)
         self._exits.push_async_callback(self.loops.aclose)
@@ -417,7 +419,7 @@ class Sessions:
     # Changing what is shown
 
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "retry") -> AgentSession:
-        """Execute any action on a session. One that runs no model is applied anew where somebody else was quicker."""
+        """Execute any action on a session. After a conflict, one that may be repeated is applied again."""
         key = await self._reach(session_id)
         with self.live.running(key):
             after = await self.runtime.execute(key, action, on_conflict=on_conflict)
@@ -642,14 +644,19 @@ class Sessions:
         Return the ids erased.
         """
         session_ids = await self._with_children(session_ids)
-        at_once = getattr(self.store, "delete_many", None)
-        erased: list[SessionId] = [] if at_once is None else list(await at_once(session_ids))
-        for session_id in session_ids if at_once is None else ():
+        store = self.store
+        erased = await (store.delete_many(session_ids) if isinstance(store, BulkErasure) else self._each(session_ids))
+        for session_id in erased:
+            self.live.close(session_id)
+        return erased
+
+    async def _each(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Erase sessions one by one, as `BulkErasure` does at once."""
+        erased: list[SessionId] = []
+        for session_id in session_ids:
             with suppress(SessionBusy, SessionNotFound):
                 await self.store.delete(session_id)
                 erased.append(session_id)
-        for session_id in erased:
-            self.live.close(session_id)
         return erased
 
     async def delete(self, session_id: str) -> Sequence[SessionId]:
