@@ -75,6 +75,49 @@ async def test_create_passes_its_stages_in_order() -> None:
     assert session.state.context.system_prompt == "Be brief."
 
 
+CREATION = ["before_create", "before_save", "after_save", "after_create", "SessionSaved"]
+
+
+async def test_a_fork_passes_the_stages_of_a_creation() -> None:
+    """A session that is forked off another comes to be like any other."""
+    recorder = Recorder()
+    runtime = runtime_with(recorder)
+    session = await runtime.create(AGENT)
+    await runtime.execute(session.id, WriteMetadata("k", 1))
+    recorder.story.clear()
+    fork = await runtime.branch(session.id, ForkSession(dst="fork"), version=1)
+    assert recorder.story == ["after_load", "SessionLoaded", *CREATION]
+    assert (fork.id, fork.version, fork.info.parent_id) == ("fork", 1, session.id)
+    assert "k" not in fork.state.metadata
+
+
+async def test_a_fork_that_a_conflict_makes_passes_the_stages_of_a_creation() -> None:
+    """What on_conflict="fork" keeps is a new session, which a controller sees as one."""
+    recorder, store = Recorder(), MemoryStore()
+    runtime = runtime_with(recorder, store)
+    session = await runtime.create(AGENT)
+    meddler = Meddler(SessionRuntime(store), 1)
+    recorder.story.clear()
+    await runtime.execute(session.id, meddler, on_conflict="fork")
+    assert recorder.story == [
+        "after_load",
+        "SessionLoaded",
+        "after_action",
+        "before_save",
+        "SessionActionExecuted",
+        "SessionSaveFailed",
+        *CREATION,
+    ]
+
+
+async def test_only_a_new_session_can_be_branched_off() -> None:
+    """An action that makes the next version of a session makes no other session."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    with pytest.raises(InvalidData, match="a new session has version 0"):
+        await runtime.branch(session.id, WriteMetadata("k", 1))
+
+
 async def test_execute_passes_its_stages_in_order() -> None:
     """Load part, action part, save part, each with its stages before its event."""
     recorder = Recorder()
@@ -233,7 +276,7 @@ async def test_execute_refuses_what_is_not_an_action_or_makes_another_session() 
     """ForkSession inside execute is told where it belongs; nothing is saved."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
-    with pytest.raises(ConfigurationError, match=r"store\.create"):
+    with pytest.raises(ConfigurationError, match=r"runtime\.branch"):
         await runtime.execute(session.id, ForkSession())
     with pytest.raises(ConfigurationError, match="execute_on"):
         await runtime.execute(session.id, "send")  # type: ignore[arg-type]

@@ -112,10 +112,14 @@ class SessionRuntime:
 
     async def add(self, session: AgentSession) -> AgentSession:
         """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
-        session = await self._pass(SessionStage.BEFORE_CREATE, expect(session, AgentSession, "$.session"))
+        return await self._add(expect(session, AgentSession, "$.session"))
+
+    async def _add(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
+        """Keep a new session: every one that comes to be in this runtime passes here."""
+        session = await self._pass(SessionStage.BEFORE_CREATE, session)
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
-        async with self._saving(session) as saving:
-            kept = saving.kept = await self._repository.create(session)
+        async with self._saving(session) as saved:
+            kept = saved.kept = await self._repository.create(session, saving)
             kept = await self._pass(SessionStage.AFTER_SAVE, kept)
             kept = await self._pass(SessionStage.AFTER_CREATE, kept)
         await self._emit_saved(kept)
@@ -206,18 +210,11 @@ class SessionRuntime:
         except BaseException as error:
             await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
-                return await self._keep_as_fork(after, made.saving)
+                return await self._add(after.forked(SessionId.generate(), after.state), made.saving)
             raise
         await self._emit_saved(kept)
         for event in made.tells:
             await self._events.emit(event)
-        return kept
-
-    async def _keep_as_fork(self, session: AgentSession, saving: Saving | None) -> AgentSession:
-        fork = session.forked(SessionId.generate(), session.state)
-        async with self._saving(fork) as saved:
-            kept = saved.kept = await self._repository.create(fork, saving)
-        await self._emit_saved(kept)
         return kept
 
     async def get_session(self, session_id: str, *, version: int | None = None) -> AgentSession:
@@ -320,7 +317,7 @@ def _checked(action: Action, before: AgentSession, after: AgentSession) -> Agent
         raise ConfigurationError(f"{type(action).__name__} must return a session; it returned {type(after).__name__}.")
     if after.id != before.id or after.version != before.version:
         raise ConfigurationError(
-            f"{type(action).__name__} returned another session than it was given. Execute it outside of the runtime "
-            "and keep what it returns with `await store.create(session)`."
+            f"{type(action).__name__} returned another session than it was given. Keep what it makes as a new session "
+            "with `await runtime.branch(session_id, action)`."
         )
     return after
