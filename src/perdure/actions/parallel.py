@@ -29,7 +29,7 @@ from perdure.errors import (
     SessionNotActive,
     StoreError,
 )
-from perdure.loop.agent_loop import AgentLoop, Run
+from perdure.loop.agent_loop import AgentLoop, Run, RunStart
 from perdure.loop.factory import LoopFactory
 from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
@@ -177,8 +177,7 @@ class Group:
         replay = Replay(state if tells_input else state.with_messages(*self._messages)).apply_all(story)
         for end in (event for event in story if isinstance(event, AgentEnd)):
             self._over[index] = end.at
-        run = self._loop(definition, replay).start(
-            replay.state,
+        start = RunStart(
             record=self._record_of(index),
             session_id=self._session.id,
             decisions=replay.decisions,
@@ -188,6 +187,7 @@ class Group:
             spawn=self._spawner(),
             told=_told(story),
         )
+        run = self._loop(definition, replay).start(replay.state, start)
         run.is_interrupted = lambda: self._is_interrupted
         return run
 

@@ -15,10 +15,10 @@ from perdure import codec
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
 from perdure.errors import ConfigurationError, InvalidData
-from perdure.loop.agent_loop import Run
+from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
-from perdure.loop.narrator import Told
+from perdure.loop.narrator import Told, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
 from perdure.model.execution import ExecutionStatus
@@ -80,9 +80,8 @@ async def run_agent(
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = await past_of(session, state, context)
     key = options.key or past.key
-    run = loop.start(
-        state,
-        record=work.record,
+    start = RunStart(
+        record=work.record or Unrecorded(),
         session_id=session.id,
         decisions=options.decisions,
         inputs=options.inputs,
@@ -97,6 +96,7 @@ async def run_agent(
         spawn=spawn,
         told=past.told,
     )
+    run = loop.start(state, start)
     try:
         await _carry_through(run, work, context, options)
     except asyncio.CancelledError:

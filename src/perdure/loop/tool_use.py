@@ -273,21 +273,19 @@ class ToolUse:
             _session.reset(token)
 
     def _context(self, call: ToolCall) -> ToolContext:
-        state = self._run.state
-        assert state.execution is not None
+        run = self._run
 
         async def progress(value: Any) -> None:
             await self._narrator.tool_progress(call.id, as_json(value))
 
-        run = self._run
-        return ToolContext(call.id, state.execution.execution_id, state.agent_id, run.session_id, progress, run.spawn)
+        execution_id, agent_id = run.execution.execution_id, run.state.agent_id
+        return ToolContext(call.id, execution_id, agent_id, run.session_id, progress, run.spawn)
 
     @property
     def _step(self) -> AgentStep:
-        execution = self._run.state.execution
-        assert execution is not None
-        assert execution.current_step is not None
-        return execution.current_step
+        step = self._run.execution.current_step
+        assert step is not None
+        return step
 
     async def _complete(self, execution: ToolExecution, child: ChildLoopRef | None = None) -> None:
         """Take an outcome as interceptors will have it."""
@@ -313,9 +311,7 @@ class ToolUse:
     def _fitted(self, execution: ToolExecution) -> ToolExecution:
         """Return an outcome for which the run's version has room: a run whose tools have run can always be saved."""
         if self._room is None:
-            state = self._run.state.execution
-            assert state is not None
-            steps = [each.step for each in state.step_executions]
+            steps = [each.step for each in self._run.execution.step_executions]
             self._room = Room([*steps, self._step], self._run.setup.max_result_chars)
         return self._room.fitted(execution)
 
