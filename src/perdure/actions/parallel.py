@@ -42,13 +42,11 @@ from perdure.model.ids import new_id
 from perdure.model.loop_events import (
     AgentEnd,
     AnyLoopEvent,
-    Compaction,
     ContinuationKind,
     LoopEvent,
     MessageEnd,
     ParallelLoopEnd,
     ParallelLoopStart,
-    ToolExecutionEnd,
 )
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
@@ -185,7 +183,7 @@ class Group:
             execution_id=self._loop_ids[index],
             facts=self._branch_facts(index),
             spawn=self._spawner(),
-            told=_told(story),
+            told=Told.of(story),
         )
         run = self._loop(definition, replay).start(replay.state, start)
         run.is_interrupted = lambda: self._is_interrupted
@@ -384,14 +382,6 @@ class Group:
         record.ends_anyway = True
         await record.leave()
         await self._context.emit(end)
-
-
-def _told(story: Sequence[AnyLoopEvent]) -> Told:
-    said = tuple(event.message for event in story if isinstance(event, MessageEnd))
-    spawned = tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None)
-    compactions = sum(isinstance(event, Compaction) for event in story)
-    at = max((event.at for event in story), default=None)
-    return Told(max((event.seq for event in story), default=0), said, spawned, compactions, at)
 
 
 def _has_answer(branch: Branch) -> bool:

@@ -15,7 +15,7 @@ from perdure.actions.inbox import last_posted
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
-from perdure.actions.running import RunOptions, require_journal, run_agent
+from perdure.actions.running import Past, RunOptions, require_journal, run_agent
 from perdure.actions.send import waiting_messages
 from perdure.actions.spawning import Spawner
 from perdure.actions.waiting import is_waiting
@@ -28,6 +28,7 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
+from perdure.loop.narrator import Told
 from perdure.loop.replay import Replay
 from perdure.loop.tool_use import Decisions
 from perdure.model.checks import expect_method
@@ -80,7 +81,7 @@ class ResumeExecution:
         work: ClaimedWork,
         record: JournalRecord,
     ) -> ActionResult:
-        story = await _unsaved_story(journal, session)
+        story, is_whole = await _unsaved_story(journal, session)
         if not story:
             record.is_unfinished = False
             return Answer(session)
@@ -98,6 +99,7 @@ class ResumeExecution:
             self._require_tools(session, replay, depth)
         options = RunOptions(
             work=work,
+            past=Past(Told.of(events)) if is_whole else None,
             model=await self._model(session, context, events[0].loop_id),
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
@@ -191,21 +193,26 @@ def _unspent(decisions: Decisions) -> Decisions:
     return msgspec.structs.replace(decisions, approved=approved)
 
 
-async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:
-    """The entries of the last run, or of the last group of runs, if it set out from this version and was not saved."""
+async def _unsaved_story(journal: Journal, session: AgentSession) -> tuple[Sequence[JournalEntry], bool]:
+    """Return what was told of the last run, or group of runs, since this version, if it was not saved.
+
+    The second value tells whether that is all of it: a run that waited for a person began before this version.
+    """
     newest = await last_of_run(journal, session.id)
     if newest is None or newest.kind == "parallel_loop_end":
-        return ()
+        return (), True
     if newest.kind == "parallel_loop_start":
-        return (newest,) if newest.body.get("base_version") == session.version else ()
+        return (newest,) if newest.body.get("base_version") == session.version else (), True
     entries = [entry for entry in await journal.read(session.id, run=newest.run) if tells_of_run(entry)]
     starts = [entry for entry in entries if entry.kind == "agent_start"]
     if starts and starts[0].body.get("group"):
-        return await _group_story(journal, session, starts[0].body["group"])
+        return await _group_story(journal, session, starts[0].body["group"]), True
     if newest.kind == "agent_end":
-        return ()
+        return (), True
     first = next((entry for entry in starts if entry.body.get("base_version") == session.version), None)
-    return () if first is None else [entry for entry in entries if entry.seq >= first.seq]
+    if first is None:
+        return (), True
+    return [entry for entry in entries if entry.seq >= first.seq], first is entries[0]
 
 
 async def _group_story(journal: Journal, session: AgentSession, group: Sequence[str]) -> Sequence[JournalEntry]:

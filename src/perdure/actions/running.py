@@ -34,6 +34,13 @@ from perdure.recording import LEASE
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
 
 
+class Past(msgspec.Struct, frozen=True):
+    """What the record holds of a run that is to be continued."""
+
+    told: Told = Told()
+    key: Key | None = None
+
+
 class RunOptions(msgspec.Struct, frozen=True):
     """What a run is started with, beside the session's state."""
 
@@ -47,6 +54,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     taken: int = 0
     work: ClaimedWork | None = None
     """The work on a run that was killed, whose claim is held already."""
+    past: Past | None = None
+    """What the record holds of that run, if it has been read already."""
     then: Sequel | None = None
     """What follows once the session is free."""
     give_up: bool = False
@@ -55,13 +64,6 @@ class RunOptions(msgspec.Struct, frozen=True):
     """What the caller says of the run, for its record."""
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
-
-
-class Past(msgspec.Struct, frozen=True):
-    """What the record holds of a run that is to be continued."""
-
-    told: Told = Told()
-    key: Key | None = None
 
 
 async def run_agent(
@@ -78,7 +80,7 @@ async def run_agent(
     """
     loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
-    past = await past_of(session, state, context)
+    past = options.past or await past_of(session, state, context)
     key = options.key or past.key
     start = RunStart(
         record=work.record or Unrecorded(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
+    AnyLoopEvent,
     Compaction,
     CompactionBlock,
     CompactionPart,
@@ -81,6 +82,17 @@ class Told(msgspec.Struct, frozen=True):
     compactions: int = 0
     at: datetime | None = None
     """When the last event was told: nobody has worked on the run since."""
+
+    @classmethod
+    def of(cls, story: Sequence[AnyLoopEvent]) -> Told:
+        """Return how far a story has come, all of which is given."""
+        return cls(
+            max((event.seq for event in story), default=0),
+            tuple(event.message for event in story if isinstance(event, MessageEnd)),
+            tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None),
+            sum(isinstance(event, Compaction) for event in story),
+            max((event.at for event in story), default=None),
+        )
 
 
 class Narrator:
