@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.actions.children import depth_of, pending_now
 from perdure.actions.given import require_loops
-from perdure.actions.needed_model import require_model
+from perdure.actions.needed_model import recorded_config, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.running import RunOptions, run_agent
 from perdure.actions.send import waiting_messages
@@ -96,8 +96,7 @@ async def _continued(
     model = await require_model(
         loops,
         session,
-        context,
-        execution.execution_id,
+        await recorded_config(session, context, execution.execution_id),
         why="The run that waits asks the model",
         what_to_do="Decide where the model can be asked, or give the session another one with ChangeModel.",
     )

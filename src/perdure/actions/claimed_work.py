@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from perdure.actions.inbox import RunInbox
+from perdure.actions.inbox import Inbox, RunInbox
 from perdure.errors import RunInterrupted
 from perdure.loop.agent_loop import Run
 from perdure.model.session import AgentSession
@@ -51,7 +51,7 @@ class ClaimedWork:
         """Look into the inbox before the claim. Without a run to steer, messages wait until the work is done."""
         if self.record is None or self._context is None or self._context.journal is None:
             return
-        self._inbox = RunInbox(run, self.record, self._context.journal, answers=answers)
+        self._inbox = RunInbox(run, self.record, Inbox(self._context.journal, self._session_id), answers=answers)
         await self._inbox.open()
         if run is not None:
             run.between_steps = self._inbox.deliver

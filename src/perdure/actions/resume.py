@@ -11,7 +11,7 @@ import msgspec
 from perdure.actions.children import depth_of
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.given import require_loops
-from perdure.actions.inbox import last_posted
+from perdure.actions.inbox import Inbox
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
@@ -68,7 +68,7 @@ class ResumeExecution:
         then = waiting_messages(context, session.id, self._loops)
         work = ClaimedWork(session, context, takes_over=True, then=then)
         assert work.record is not None
-        work.record.posted_before = await last_posted(journal, session.id)
+        work.record.posted_before = await Inbox(journal, session.id).last_posted()
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
         await work.record.barrier()
         return await self._resumed(session, context, journal, work, work.record)
@@ -100,7 +100,7 @@ class ResumeExecution:
         options = RunOptions(
             work=work,
             past=Past(Told.of(events)) if is_whole else None,
-            model=await self._model(session, context, events[0].loop_id),
+            model=await self._model(session, events),
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
             depth=depth,
@@ -129,14 +129,14 @@ class ResumeExecution:
         record.ends_anyway = True
         return Answer(session)
 
-    async def _model(self, session: AgentSession, context: ActionContext, loop_id: str) -> ModelConfig:
+    async def _model(self, session: AgentSession, events: Sequence[AnyLoopEvent]) -> ModelConfig:
+        recorded = next((event.config for event in events if isinstance(event, AgentStart)), None)
         if self._give_up:
-            return await known_model(self._loops, session, context, loop_id)
+            return known_model(self._loops, session, recorded)
         return await require_model(
             self._loops,
             session,
-            context,
-            loop_id,
+            recorded,
             why="The run that was killed was asking the model",
             what_to_do="Recover it where the model can be asked, or end it with cancel.",
         )

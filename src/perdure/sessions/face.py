@@ -22,7 +22,7 @@ from perdure.actions.given import require_loops
 from perdure.actions.inbox import CANCEL
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
-from perdure.actions.send import SendMessage, WaitingMessages, WhenBusy
+from perdure.actions.send import SendMessage, WhenBusy, waiting_messages
 from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
 from perdure.archive import ArchivingStore, MoveReport, Progress, export_sessions, import_sessions
 from perdure.errors import (
@@ -423,8 +423,9 @@ class Sessions:
         key = await self._reach(session_id)
         with self.live.running(key):
             after = await self.runtime.execute(key, action, on_conflict=on_conflict)
-        if self.runtime.journal is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
-            await self.runtime.follow(WaitingMessages(self.runtime.execute, self.runtime.journal, key, self.loops))
+        waiting = waiting_messages(self.runtime, key, self.loops)
+        if waiting is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
+            await self.runtime.follow(waiting)
         return after
 
     async def inject(self, session_id: str, message: object) -> None:
