@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "perdure"
 LAYERS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
-    {"codec", "protocols", "recording", "redaction", "waiting"},
+    {"codec", "protocols", "run_journal", "redaction", "waiting"},
     {"loop", "runtime", "recorder"},
     {
         "archive",
@@ -137,9 +137,9 @@ def test_the_model_is_pure(path: Path) -> None:
         ("model", "codec", False),
         ("runtime", "loop", False),
         ("recorder", "runtime", False),
-        ("runtime", "recording", True),
-        ("stores", "recording", False),
-        ("recording", "loop", False),
+        ("runtime", "run_journal", True),
+        ("stores", "run_journal", False),
+        ("run_journal", "loop", False),
         ("stores", "runtime", False),
         ("stores", "actions", False),
         ("runtime", "__init__", False),

@@ -196,11 +196,11 @@ if TYPE_CHECKING:
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
     from perdure.sessions.connect import connect_blocking as connect_blocking
-    from perdure.sessions.face import Sessions as Sessions
-    from perdure.sessions.family import Ancestry as Ancestry
-    from perdure.sessions.family import Diff as Diff
+    from perdure.sessions.lineage import Ancestry as Ancestry
+    from perdure.sessions.lineage import Diff as Diff
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
+    from perdure.sessions.sessions import Sessions as Sessions
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
@@ -283,8 +283,8 @@ _HOMES = {
     "sessions.blocking": "BlockingSessions",
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
-    "sessions.face": "Sessions",
-    "sessions.family": "Ancestry Diff",
+    "sessions.sessions": "Sessions",
+    "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",

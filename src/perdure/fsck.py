@@ -33,7 +33,7 @@ from perdure.protocols import (
     Problem,
     SessionStore,
 )
-from perdure.runtime.history import read_events
+from perdure.runtime.record_reader import read_events
 from perdure.stores.heads import StoredHead
 from perdure.stores.landing import check
 

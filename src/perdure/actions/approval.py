@@ -11,9 +11,9 @@ from perdure.actions.children import depth_of, pending_now
 from perdure.actions.given import require_loops
 from perdure.actions.needed_model import recorded_config, require_model
 from perdure.actions.needed_tools import require_tools
-from perdure.actions.running import RunOptions, run_agent
+from perdure.actions.run import RunOptions, run_agent
 from perdure.actions.send import waiting_messages
-from perdure.actions.spawning import Spawner
+from perdure.actions.subagents import Spawner
 from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
 from perdure.loop.tool_use import Decisions

@@ -16,7 +16,7 @@ from perdure.errors import RunInterrupted
 from perdure.loop.agent_loop import Run
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext, Key, Next, Sequel
-from perdure.recording import LEASE, JournalRecord, owner_here
+from perdure.run_journal import LEASE, JournalRecord, owner_here
 
 
 class ClaimedWork:

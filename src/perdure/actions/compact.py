@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError, InvalidData, PerdureError
 from perdure.loop.compaction_options import CompactionOptions
 from perdure.loop.compactor import Compacted, Compactor, overlaid
 from perdure.loop.factory import LoopFactory
-from perdure.loop.narrator import snapshot
+from perdure.loop.run_events import snapshot
 from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
@@ -28,7 +28,7 @@ from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import ActionContext, ActionResult, Answer, Journal
-from perdure.recording import JournalRecord
+from perdure.run_journal import JournalRecord
 
 
 class CompactTranscript:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from perdure.actions.running import require_journal
+from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version, place_of
 from perdure.errors import InvalidData
 from perdure.loop.replay import Replay
@@ -20,7 +20,7 @@ from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Piece, Span, Tape, Transcript
 from perdure.protocols import ActionContext, Journal, StoredAt
-from perdure.runtime.history import read_loop
+from perdure.runtime.record_reader import read_loop
 
 
 @dataclass(frozen=True, slots=True)

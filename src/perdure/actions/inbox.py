@@ -31,7 +31,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.value import EMPTY
 from perdure.protocols import Action, ActionContext, ActionResult, Answer, Entry, Journal, JournalEntry
-from perdure.recording import JournalRecord, entry_of, owner_here, see_through
+from perdure.run_journal import JournalRecord, entry_of, owner_here, see_through
 
 Execute = Callable[[str, Action], Awaitable[AgentSession]]
 Send = Callable[[JournalEntry], Action]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure import codec
 from perdure.errors import ConfigurationError
 from perdure.loop.factory import UNASKED, LoopFactory
-from perdure.loop.narrator import model_in, snapshot
+from perdure.loop.run_events import model_in, snapshot
 from perdure.model.definition import ModelConfig
 from perdure.model.loop_events import LoopConfigSnapshot
 from perdure.model.session import AgentSession

@@ -16,9 +16,9 @@ from perdure.actions.children import depth_of
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
-from perdure.actions.running import checked_metadata, pending_in
+from perdure.actions.run import checked_metadata, pending_in
 from perdure.actions.send import waiting_messages
-from perdure.actions.spawning import Spawner
+from perdure.actions.subagents import Spawner
 from perdure.errors import (
     CorruptRecord,
     DriverError,
@@ -31,10 +31,10 @@ from perdure.errors import (
 )
 from perdure.loop.agent_loop import AgentLoop, Run, RunStart
 from perdure.loop.factory import LoopFactory
-from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
+from perdure.loop.run_events import Record, ResumePoint, Unrecorded
 from perdure.loop.strategies import Branch, Chosen, First, Metered, Selection, Strategy, spec_of, strategy_of
-from perdure.loop.unattended import LAST, NobodyToAsk
+from perdure.loop.unattended import LAST, RefuseApprovals
 from perdure.model.checks import expect_several
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
@@ -55,7 +55,7 @@ from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, ActionResult, Driver, Next, StoredAt
-from perdure.recording import see_through
+from perdure.run_journal import see_through
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
@@ -183,7 +183,7 @@ class Group:
             execution_id=self._loop_ids[index],
             facts=self._branch_facts(index),
             spawn=self._spawner(),
-            told=Told.of(story),
+            told=ResumePoint.of(story),
         )
         run = self._loop(definition, replay).start(replay.state, start)
         run.is_interrupted = lambda: self._is_interrupted
@@ -203,7 +203,7 @@ class Group:
     def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
         """A branch's loop. It waits for no person: the others would wait with it, and their claim would not last."""
         setup = self._loops.build(definition, replay.state, depth=self._depth).setup
-        nobody = NobodyToAsk(setup.tools, replay.decisions.unknown, WHERE)
+        nobody = RefuseApprovals(setup.tools, replay.decisions.unknown, WHERE)
         return AgentLoop(replace(setup, interceptors=(*setup.interceptors, (nobody, LAST))))
 
     def _spawner(self) -> Spawner | None:

@@ -15,9 +15,9 @@ from perdure.actions.inbox import Inbox
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
-from perdure.actions.running import Past, RunOptions, require_journal, run_agent
+from perdure.actions.run import Past, RunOptions, require_journal, run_agent
 from perdure.actions.send import waiting_messages
-from perdure.actions.spawning import Spawner
+from perdure.actions.subagents import Spawner
 from perdure.actions.waiting import is_waiting
 from perdure.errors import (
     ConfigurationError,
@@ -28,20 +28,20 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
-from perdure.loop.narrator import Told
 from perdure.loop.replay import Replay
+from perdure.loop.run_events import ResumePoint
 from perdure.loop.tool_use import Decisions
 from perdure.model.checks import expect_method
 from perdure.model.definition import ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd, ParallelLoopStart
 from perdure.model.message import Message
-from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
+from perdure.model.tool_refs import SaidByRun
 from perdure.model.transcript import LogRef, every_span
 from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, SessionManager, StoredAt
-from perdure.recording import JournalRecord, event_of
-from perdure.runtime.history import last_of_run, tells_of_run
+from perdure.run_journal import JournalRecord, event_of
+from perdure.runtime.record_reader import last_of_run, tells_of_run
 
 
 class ResumeExecution:
@@ -99,7 +99,7 @@ class ResumeExecution:
             self._require_tools(session, replay, depth)
         options = RunOptions(
             work=work,
-            past=Past(Told.of(events)) if is_whole else None,
+            past=Past(ResumePoint.of(events)) if is_whole else None,
             model=await self._model(session, events),
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),

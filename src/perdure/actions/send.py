@@ -12,14 +12,14 @@ from perdure import codec
 from perdure.actions.children import depth_of
 from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.inbox import QUEUE, STEER, Inbox, WaitingMessages, messages_in
-from perdure.actions.running import (
+from perdure.actions.run import (
     RunOptions,
     checked_metadata,
     pending_in,
     require_journal,
     run_agent,
 )
-from perdure.actions.spawning import Spawner
+from perdure.actions.subagents import Spawner
 from perdure.errors import (
     ClaimLost,
     InvalidData,

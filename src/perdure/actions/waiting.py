@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from perdure.actions.children import child_session_id
 from perdure.actions.claimed_work import ClaimedWork
-from perdure.actions.running import past_of
-from perdure.loop.narrator import Told, end_of
+from perdure.actions.run import past_of
+from perdure.loop.run_events import ResumePoint, end_of
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.loop_events import AgentEnd
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
 from perdure.protocols import ActionContext, ActionResult, Answer, Next
-from perdure.recording import see_through
+from perdure.run_journal import see_through
 
 
 def is_waiting(session: AgentSession) -> bool:
@@ -89,7 +89,7 @@ async def _ended_on_record(
     return work.next(after, tells=(end,))
 
 
-def _end(session: AgentSession, ended: AgentState, told: Told) -> AgentEnd:
+def _end(session: AgentSession, ended: AgentState, told: ResumePoint) -> AgentEnd:
     facts = end_of(ended, told)
     loop_id = ended.execution.execution_id if ended.execution else ""
     return AgentEnd(seq=told.seq + 1, loop_id=loop_id, session_id=session.id, agent_id=session.state.agent_id, **facts)

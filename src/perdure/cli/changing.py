@@ -13,7 +13,7 @@ from perdure.cli.setup import opened, run
 from perdure.cli.terminal import note, print_json, say
 
 if TYPE_CHECKING:
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 Verb = Callable[["Sessions", str], Awaitable[Any]]
 

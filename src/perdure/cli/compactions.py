@@ -8,7 +8,7 @@ from perdure.model.transcript import Block
 
 if TYPE_CHECKING:
     from perdure.model.session import AgentSession
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 NOTHING_TO_DO = "There is nothing to compact."
 _DONE = {

@@ -16,7 +16,7 @@ from perdure.cli.setup import opened, run
 from perdure.cli.terminal import counted, note, say
 
 if TYPE_CHECKING:
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 _SHOWN = 5
 """The most ids that a note names."""

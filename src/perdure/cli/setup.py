@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perdure.model.definition import AgentDefinition
     from perdure.runtime.bus import EventBus
     from perdure.sessions.chat import Chat
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def opened(
     """
     from perdure.loop.factory import LoopFactory
     from perdure.runtime.bus import EventBus
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
     from perdure.stores.urls import store_of
 
     url = store_url(ctx).value
@@ -116,7 +116,7 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
 async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
     """Return a new session. Raise ConfigurationError, and create none, if no model is named for it."""
-    from perdure.sessions.face import ASSISTANT
+    from perdure.sessions.sessions import ASSISTANT
 
     agent = agent_of(ctx)
     sessions.loops.model_of(agent or ASSISTANT)

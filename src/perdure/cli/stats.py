@@ -20,7 +20,7 @@ from perdure.model.usage import Usage
 if TYPE_CHECKING:
     from perdure.model.record import LoopRecord
     from perdure.model.session import AgentSessionInfo
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 _BAR, _TABLE = 40, 50
 Key = tuple[str, str]

@@ -21,9 +21,9 @@ from perdure.loop.cut_off import CutOffAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
-from perdure.loop.narrator import Narrator, Record, Told, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import check_response
+from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable, Unrecorded
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
@@ -69,7 +69,7 @@ class RunStart(msgspec.Struct, frozen=True):
     spawn: Callable[..., Awaitable[Any]] | None = None
     execution_id: str | None = None
     """The id of a new run, if it is known before it begins."""
-    told: Told = Told()
+    told: ResumePoint = ResumePoint()
     """How far the story of a run that is continued had come."""
 
 

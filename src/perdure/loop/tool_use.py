@@ -16,8 +16,8 @@ from perdure import codec
 from perdure.errors import AgentStop, ToolError
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
-from perdure.loop.narrator import Narrator, Unrecordable
 from perdure.loop.results import Room, as_json, shortened
+from perdure.loop.run_events import Narrator, Unrecordable
 from perdure.model.execution import PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
@@ -27,7 +27,7 @@ from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
-from perdure.recording import see_through
+from perdure.run_journal import see_through
 from perdure.waiting import is_cancelled, raise_if_cancelled
 
 if TYPE_CHECKING:

@@ -52,8 +52,8 @@ from perdure.protocols import (
     SessionStore,
 )
 from perdure.runtime.bus import EventBus
-from perdure.runtime.history import read_events, read_loop, read_record
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
+from perdure.runtime.record_reader import read_events, read_loop, read_record
 from perdure.runtime.repository import SessionFactory, SessionRepository
 from perdure.runtime.under_way import UnderWay
 

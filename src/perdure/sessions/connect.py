@@ -16,7 +16,7 @@ from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.protocols import Driver, SessionController, SessionStore, Tool
 from perdure.runtime.bus import EventBus
 from perdure.sessions.blocking import BlockingSessions
-from perdure.sessions.face import Sessions
+from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
 
 

@@ -38,8 +38,8 @@ from perdure.model.loop_events import (
     shared_fields,
 )
 from perdure.model.message import Message
-from perdure.model.said import NOTHING_SAID, Said, SaidByRun
 from perdure.model.session import AgentSession
+from perdure.model.tool_refs import NOTHING_SAID, Said, SaidByRun
 from perdure.protocols import Appended, Claim, Entry, Immediate, Journal, JournalEntry, Key, Saving, StoredAt
 from perdure.waiting import see_through as see_through
 
@@ -84,8 +84,8 @@ _BY_REFERENCE: dict[type[LoopEvent], Callable[[Any, Said], LoopEvent]] = {
     AgentStart: lambda event, said: replace(event, loop_id="", session_id=None),
     ParallelLoopStart: lambda event, said: replace(event, session_id=None),
     ParallelLoopEnd: lambda event, said: replace(event, session_id=None),
-    ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.pointing_call(event.call)),
-    ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.pointing(event.execution)),
+    ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.dehydrated_call(event.call)),
+    ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.dehydrated(event.execution)),
 }
 """Events of which only a part is stored: messages that are nothing but ids, outcomes that messages hold."""
 
@@ -118,9 +118,9 @@ def event_of(
     if isinstance(event, Compaction):
         return replace(event, shown=_shown_as(event, lambda message: message_of(message.id)))
     if isinstance(event, ToolExecutionStart):
-        return replace(event, call=said.whole_call(event.call))
+        return replace(event, call=said.hydrated_call(event.call))
     if isinstance(event, ToolExecutionEnd):
-        return replace(event, execution=said.whole(event.execution))
+        return replace(event, execution=said.hydrated(event.execution))
     return event
 
 

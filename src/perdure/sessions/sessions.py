@@ -62,13 +62,13 @@ from perdure.protocols import (
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.chat import Chat
-from perdure.sessions.family import Ancestry, Diff, ancestry_of, diff_of
 from perdure.sessions.history import all_said
-from perdure.sessions.listener import Listener
-from perdure.sessions.live import LiveSet, LiveSubscription
+from perdure.sessions.lineage import Ancestry, Diff, ancestry_of, diff_of
+from perdure.sessions.open_sessions import LiveSet, LiveSubscription
 from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
 from perdure.sessions.redacting import tell_of_redaction
 from perdure.sessions.reply import Chunk, Reply
+from perdure.sessions.streaming import Listener
 from perdure.stores.memory import MemoryStore
 
 ASSISTANT = AgentDefinition("assistant")

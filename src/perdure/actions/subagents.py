@@ -19,7 +19,7 @@ from perdure.errors import (
     SessionLocked,
     StoreError,
 )
-from perdure.loop.narrator import Unrecordable
+from perdure.loop.run_events import Unrecordable
 from perdure.loop.subagents import SubagentTool, outcome_of
 from perdure.loop.tool_use import AwaitsApproval, Outcome
 from perdure.model.definition import ModelConfig
@@ -30,7 +30,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentState
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Action, ActionContext, ToolContext
-from perdure.recording import see_through
+from perdure.run_journal import see_through
 
 if TYPE_CHECKING:
     from perdure.loop.factory import LoopFactory

@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
-from perdure.loop.narrator import Told, Unrecorded
+from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
 from perdure.model.execution import ExecutionStatus
@@ -29,7 +29,7 @@ from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, Sequel
-from perdure.recording import LEASE
+from perdure.run_journal import LEASE
 
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -37,7 +37,7 @@ Spawn = Callable[..., Coroutine[Any, Any, Any]]
 class Past(msgspec.Struct, frozen=True):
     """What the record holds of a run that is to be continued."""
 
-    told: Told = Told()
+    told: ResumePoint = ResumePoint()
     key: Key | None = None
 
 
@@ -130,7 +130,7 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
     stored = {message.id: message for message in await context.journal.messages(run.log, run.start, run.stop)}
     said = (entry.body["message"]["id"] for entry in entries if entry.kind == "message_end")
     spawned = (entry.body.get("child") for entry in entries if entry.kind == "tool_execution_end")
-    told = Told(
+    told = ResumePoint(
         int(entries[-1].body["seq"]),
         tuple(stored[each] for each in said if each in stored),
         tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import ClassVar
 
-from perdure.actions.running import require_journal
+from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version
 from perdure.actions.waiting import end_waiting
 from perdure.loop.compaction_draft import MARK

@@ -73,7 +73,7 @@ class Unrecorded:
         return None
 
 
-class Told(msgspec.Struct, frozen=True):
+class ResumePoint(msgspec.Struct, frozen=True):
     """How far the story of a run that is continued had come: its last event's number, its messages and children."""
 
     seq: int = 0
@@ -84,7 +84,7 @@ class Told(msgspec.Struct, frozen=True):
     """When the last event was told: nobody has worked on the run since."""
 
     @classmethod
-    def of(cls, story: Sequence[AnyLoopEvent]) -> Told:
+    def of(cls, story: Sequence[AnyLoopEvent]) -> ResumePoint:
         """Return how far a story has come, all of which is given."""
         return cls(
             max((event.seq for event in story), default=0),
@@ -98,7 +98,7 @@ class Told(msgspec.Struct, frozen=True):
 class Narrator:
     """Makes the events of one run."""
 
-    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: Told) -> None:
+    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: ResumePoint) -> None:
         self._record = record
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
@@ -231,11 +231,11 @@ class Narrator:
         """The end goes on record with what is saved; a run that ends before its first call begins there too."""
         if not self._is_on_record:
             await self.barrier()
-        told = Told(self._seq, tuple(self._messages), tuple(self._children), self._compactions)
+        told = ResumePoint(self._seq, tuple(self._messages), tuple(self._children), self._compactions)
         await self._tell(AgentEnd, **end_of(state, told))
 
 
-def end_of(state: AgentState, told: Told) -> dict[str, Any]:
+def end_of(state: AgentState, told: ResumePoint) -> dict[str, Any]:
     """Return what the last event of a run tells, beside what every event does."""
     execution = state.execution
     assert execution is not None
