@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
-    from perdure.loop.compaction_auto import AutoCompaction as AutoCompaction
-    from perdure.loop.compaction_options import CompactionOptions as CompactionOptions
+    from perdure.loop.compaction.auto import AutoCompaction as AutoCompaction
+    from perdure.loop.compaction.options import CompactionOptions as CompactionOptions
     from perdure.loop.drivers.offline import OfflineDriver as OfflineDriver
     from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
@@ -240,8 +240,8 @@ _HOMES = {
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError UnreadableFile "
     "TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
-    "loop.compaction_auto": "AutoCompaction",
-    "loop.compaction_options": "CompactionOptions",
+    "loop.compaction.auto": "AutoCompaction",
+    "loop.compaction.options": "CompactionOptions",
     "loop.drivers.offline": "OfflineDriver",
     "loop.drivers.provider": "ProviderDriver",
     "loop.drivers.retry": "RetryingDriver",

@@ -15,8 +15,8 @@ from perdure.actions.given import require_loops
 from perdure.actions.send import waiting_messages
 from perdure.actions.transcript import open_calls
 from perdure.errors import ConfigurationError, InvalidData, PerdureError
-from perdure.loop.compaction_options import CompactionOptions
-from perdure.loop.compactor import Compacted, Compactor, overlaid
+from perdure.loop.compaction.compactor import Compacted, Compactor, overlaid
+from perdure.loop.compaction.options import CompactionOptions
 from perdure.loop.factory import LoopFactory
 from perdure.loop.run_events import snapshot
 from perdure.model.definition import ModelConfig

@@ -10,7 +10,7 @@ from typing import ClassVar
 from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version
 from perdure.actions.waiting import end_waiting
-from perdure.loop.compaction_draft import MARK
+from perdure.loop.compaction.draft import MARK
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Piece, Span, Transcript

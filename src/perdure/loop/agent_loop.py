@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
-from perdure.loop.compaction_auto import AutoCompactor, Trigger
-from perdure.loop.compactor import overlaid
+from perdure.loop.compaction.auto import AutoCompactor, Trigger
+from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.cut_off import CutOffAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError
-from perdure.loop.compaction_auto import AutoCompaction
+from perdure.loop.compaction.auto import AutoCompaction
 from perdure.loop.factory import Capability, LoopFactory
 from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy

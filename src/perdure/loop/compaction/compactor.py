@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import CompactionFailed, ConfigurationError, DriverError, InvalidData
-from perdure.loop.compaction_draft import (
+from perdure.loop.compaction.draft import (
     MARK,
     Draft,
     check_valid,
@@ -18,8 +18,8 @@ from perdure.loop.compaction_draft import (
     view_of,
     with_results,
 )
-from perdure.loop.compaction_options import CompactionOptions, CompactStrategy, called
-from perdure.loop.compaction_summary import NoteTaker
+from perdure.loop.compaction.options import CompactionOptions, CompactStrategy, called
+from perdure.loop.compaction.summary import NoteTaker
 from perdure.loop.tokens import TokenEstimator
 from perdure.model.ids import new_id, now
 from perdure.model.loop_events import Compaction, CompactionBlock, CompactionPart
