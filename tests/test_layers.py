@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "perdure"
 LAYERS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
-    {"codec", "protocols", "run_journal", "redaction", "waiting"},
+    {"codec", "protocols", "run_journal", "redaction", "aio"},
     {"loop", "runtime", "recorder"},
     {
         "archive",
@@ -32,7 +32,7 @@ LAYERS = (
 )
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 STRANGERS = {"loop", "runtime", "recorder"}  # they stand side by side and do not know each other
-BELOW_STORES = {"errors", "model", "codec", "protocols", "redaction", "waiting"}
+BELOW_STORES = {"errors", "model", "codec", "protocols", "redaction", "aio"}
 # `to_dict` and `from_dict` stand on the values, and the codec alone knows the form.
 MAY_DEFER_UPWARD = PACKAGE / "model" / "value.py"
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess", "threading", "time", "uuid"}

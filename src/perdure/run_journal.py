@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.aio import finish_despite_cancel
 from perdure.errors import ClaimConflict, PerdureError, SessionConflict
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import (
@@ -41,7 +42,6 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.tool_refs import NOTHING_SAID, Said, SaidByRun
 from perdure.protocols import Appended, Claim, Entry, Immediate, Journal, JournalEntry, Key, Saving, StoredAt
-from perdure.waiting import see_through as see_through
 
 LEASE = 30.0
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -297,7 +297,7 @@ class JournalRecord(_WriteAhead):
             return
         async with self._writing:  # so that nobody passes while what they put is still on its way
             if self._unwritten or self.claim is None:
-                await see_through(self._write())
+                await finish_despite_cancel(self._write())
 
     async def _write(self, taken: int = 0) -> None:
         begins_a_run = self._unwritten.begins_a_run
@@ -329,7 +329,7 @@ class JournalRecord(_WriteAhead):
     async def leave(self) -> None:
         """Give the claim back without a save; a run that is on record without its end is left for recovery."""
         if self.claim is not None:
-            await see_through(self._leave(self.claim))
+            await finish_despite_cancel(self._leave(self.claim))
 
     async def _leave(self, claim: Claim) -> None:
         is_over = not self.is_unfinished
@@ -387,7 +387,7 @@ class BranchRecord(_WriteAhead):
     async def barrier(self) -> None:
         async with self._writing:
             if self._unwritten:
-                await see_through(self._write())
+                await finish_despite_cancel(self._write())
 
     async def _append(self, taken: int) -> Appended:
         return await self._group.write_branch(self._loop_id, *self._unwritten.take())

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     ClaimLost,
     InvalidData,
@@ -31,7 +32,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.value import EMPTY
 from perdure.protocols import Action, ActionContext, ActionResult, Answer, Entry, Journal, JournalEntry
-from perdure.run_journal import JournalRecord, entry_of, owner_here, see_through
+from perdure.run_journal import JournalRecord, entry_of, owner_here
 
 Execute = Callable[[str, Action], Awaitable[AgentSession]]
 Send = Callable[[JournalEntry], Action]
@@ -111,7 +112,9 @@ class Inbox:
             finally:
                 await self._journal.release(claim)
 
-        await see_through(noted())  # or the claim of one who was cancelled would keep others out until it lapses
+        await finish_despite_cancel(
+            noted()
+        )  # or the claim of one who was cancelled would keep others out until it lapses
 
     async def refuse(self, session: AgentSession, entry: JournalEntry, reason: str) -> list[AnyLoopEvent]:
         """Take an item that can never be sent. Return the events that tell so.

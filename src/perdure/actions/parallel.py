@@ -19,6 +19,7 @@ from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.run import checked_metadata, pending_in
 from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
+from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
     DriverError,
@@ -55,7 +56,6 @@ from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, ActionResult, Driver, Next, StoredAt
-from perdure.run_journal import see_through
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
@@ -233,10 +233,10 @@ class Group:
             selection = self._selection or await self._left_off()
             await self._end(selection)
         except _STORE_FAILED:
-            await see_through(self._settle())
+            await finish_despite_cancel(self._settle())
             raise
         except BaseException:
-            await see_through(self._settle() if self._is_interrupted else self._give_up())
+            await finish_despite_cancel(self._settle() if self._is_interrupted else self._give_up())
             raise
         return self._work.next(self._session.with_state(self._continued(self._runs[selection.index].state)))
 
@@ -322,7 +322,7 @@ class Group:
             self._has_store_failed = True
             raise
         finally:
-            await see_through(_stop(*tasks))
+            await finish_despite_cancel(_stop(*tasks))
         await self._flush()
 
     async def _to_the_end(self, index: int) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from perdure.actions.children import child_session_id
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.run import past_of
+from perdure.aio import finish_despite_cancel
 from perdure.loop.run_events import ResumePoint, end_of
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.loop_events import AgentEnd
@@ -15,7 +16,6 @@ from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
 from perdure.protocols import ActionContext, ActionResult, Answer, Next
-from perdure.run_journal import see_through
 
 
 def is_waiting(session: AgentSession) -> bool:
@@ -82,7 +82,7 @@ async def _ended_on_record(
     assert work.record is not None
     assert before.state.execution is not None
     await work.record.barrier()
-    await see_through(_end_children(before.state.execution, context, why))
+    await finish_despite_cancel(_end_children(before.state.execution, context, why))
     past = await past_of(before, before.state, context)
     end = _end(before, ended, past.told)
     work.record.put(end)

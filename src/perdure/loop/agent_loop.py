@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
 from perdure.loop.compaction.auto import AutoCompactor, Trigger
 from perdure.loop.compaction.compactor import overlaid
@@ -36,7 +37,6 @@ from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord
 from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
-from perdure.waiting import is_cancelled, raise_if_cancelled, see_through
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
@@ -477,7 +477,7 @@ class Run:
         """End the sub-agents that calls of the step under way still wait for."""
         step = self.state.execution.current_step if self.state.execution else None
         if step is not None and step.calls_without_outcome:
-            await see_through(self._tools.end_children(step))
+            await finish_despite_cancel(self._tools.end_children(step))
 
     async def _keep_cut_off_answer(self) -> None:
         """Keep what the model had said of an answer that was cut off, as a message that is marked incomplete."""

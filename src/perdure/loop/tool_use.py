@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ToolError
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
@@ -27,8 +28,6 @@ from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
-from perdure.run_journal import see_through
-from perdure.waiting import is_cancelled, raise_if_cancelled
 
 if TYPE_CHECKING:
     from perdure.loop.agent_loop import Run
@@ -237,7 +236,7 @@ class ToolUse:
         except (asyncio.CancelledError, TimeLimitReached):
             left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
             if left is not None:
-                await see_through(self._take_outcome(ready.call, started, left))
+                await finish_despite_cancel(self._take_outcome(ready.call, started, left))
             raise
         await self._take_outcome(ready.call, started, outcome)
         if among_others:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.aio import raise_if_cancelled
 from perdure.errors import CompactionFailed, ConfigurationError, DriverError, InvalidData
 from perdure.loop.compaction.draft import (
     MARK,
@@ -26,7 +27,6 @@ from perdure.model.loop_events import Compaction, CompactionBlock, CompactionPar
 from perdure.model.message import Message
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.waiting import raise_if_cancelled
 
 SUMMARY_ON_RECORD = 200
 """Characters of a summary that its record quotes; the whole is a message in the log."""
