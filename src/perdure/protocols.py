@@ -37,7 +37,6 @@ class SessionStage(StrEnum):
     AFTER_SAVE = "after_save"
 
 
-@runtime_checkable
 class SessionController(Protocol):
     """Called at each stage with the session; what it returns goes on. A plain function may serve as well."""
 

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
+from tests.loop.scenes import loops_of
 
 from perdure import (
     AgentDefinition,
@@ -21,6 +22,7 @@ from perdure import (
     MemoryStore,
     Message,
     Next,
+    SendMessage,
     SessionActionExecuted,
     SessionConflict,
     SessionHookStack,
@@ -116,6 +118,18 @@ async def test_only_a_new_session_can_be_branched_off() -> None:
     session = await runtime.create(AGENT)
     with pytest.raises(InvalidData, match="a new session has version 0"):
         await runtime.branch(session.id, WriteMetadata("k", 1))
+    with pytest.raises(ConfigurationError, match="execute_on"):
+        await runtime.branch(session.id, ForkSession)  # type: ignore[arg-type]
+
+
+async def test_a_claim_does_not_outlive_an_action_that_makes_no_new_session() -> None:
+    """Whatever an action holds is given back when it is over."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    with pytest.raises(InvalidData):
+        await runtime.branch(session.id, SendMessage("Hi", loops_of(["Hello."])))
+    assert runtime.journal is not None
+    assert not await runtime.journal.is_claimed(session.id)
 
 
 async def test_execute_passes_its_stages_in_order() -> None:

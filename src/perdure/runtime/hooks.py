@@ -28,7 +28,7 @@ class SessionHookStack:
         return cls()
 
     def with_hook(self, controller: SessionController, priority: int = 0) -> SessionHookStack:
-        if not isinstance(controller, SessionController):
+        if not callable(getattr(controller, "on_stage", None)):
             raise ConfigurationError(f"A controller needs an on_stage(stage, session) method; {controller!r} has none.")
         expect_priority(priority, "$.priority")
         hooks = sorted((*self._hooks, (priority, controller)), key=lambda hook: -hook[0])

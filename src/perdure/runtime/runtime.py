@@ -127,9 +127,12 @@ class SessionRuntime:
 
     async def branch(self, session_id: str, action: Action, *, version: int | None = None) -> AgentSession:
         """Keep the new session that an action, such as `ForkSession`, makes of one as of a version."""
-        session = await self.get_session(session_id, version=version)
-        made = await action.execute_on(session, self._context(_Held()))
-        return await self.add(expect(made, AgentSession, "$.action"))
+        session, held = await self.get_session(session_id, version=version), _Held()
+        try:
+            made = await _require_action(action).execute_on(session, self._context(held))
+            return await self.add(expect(made, AgentSession, "$.action"))
+        finally:
+            await held.leave()
 
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "raise") -> AgentSession:
         """Load a session, turn it into the next one with an action, and save that under the next version.
@@ -141,8 +144,7 @@ class SessionRuntime:
             raise InvalidData(
                 "$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}"
             )
-        if isclass(action) or not isinstance(action, Action):
-            raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
+        _require_action(action)
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 return await self._execute(session_id, action, on_conflict)
@@ -183,7 +185,8 @@ class SessionRuntime:
                 await self._require_no_killed_run(action, before.id, held, error)
             raise
         if isinstance(made, Answer):
-            await held.leave(made.sequel)
+            await held.leave()
+            held.follow(made.sequel)
             return made.session
         return await self._save(action, before, made if isinstance(made, Next) else Next(made), held, on_conflict)
 
@@ -290,6 +293,9 @@ class _Held:
 
     def hold(self, record: ClaimingRecord, sequel: Sequel | None = None) -> None:
         self._records.append(record)
+        self.follow(sequel, record)
+
+    def follow(self, sequel: Sequel | None, record: ClaimingRecord | None = None) -> None:
         self._sequels += [] if sequel is None else [(record, sequel)]
 
     @property
@@ -301,11 +307,16 @@ class _Held:
         """What follows. Behind a claim that was refused nothing does: who holds the session sees to it."""
         return [sequel for record, sequel in self._sequels if record is None or record.was_claimed]
 
-    async def leave(self, sequel: Sequel | None = None) -> None:
+    async def leave(self) -> None:
         """Give back what is not saved."""
         for record in self._records:
             await record.leave()
-        self._sequels += [] if sequel is None else [(None, sequel)]
+
+
+def _require_action(action: Action) -> Action:
+    if isclass(action) or not isinstance(action, Action) or not callable(action.execute_on):
+        raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
+    return action
 
 
 def _may_be_repeated(action: Action) -> bool:
