@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
-    from perdure.loop.compaction_auto import AutoCompaction as AutoCompaction
-    from perdure.loop.compaction_options import CompactionOptions as CompactionOptions
+    from perdure.loop.compaction.auto import AutoCompaction as AutoCompaction
+    from perdure.loop.compaction.options import CompactionOptions as CompactionOptions
     from perdure.loop.drivers.offline import OfflineDriver as OfflineDriver
     from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
@@ -164,6 +164,7 @@ if TYPE_CHECKING:
     from perdure.model.value import ErrorRecord as ErrorRecord
     from perdure.protocols import Action as Action
     from perdure.protocols import ActionContext as ActionContext
+    from perdure.protocols import Answer as Answer
     from perdure.protocols import Claim as Claim
     from perdure.protocols import Delta as Delta
     from perdure.protocols import Driver as Driver
@@ -176,6 +177,7 @@ if TYPE_CHECKING:
     from perdure.protocols import LoopBuilder as LoopBuilder
     from perdure.protocols import ModelReply as ModelReply
     from perdure.protocols import ModelRequest as ModelRequest
+    from perdure.protocols import Next as Next
     from perdure.protocols import Search as Search
     from perdure.protocols import SearchHit as SearchHit
     from perdure.protocols import SessionController as SessionController
@@ -198,11 +200,11 @@ if TYPE_CHECKING:
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
     from perdure.sessions.connect import connect_blocking as connect_blocking
-    from perdure.sessions.face import Sessions as Sessions
-    from perdure.sessions.family import Ancestry as Ancestry
-    from perdure.sessions.family import Diff as Diff
+    from perdure.sessions.lineage import Ancestry as Ancestry
+    from perdure.sessions.lineage import Diff as Diff
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
+    from perdure.sessions.sessions import Sessions as Sessions
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
@@ -242,8 +244,8 @@ _HOMES = {
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError UnreadableFile "
     "TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
-    "loop.compaction_auto": "AutoCompaction",
-    "loop.compaction_options": "CompactionOptions",
+    "loop.compaction.auto": "AutoCompaction",
+    "loop.compaction.options": "CompactionOptions",
     "loop.drivers.offline": "OfflineDriver",
     "loop.drivers.provider": "ProviderDriver",
     "loop.drivers.retry": "RetryingDriver",
@@ -274,9 +276,9 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Claim Delta Driver Entry Erasure EventHandler Indexed Journal JournalEntry "
-    "LoopBuilder ModelReply ModelRequest Search SearchHit SessionController SessionManager SessionStage SessionStore "
-    "Tool ToolContext ToolSpec",
+    "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
+    "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
+    "SessionStage SessionStore Tool ToolContext ToolSpec",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
@@ -285,8 +287,8 @@ _HOMES = {
     "sessions.blocking": "BlockingSessions",
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
-    "sessions.face": "Sessions",
-    "sessions.family": "Ancestry Diff",
+    "sessions.sessions": "Sessions",
+    "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",

@@ -58,7 +58,7 @@ from perdure import (
     tool,
 )
 from perdure.archive import fsck
-from perdure.loop.compaction_summary import INSTRUCTIONS
+from perdure.loop.compaction.summary import INSTRUCTIONS
 from perdure.loop.replay import Replay
 from perdure.model.ids import use
 from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver

@@ -34,7 +34,7 @@ from perdure.protocols import (
     Problem,
     SessionStore,
 )
-from perdure.runtime.history import read_events
+from perdure.runtime.record_reader import read_events
 from perdure.stores.format.heads import StoredHead
 from perdure.stores.jobs.archive.archived import check
 

@@ -13,7 +13,7 @@ from perdure.cli.terminal import note, print_json, print_length, say
 
 if TYPE_CHECKING:
     from perdure.model.session import AgentSession
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 NOTHING_TO_DO = "There is nothing to compact."
 _DONE = {

@@ -30,8 +30,8 @@ from perdure.model.stop import StopReason
 from perdure.paging import all_infos
 from perdure.protocols import Filters
 from perdure.sessions.chat import Chat
-from perdure.sessions.face import Sessions
 from perdure.sessions.reply import Reply
+from perdure.sessions.sessions import Sessions
 
 OFFLINE = "offline"
 STOPPED = "Stopped. The session is kept, with what was said so far."

@@ -19,7 +19,7 @@ from perdure.cli.tree import print_tree
 from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.sessions.chat import Chat
-from perdure.sessions.face import Sessions
+from perdure.sessions.sessions import Sessions
 
 if TYPE_CHECKING:
     from rich.console import Console

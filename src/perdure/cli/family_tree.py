@@ -16,7 +16,7 @@ from perdure.paging import all_infos
 if TYPE_CHECKING:
     from perdure.model.record import LoopRecord
     from perdure.model.session import AgentSessionInfo
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 _DEEPEST = 20
 

@@ -11,7 +11,7 @@ from perdure.errors import PerdureError
 if TYPE_CHECKING:
     import click
 
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perdure.archive.checking import FsckReport
     from perdure.archive.copying import CopyReport
     from perdure.archive.moving import MoveReport
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 _KEPT = "The sessions that have arrived are kept. Repeat the command to go on."
 _SHOWN = 5

@@ -44,8 +44,8 @@ from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall
 if TYPE_CHECKING:
     from perdure.model.session import AgentSession, SessionInfoList
     from perdure.protocols import SearchHit
-    from perdure.sessions.face import Sessions
-    from perdure.sessions.family import Diff
+    from perdure.sessions.lineage import Diff
+    from perdure.sessions.sessions import Sessions
 
 _TOLD = 5
 """How many killed runs a page of sessions tells of one by one."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.model.loop_events import AnyLoopEvent
     from perdure.model.record import LoopRecord
     from perdure.model.session import AgentSessionInfo
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 _BAR, _TABLE = 40, 50
 _BEFORE = 52

@@ -15,7 +15,7 @@ from perdure.model.ids import SessionId
 from perdure.protocols import Names
 
 if TYPE_CHECKING:
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
 NEWEST = "@"

@@ -20,7 +20,7 @@ from perdure.errors import ConfigurationError
 if TYPE_CHECKING:
     from perdure.model.definition import AgentDefinition
     from perdure.sessions.chat import Chat
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     from perdure.cli.tool_files import tools_in
     from perdure.loop.factory import LoopFactory
     from perdure.runtime.bus import EventBus
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
     from perdure.stores.urls import store_of
 
     url = store_url(ctx).value
@@ -126,7 +126,7 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
 async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
     """Return a new session. Raise ConfigurationError, and create none, if no model is named for it."""
-    from perdure.sessions.face import ASSISTANT
+    from perdure.sessions.sessions import ASSISTANT
 
     agent = agent_of(ctx)
     sessions.loops.model_of(agent or ASSISTANT)

@@ -17,7 +17,7 @@ from perdure.cli.setup import agent_of, config_file, model_name, on_sessions, ru
 from perdure.cli.terminal import note, print_json, say
 
 if TYPE_CHECKING:
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 PACKAGES = ("perdure", "msgspec", "apsw", "click", "rich", "psycopg", "pydantic-ai-slim", "genai-prices")
 KEYS = (

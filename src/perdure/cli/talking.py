@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from perdure.actions.send import WhenBusy
     from perdure.model.execution import PendingCall
     from perdure.sessions.chat import Chat
-    from perdure.sessions.face import Sessions
     from perdure.sessions.reply import Reply
+    from perdure.sessions.sessions import Sessions
 
 
 @store_command(json=True, agent=True)

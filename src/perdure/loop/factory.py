@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError
 from perdure.loop.agent_loop import AgentLoop, LoopSetup
-from perdure.loop.compaction_auto import AutoCompaction, AutoCompactor
-from perdure.loop.compaction_digest import Digest
-from perdure.loop.compaction_options import CompactionOptions
-from perdure.loop.compaction_summary import NoteTaker, Summariser
-from perdure.loop.compactor import Compactor
+from perdure.loop.compaction.auto import AutoCompaction, AutoCompactor
+from perdure.loop.compaction.compactor import Compactor
+from perdure.loop.compaction.digest import Digest
+from perdure.loop.compaction.options import CompactionOptions
+from perdure.loop.compaction.summary import NoteTaker, Summariser
 from perdure.loop.drivers.offline import OfflineDriver
 from perdure.loop.drivers.provider import ProviderDriver
 from perdure.loop.drivers.retry import RetryingDriver

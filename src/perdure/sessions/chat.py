@@ -19,12 +19,12 @@ from perdure.model.record import SessionRecord
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.runtime.bus import Subscriber
-from perdure.sessions.family import Ancestry, Diff
-from perdure.sessions.live import LiveSubscription
+from perdure.sessions.lineage import Ancestry, Diff
+from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.reply import Chunk, Reply
 
 if TYPE_CHECKING:
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 
 class Chat:

@@ -39,6 +39,7 @@ except ImportError:
         "PostgresStore needs psycopg and its pool. Install them: pip install 'perdure[postgres]'."
     ) from None
 
+from perdure.aio import finish_despite_cancel
 from perdure.stores import checked
 from perdure.stores import postgres_archive as archive
 from perdure.stores import postgres_erasure as erasure
@@ -61,7 +62,6 @@ from perdure.stores.postgres_schema import check_schema, migrate
 from perdure.stores.postgres_writer import Writer
 from perdure.stores.redaction import Request
 from perdure.stores.search import Query
-from perdure.waiting import see_through
 
 
 class PostgresStore:
@@ -108,7 +108,7 @@ class PostgresStore:
             if opened.link.is_abandoned:
                 opened.link.abandon()
             else:
-                await see_through(opened.close(claims))
+                await finish_despite_cancel(opened.close(claims))
 
     @property
     def _db(self) -> _Open:

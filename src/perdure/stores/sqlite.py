@@ -14,6 +14,7 @@ from typing import Any, Self, Unpack
 import apsw
 
 from perdure import codec
+from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord, InvalidData, StoreError
 from perdure.model.checks import expect_count, expect_wait
 from perdure.model.definition import AgentDefinition
@@ -55,7 +56,6 @@ from perdure.stores.sqlite_scrub import scrub
 from perdure.stores.sqlite_search import Erased, SearchThread
 from perdure.stores.sqlite_wal import pages_in_log
 from perdure.stores.worker import Worker, WritingWorker, as_store_error, require_in_place
-from perdure.waiting import see_through
 
 # The tables whose rows move when sessions are saved, so that names may be left in pages that no erasure touches.
 # All others are appended to, and their rows move in erasures only.
@@ -94,7 +94,7 @@ class SqliteStore:
         if self._open is not None:
             opened, self._open = self._open, None
             self._live.forget_all()
-            await see_through(opened.close())
+            await finish_despite_cancel(opened.close())
 
     @property
     def _db(self) -> _Open:

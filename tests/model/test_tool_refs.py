@@ -14,10 +14,10 @@ from perdure import codec
 from perdure.model.ids import now
 from perdure.model.loop_events import LoopEvent, MessageEnd, ToolExecutionEnd, ToolExecutionStart
 from perdure.model.message import Message, ToolCall
-from perdure.model.said import SaidByRun
 from perdure.model.step import AgentStep, ToolExecution
+from perdure.model.tool_refs import SaidByRun
 from perdure.protocols import JournalEntry
-from perdure.recording import entry_of, event_of
+from perdure.run_journal import entry_of, event_of
 from perdure.testing.samples import new_session
 
 ALIKE: list[Any] = [None, True, 1, 1.0, "1", False, 0, "", [], {}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, [1], [True]]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from perdure.errors import InvalidData
 from perdure.model.ids import SessionId
-from perdure.protocols import SessionStore
+from perdure.protocols import Cache, SessionStore
 from perdure.runtime.bus import EventBus, Subscriber, Subscription
 
 
@@ -35,9 +35,7 @@ class LiveSet:
             raise InvalidData("$.live", f"expected a number of sessions of at least 1, got {most!r}")
         self._most = most
         self._open: OrderedDict[str, _LiveSession] = OrderedDict()
-        self._pin = getattr(store, "pin", None)
-        self._unpin = getattr(store, "unpin", None)
-        self._evict = getattr(store, "evict", None)
+        self._cache = store if isinstance(store, Cache) else None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -61,8 +59,8 @@ class LiveSet:
 
     def _drop(self, session_id: str) -> None:
         del self._open[session_id]
-        if self._evict is not None:
-            self._evict(session_id)
+        if self._cache is not None:
+            self._cache.evict(session_id)
 
     @contextmanager
     def running(self, session_id: SessionId) -> Iterator[None]:
@@ -91,8 +89,8 @@ class LiveSet:
 
     def _settle(self, session_id: str) -> None:
         live = self._open.get(session_id)  # not the one a subscriber came to: that may have been closed since
-        settle = self._pin if live is not None and live.is_pinned else self._unpin
-        if settle is not None:
+        if self._cache is not None:
+            settle = self._cache.pin if live is not None and live.is_pinned else self._cache.unpin
             settle(session_id)
 
     async def emit(self, event: object) -> None:

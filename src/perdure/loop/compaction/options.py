@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from perdure.aio import raise_if_cancelled
 from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.model.value import brief
-from perdure.waiting import raise_if_cancelled
 
 CompactStrategy = Literal["llm", "truncate", "observation_mask", "custom"]
 STRATEGIES: tuple[CompactStrategy, ...] = get_args(CompactStrategy)

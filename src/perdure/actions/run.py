@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from datetime import datetime
 from typing import Any
 
@@ -14,13 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
-from perdure.actions.inbox import RunInbox
-from perdure.errors import ConfigurationError, InvalidData, RunInterrupted
-from perdure.loop.agent_loop import Run
+from perdure.errors import ConfigurationError, InvalidData
+from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
-from perdure.loop.narrator import Told
+from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
 from perdure.model.execution import ExecutionStatus
@@ -30,12 +28,17 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Journal, Key
-from perdure.recording import JournalRecord
-
-LEASE = 30.0
+from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, Sequel
+from perdure.run_journal import LEASE
 
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What the record holds of a run that is to be continued."""
+
+    told: ResumePoint = ResumePoint()
+    key: Key | None = None
 
 
 class RunOptions(msgspec.Struct, frozen=True):
@@ -49,21 +52,18 @@ class RunOptions(msgspec.Struct, frozen=True):
     depth: int = 0
     lease: float = LEASE
     taken: int = 0
-    record: JournalRecord | None = None
-    """The record of a run that was killed, under a claim that is already held."""
+    work: ClaimedWork | None = None
+    """The work on a run that was killed, whose claim is held already."""
+    past: Past | None = None
+    """What the record holds of that run, if it has been read already."""
+    then: Sequel | None = None
+    """What follows once the session is free."""
     give_up: bool = False
     """Whether the run is to be ended where it stands."""
     metadata: Mapping[str, Any] = EMPTY
     """What the caller says of the run, for its record."""
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
-
-
-class Past(msgspec.Struct, frozen=True):
-    """What the record holds of a run that is to be continued."""
-
-    told: Told = Told()
-    key: Key | None = None
 
 
 async def run_agent(
@@ -73,15 +73,17 @@ async def run_agent(
     context: ActionContext | None,
     options: RunOptions,
     spawn: Spawn | None = None,
-) -> AgentSession:
-    """Run a state of a session to the end of its execution; the session comes back with what the run has made of it."""
+) -> AgentSession | Next:
+    """Run a state of a session to the end of its execution. Return the session with what the run has made of it.
+
+    A run that was cancelled raises Interrupted with that, once it has come to its end.
+    """
     loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
-    record = options.record or claim_for(session, context, lease=options.lease, taken=options.taken)
-    past = await past_of(session, state, context)
+    work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
+    past = options.past or await past_of(session, state, context)
     key = options.key or past.key
-    run = loop.start(
-        state,
-        record=record,
+    start = RunStart(
+        record=work.record or Unrecorded(),
         session_id=session.id,
         decisions=options.decisions,
         inputs=options.inputs,
@@ -91,53 +93,20 @@ async def run_agent(
             "key": (key.name, key.digest) if key else None,
             "posted": options.posted,
             "metadata": options.metadata,
-            **await continuation_of(session, () if options.record else options.inputs, context),
+            **await continuation_of(session, () if options.work else options.inputs, context),
         },
         spawn=spawn,
         told=past.told,
     )
+    run = loop.start(state, start)
     try:
-        await _carry_through(run, record, context, options)
+        await _carry_through(run, work, context, options)
     except asyncio.CancelledError:
-        if context is not None and run.is_settled and (record is None or record.claim is not None):
-            hand_over(context, record, key)
-            context.interrupted = _after(session, run)
-        else:
-            await leave(record)
+        made = work.next(_after(session, run), key=key)
+        if run.is_settled and work.can_be_saved and isinstance(made, Next):
+            raise Interrupted(made) from None
         raise
-    except BaseException:
-        await leave(record)
-        raise
-    if context is not None:
-        hand_over(context, record, key)
-    return _after(session, run)
-
-
-def claim_for(
-    session: AgentSession,
-    context: ActionContext | None,
-    *,
-    lease: float = LEASE,
-    taken: int = 0,
-    takes_over: bool = False,
-) -> JournalRecord | None:
-    """Return a record whose first write claims the session; None where runs are unrecorded."""
-    if context is None or context.journal is None:
-        return None
-    record = JournalRecord(context.journal, session, owner=owner_here(), lease=lease, takes_over=takes_over)
-    record.taken = taken
-    context.record = record
-    return record
-
-
-def hand_over(context: ActionContext, record: JournalRecord | None, key: Key | None = None) -> None:
-    """Let the runtime save what was done under a claim. If it cannot, it has the record leave the session."""
-    context.saving = record.saving(key) if record is not None else None
-
-
-async def leave(record: JournalRecord | None) -> None:
-    if record is not None:
-        await record.leave()
+    return work.next(_after(session, run), key=key)
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
@@ -161,7 +130,7 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
     stored = {message.id: message for message in await context.journal.messages(run.log, run.start, run.stop)}
     said = (entry.body["message"]["id"] for entry in entries if entry.kind == "message_end")
     spawned = (entry.body.get("child") for entry in entries if entry.kind == "tool_execution_end")
-    told = Told(
+    told = ResumePoint(
         int(entries[-1].body["seq"]),
         tuple(stored[each] for each in said if each in stored),
         tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
@@ -185,53 +154,17 @@ def _shown(before: AgentState, run: Run) -> AgentState:
     return run.state.with_transcript(before.transcript, rewound_to=before.rewound_to)
 
 
-async def _carry_through(
-    run: Run, record: JournalRecord | None, context: ActionContext | None, options: RunOptions
-) -> None:
-    """Take every step, with an eye on the inbox and the claim; cancelling this cancels the run, and waits for it."""
+async def _carry_through(run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions) -> None:
+    """Take every step of a run, or the last one."""
     if context is not None:
         run.is_interrupted = lambda: context.is_closing
     if options.give_up:
         await run.give_up()
         return
-    inbox = None
-    if record is not None and context is not None and context.journal is not None:
-        inbox = RunInbox(run, record, context.journal, answers=options.posted)
-        await inbox.open()
-        run.between_steps = inbox.deliver
-    await watched(_all_steps(run), inbox, context)
+    await work.open_inbox(run, answers=options.posted)
+    await work.carry_out(_all_steps(run))
     if not run.is_settled:
-        raise interrupted_by_closing(run.session_id or "")
-
-
-def interrupted_by_closing(session_id: str) -> RunInterrupted:
-    """Explain to the sender of a run why there is no answer: the runtime was closed before it came."""
-    return RunInterrupted(
-        session_id,
-        f"The run of session {session_id!r} was interrupted: its connection was closed before it had ended. What "
-        "it has done is on record. recover() or the next send() continues it, and cancel() ends it where it stands.",
-    )
-
-
-async def watched(
-    steps: Coroutine[Any, Any, None], inbox: RunInbox | None, context: ActionContext | None = None
-) -> None:
-    """Do work to its end, with an eye on the inbox and the claim. A wish to cancel that is found there ends it."""
-    work = asyncio.ensure_future(steps)
-    under_way = context.under_way if context is not None else None
-    with under_way.cancellable(work) if under_way is not None else nullcontext():
-        if inbox is None:
-            await _finished(work)
-            return
-        watch = asyncio.ensure_future(inbox.watch(work))
-        try:
-            await _finished(work)
-        finally:
-            watch.cancel()
-            await asyncio.wait({watch})
-            failure = None if watch.cancelled() else watch.exception()
-        if failure is not None:
-            raise failure
+        raise work.interrupted_by_closing()
 
 
 async def _all_steps(run: Run) -> None:
@@ -242,22 +175,6 @@ async def _all_steps(run: Run) -> None:
     except asyncio.CancelledError:
         await run.end_cancelled()
         raise
-
-
-async def _finished(work: asyncio.Future[None]) -> None:
-    """Wait until a run is over. One that was cancelled from elsewhere, through the inbox, has ended in good order."""
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError as error:
-            cancelled = error
-            work.cancel()
-    failure = None if work.cancelled() else work.exception()
-    if cancelled is not None:
-        raise cancelled
-    if failure is not None:
-        raise failure
 
 
 def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -281,8 +198,3 @@ def require_journal(context: ActionContext | None, what: str) -> Journal:
     if context is None or context.journal is None:
         raise ConfigurationError(f"{what} needs a store with a journal, and SessionRuntime.execute() to hand it over.")
     return context.journal
-
-
-def owner_here() -> str:
-    """How this process names itself on a claim."""
-    return f"{socket.gethostname()}:{os.getpid()}"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def see_through(work: Coroutine[Any, Any, T]) -> T:
+async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
     """Await to the end what must not be left in between: a cancellation waits for it, and goes on after it."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from perdure.actions.children import child_session_id, pending_now
 from perdure.actions.waiting import StopWaiting
+from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
     PendingCallsChanged,
@@ -19,7 +20,7 @@ from perdure.errors import (
     SessionLocked,
     StoreError,
 )
-from perdure.loop.narrator import Unrecordable
+from perdure.loop.run_events import Unrecordable
 from perdure.loop.subagents import SubagentTool, outcome_of
 from perdure.loop.tool_use import AwaitsApproval, Outcome
 from perdure.model.definition import ModelConfig
@@ -30,7 +31,6 @@ from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentState
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Action, ActionContext, ToolContext
-from perdure.recording import see_through
 
 if TYPE_CHECKING:
     from perdure.loop.factory import LoopFactory
@@ -68,7 +68,7 @@ class Spawner:
             raise Unrecordable(error) from error
         except asyncio.CancelledError:
             if not self._context.is_closing:
-                await see_through(self._note_what_is_left(tool, call))
+                await finish_despite_cancel(self._note_what_is_left(tool, call))
             raise
         except Exception as error:  # a controller's, or a resumption that is refused
             if await self._has_begun(call):

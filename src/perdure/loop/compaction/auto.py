@@ -7,10 +7,10 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from perdure.errors import CompactionFailed, InvalidData
-from perdure.loop.compaction_options import CompactionOptions
-from perdure.loop.compaction_summary import Charge, NoteTaker
-from perdure.loop.compaction_windows import window_of
-from perdure.loop.compactor import Compacted, Compactor
+from perdure.loop.compaction.compactor import Compacted, Compactor
+from perdure.loop.compaction.options import CompactionOptions
+from perdure.loop.compaction.summary import Charge, NoteTaker
+from perdure.loop.compaction.windows import window_of
 from perdure.loop.tokens import TokenEstimator
 from perdure.model.definition import ModelConfig
 from perdure.model.transcript import Transcript

@@ -41,23 +41,23 @@ class Said:
             elif type(part) is ToolResult:
                 self._results.setdefault(part.call_id, part.content)
 
-    def pointing_call(self, call: ToolCall) -> ToolCall:
+    def dehydrated_call(self, call: ToolCall) -> ToolCall:
         """A call as it is stored: by its id alone, if a message holds the same."""
         return ToolCall("", EMPTY, call.id) if _is_same(self._calls.get(call.id), call) else call
 
-    def whole_call(self, call: ToolCall) -> ToolCall:
+    def hydrated_call(self, call: ToolCall) -> ToolCall:
         return call if call.name else self._calls.get(call.id, call)
 
-    def pointing(self, execution: ToolExecution) -> ToolExecution:
+    def dehydrated(self, execution: ToolExecution) -> ToolExecution:
         """An outcome as it is stored: without what messages hold of it."""
-        call = self.pointing_call(execution.call)
+        call = self.dehydrated_call(execution.call)
         is_said = execution.result is not None and _is_same(self._results.get(execution.call.id), execution.result)
         return replace(execution, call=call, result=_SAID if is_said else _plain(execution.result))
 
-    def whole(self, execution: ToolExecution) -> ToolExecution:
+    def hydrated(self, execution: ToolExecution) -> ToolExecution:
         """An outcome with what messages hold of it."""
-        call, result = self.whole_call(execution.call), execution.result
-        if _looks_pointing(result):
+        call, result = self.hydrated_call(execution.call), execution.result
+        if _looks_dehydrated(result):
             result = self._results.get(call.id, result) if result[_KEY] is True else result[_KEY]
         return replace(execution, call=call, result=result)
 
@@ -84,13 +84,13 @@ class SaidByRun:
 NOTHING_SAID = Said()
 
 
-def _looks_pointing(result: Any) -> bool:
+def _looks_dehydrated(result: Any) -> bool:
     return isinstance(result, Mapping) and len(result) == 1 and _KEY in result
 
 
 def _plain(result: Any) -> Any:
     """A result that no message holds, in a form that cannot be taken for one that does."""
-    return {_KEY: result} if _looks_pointing(result) else result
+    return {_KEY: result} if _looks_dehydrated(result) else result
 
 
 def _is_same(said: Any, given: Any) -> bool:
@@ -103,14 +103,14 @@ def _is_same(said: Any, given: Any) -> bool:
         return False
 
 
-def pointing(execution: ExecutionState) -> ExecutionState:
+def dehydrated(execution: ExecutionState) -> ExecutionState:
     """A run as it is stored: its steps point at the messages they have put out."""
-    return _mapped(execution, Said.pointing)
+    return _mapped(execution, Said.dehydrated)
 
 
-def whole(execution: ExecutionState) -> ExecutionState:
+def hydrated(execution: ExecutionState) -> ExecutionState:
     """A run as it was, from the form in which it is stored; its output has to be at hand."""
-    return _mapped(execution, Said.whole)
+    return _mapped(execution, Said.hydrated)
 
 
 def _mapped(execution: ExecutionState, change: Any) -> ExecutionState:

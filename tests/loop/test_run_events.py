@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import ModelConfig
-from perdure.loop.narrator import snapshot
+from perdure.loop.run_events import snapshot
 
 CONFIG = ModelConfig(
     "anthropic:claude-opus-4-6", thinking="high", temperature=0.5, max_tokens=100, settings={"seed": 7}

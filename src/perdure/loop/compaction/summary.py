@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 
 from perdure.errors import ContextTooLong, DriverError
-from perdure.loop.compaction_draft import shortened
-from perdure.loop.compaction_windows import window_of
+from perdure.loop.compaction.draft import shortened
+from perdure.loop.compaction.windows import window_of
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Media, Message, Text, ToolCall, ToolResult
 from perdure.model.usage import Usage

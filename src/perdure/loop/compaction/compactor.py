@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from perdure.aio import raise_if_cancelled
 from perdure.errors import CompactionFailed, ConfigurationError, DriverError, InvalidData
-from perdure.loop.compaction_draft import (
+from perdure.loop.compaction.draft import (
     MARK,
     Draft,
     check_valid,
@@ -18,15 +19,14 @@ from perdure.loop.compaction_draft import (
     view_of,
     with_results,
 )
-from perdure.loop.compaction_options import CompactionOptions, CompactStrategy, called
-from perdure.loop.compaction_summary import NoteTaker
+from perdure.loop.compaction.options import CompactionOptions, CompactStrategy, called
+from perdure.loop.compaction.summary import NoteTaker
 from perdure.loop.tokens import TokenEstimator
 from perdure.model.ids import new_id, now
 from perdure.model.loop_events import Compaction, CompactionBlock, CompactionPart
 from perdure.model.message import Message
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
-from perdure.waiting import raise_if_cancelled
 
 SUMMARY_ON_RECORD = 200
 """Characters of a summary that its record quotes; the whole is a message in the log."""

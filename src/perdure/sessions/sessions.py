@@ -22,7 +22,7 @@ from perdure.actions.given import require_loops
 from perdure.actions.inbox import CANCEL
 from perdure.actions.lifecycle import ResumeSession, SuspendSession
 from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
-from perdure.actions.send import SendMessage, WaitingMessages, WhenBusy
+from perdure.actions.send import SendMessage, WhenBusy, waiting_messages
 from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
 from perdure.archive.moving import MoveReport, Progress, export_sessions, import_sessions
 from perdure.errors import (
@@ -50,11 +50,12 @@ from perdure.model.state import AgentState
 from perdure.paging import all_infos
 from perdure.protocols import (
     Action,
-    ActionContext,
     ArchivingStore,
+    BulkErasure,
     Entry,
     Erasure,
     Filters,
+    Opened,
     Search,
     SearchHit,
     SessionController,
@@ -63,13 +64,13 @@ from perdure.protocols import (
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.chat import Chat
-from perdure.sessions.family import Ancestry, Diff, ancestry_of, diff_of
 from perdure.sessions.history import all_said
-from perdure.sessions.listener import Listener
-from perdure.sessions.live import LiveSet, LiveSubscription
+from perdure.sessions.lineage import Ancestry, Diff, ancestry_of, diff_of
+from perdure.sessions.open_sessions import LiveSet, LiveSubscription
 from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
 from perdure.sessions.redacting import tell_of_redaction
 from perdure.sessions.reply import Chunk, Reply
+from perdure.sessions.streaming import Listener
 from perdure.stores.urls import store_of
 
 ASSISTANT = AgentDefinition("assistant")
@@ -124,7 +125,7 @@ class Sessions:
             )
 
     async def __aenter__(self) -> Self:
-        is_shared = getattr(self.store, "is_open", False)  # whoever opened it closes it
+        is_shared = isinstance(self.store, Opened) and self.store.is_open  # whoever opened it closes it
         if isinstance(self.store, AbstractAsyncContextManager) and not is_shared:
             await self._exits.enter_async_context(self.store)
         self._exits.push_async_callback(self.loops.aclose)
@@ -423,12 +424,13 @@ class Sessions:
     # Changing what is shown
 
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "retry") -> AgentSession:
-        """Execute any action on a session. One that runs no model is applied anew where somebody else was quicker."""
+        """Execute any action on a session. After a conflict, one that may be repeated is applied again."""
         key = await self._reach(session_id)
         with self.live.running(key):
             after = await self.runtime.execute(key, action, on_conflict=on_conflict)
-        if self.runtime.journal is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
-            await self.runtime.follow(WaitingMessages(self.runtime.execute, self.runtime.journal, key, self.loops))
+        waiting = waiting_messages(self.runtime, key, self.loops)
+        if waiting is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
+            await self.runtime.follow(waiting)
         return after
 
     async def inject(self, session_id: str, message: object) -> None:
@@ -481,9 +483,7 @@ class Sessions:
         action = ForkSession(at=at, dst=dst, loop=loop)
         if loop is not None and version is not None:
             raise InvalidData("$.version", "a loop says itself which version it began from; give loop= or version=")
-        session = await self.session(src, version)
-        context = ActionContext(self.store, self._events.emit, self.runtime.execute, self.runtime.journal)
-        made = await self.runtime.add(await action.execute_on(session, context))
+        made = await self.runtime.branch(await self._reach(src), action, version=version)
         return self._handle(made.id)
 
     async def adopt(self, session_id: str, branch: str) -> None:
@@ -650,14 +650,19 @@ class Sessions:
         Return the ids erased.
         """
         session_ids = await self._with_children(session_ids)
-        at_once = getattr(self.store, "delete_many", None)
-        erased: list[SessionId] = [] if at_once is None else list(await at_once(session_ids))
-        for session_id in session_ids if at_once is None else ():
+        store = self.store
+        erased = await (store.delete_many(session_ids) if isinstance(store, BulkErasure) else self._each(session_ids))
+        for session_id in erased:
+            self.live.close(session_id)
+        return erased
+
+    async def _each(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Erase sessions one by one, as `BulkErasure` does at once."""
+        erased: list[SessionId] = []
+        for session_id in session_ids:
             with suppress(SessionBusy, SessionNotFound):
                 await self.store.delete(session_id)
                 erased.append(session_id)
-        for session_id in erased:
-            self.live.close(session_id)
         return erased
 
     async def delete(self, session_id: str) -> Sequence[SessionId]:

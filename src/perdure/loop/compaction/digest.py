@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.loop.compaction_draft import shortened
-from perdure.loop.compaction_summary import Charge
+from perdure.loop.compaction.draft import shortened
+from perdure.loop.compaction.summary import Charge
 from perdure.loop.tokens import by_characters
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Message, Text

@@ -22,10 +22,10 @@ from perdure.model.loop_events import (
 )
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
-from perdure.model.said import Said
 from perdure.model.session import AgentSessionInfo
+from perdure.model.tool_refs import Said
 from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch, check_page
-from perdure.recording import event_of
+from perdure.run_journal import event_of
 
 LOOK_EVERY = 0.05
 LOOK_ANYWAY = 1.0

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import ClassVar
 
-from perdure.actions.running import require_journal
+from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version
 from perdure.actions.waiting import end_waiting
-from perdure.loop.compaction_draft import MARK
+from perdure.loop.compaction.draft import MARK
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Piece, Span, Transcript
-from perdure.protocols import ActionContext, JournalEntry
+from perdure.protocols import ActionContext, ActionResult, Answer, JournalEntry
 
 IsOwn = Callable[[Message], bool]
 
@@ -27,11 +28,13 @@ class TakeBackRun:
     happens, and no version is made, where there is nothing left to take back.
     """
 
+    may_be_repeated: ClassVar[bool] = True
+
     loop_id: str
     before: int
     after: int
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "TakeBackRun")
         assert context is not None
         is_own = self._words(await journal.read(session.id, run=self.loop_id))
@@ -42,8 +45,7 @@ class TakeBackRun:
         else:
             view = Transcript(_without(view, is_own))
         if view == session.state.transcript:
-            context.answer = session
-            return session
+            return Answer(session)
         ran_last = session.state.execution is not None and session.state.execution.execution_id == self.loop_id
         state = session.state.for_next_execution() if ran_last else session.state
         shown = session.with_state(state.with_transcript(view))

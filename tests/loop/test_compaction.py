@@ -23,8 +23,8 @@ from perdure import (
     ToolCall,
     Transcript,
 )
-from perdure.loop.compaction_summary import INSTRUCTIONS, Summariser
-from perdure.loop.compactor import Compactor, overlaid
+from perdure.loop.compaction.compactor import Compactor, overlaid
+from perdure.loop.compaction.summary import INSTRUCTIONS, Summariser
 from perdure.model.transcript import every_span
 from perdure.testing import ScriptedDriver
 

@@ -40,7 +40,7 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.actions.running import RunOptions, run_agent
+from perdure.actions.run import RunOptions, run_agent
 from perdure.model.record import LoopStatus
 from perdure.protocols import ActionContext
 from perdure.testing import FailingStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from perdure.model.lineage import ChildLoopRef
 from perdure.model.loop_events import (
     AgentEnd,
     AgentStart,
+    AnyLoopEvent,
     Compaction,
     CompactionBlock,
     CompactionPart,
@@ -72,7 +73,7 @@ class Unrecorded:
         return None
 
 
-class Told(msgspec.Struct, frozen=True):
+class ResumePoint(msgspec.Struct, frozen=True):
     """How far the story of a run that is continued had come: its last event's number, its messages and children."""
 
     seq: int = 0
@@ -82,11 +83,22 @@ class Told(msgspec.Struct, frozen=True):
     at: datetime | None = None
     """When the last event was told: nobody has worked on the run since."""
 
+    @classmethod
+    def of(cls, story: Sequence[AnyLoopEvent]) -> ResumePoint:
+        """Return how far a story has come, all of which is given."""
+        return cls(
+            max((event.seq for event in story), default=0),
+            tuple(event.message for event in story if isinstance(event, MessageEnd)),
+            tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None),
+            sum(isinstance(event, Compaction) for event in story),
+            max((event.at for event in story), default=None),
+        )
+
 
 class Narrator:
     """Makes the events of one run."""
 
-    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: Told) -> None:
+    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: ResumePoint) -> None:
         self._record = record
         self._events = events
         self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
@@ -219,11 +231,11 @@ class Narrator:
         """The end goes on record with what is saved; a run that ends before its first call begins there too."""
         if not self._is_on_record:
             await self.barrier()
-        told = Told(self._seq, tuple(self._messages), tuple(self._children), self._compactions)
+        told = ResumePoint(self._seq, tuple(self._messages), tuple(self._children), self._compactions)
         await self._tell(AgentEnd, **end_of(state, told))
 
 
-def end_of(state: AgentState, told: Told) -> dict[str, Any]:
+def end_of(state: AgentState, told: ResumePoint) -> dict[str, Any]:
     """Return what the last event of a run tells, beside what every event does."""
     execution = state.execution
     assert execution is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.aio import finish_despite_cancel
 from perdure.errors import ClaimConflict, PerdureError, SessionConflict
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import (
@@ -36,11 +39,11 @@ from perdure.model.loop_events import (
     shared_fields,
 )
 from perdure.model.message import Message
-from perdure.model.said import NOTHING_SAID, Said, SaidByRun
 from perdure.model.session import AgentSession
-from perdure.protocols import Appended, Claim, Entry, Journal, JournalEntry, Key, Saving, StoredAt
-from perdure.waiting import see_through as see_through
+from perdure.model.tool_refs import NOTHING_SAID, Said, SaidByRun
+from perdure.protocols import Appended, Claim, Entry, Immediate, Journal, JournalEntry, Key, Saving, StoredAt
 
+LEASE = 30.0
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -81,8 +84,8 @@ _BY_REFERENCE: dict[type[LoopEvent], Callable[[Any, Said], LoopEvent]] = {
     AgentStart: lambda event, said: replace(event, loop_id="", session_id=None),
     ParallelLoopStart: lambda event, said: replace(event, session_id=None),
     ParallelLoopEnd: lambda event, said: replace(event, session_id=None),
-    ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.pointing_call(event.call)),
-    ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.pointing(event.execution)),
+    ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.dehydrated_call(event.call)),
+    ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.dehydrated(event.execution)),
 }
 """Events of which only a part is stored: messages that are nothing but ids, outcomes that messages hold."""
 
@@ -115,9 +118,9 @@ def event_of(
     if isinstance(event, Compaction):
         return replace(event, shown=_shown_as(event, lambda message: message_of(message.id)))
     if isinstance(event, ToolExecutionStart):
-        return replace(event, call=said.whole_call(event.call))
+        return replace(event, call=said.hydrated_call(event.call))
     if isinstance(event, ToolExecutionEnd):
-        return replace(event, execution=said.whole(event.execution))
+        return replace(event, execution=said.hydrated(event.execution))
     return event
 
 
@@ -256,10 +259,17 @@ class JournalRecord(_WriteAhead):
     """
 
     def __init__(
-        self, journal: Journal, session: AgentSession, *, owner: str, lease: float, takes_over: bool = False
+        self,
+        journal: Journal,
+        session: AgentSession,
+        *,
+        owner: str,
+        lease: float = LEASE,
+        taken: int = 0,
+        takes_over: bool = False,
     ) -> None:
         super().__init__(journal, session.id)
-        self._is_immediate = getattr(journal, "never_waits", False)
+        self._is_immediate = isinstance(journal, Immediate) and journal.never_waits
         self._session = session
         self._owner = owner
         self.lease = lease
@@ -271,7 +281,8 @@ class JournalRecord(_WriteAhead):
         """Whether a run is on record that has to be recovered if it is not saved."""
         self.ends_anyway = False
         """Whether the run is to end on record even if its end cannot be saved."""
-        self.taken = 0
+        self.taken = taken
+        self._branches: list[BranchRecord] = []
         self.posted_before: int | None = None
         """The last item of the inbox before the claim, where the claim comes before the first look into it."""
 
@@ -286,7 +297,7 @@ class JournalRecord(_WriteAhead):
             return
         async with self._writing:  # so that nobody passes while what they put is still on its way
             if self._unwritten or self.claim is None:
-                await see_through(self._write())
+                await finish_despite_cancel(self._write())
 
     async def _write(self, taken: int = 0) -> None:
         begins_a_run = self._unwritten.begins_a_run
@@ -318,7 +329,7 @@ class JournalRecord(_WriteAhead):
     async def leave(self) -> None:
         """Give the claim back without a save; a run that is on record without its end is left for recovery."""
         if self.claim is not None:
-            await see_through(self._leave(self.claim))
+            await finish_despite_cancel(self._leave(self.claim))
 
     async def _leave(self, claim: Claim) -> None:
         is_over = not self.is_unfinished
@@ -341,7 +352,8 @@ class JournalRecord(_WriteAhead):
 
     def branch(self, loop_id: str) -> BranchRecord:
         """Return the record of one branch of a parallel evaluation, under the claim of all."""
-        return BranchRecord(self._journal, self, loop_id)
+        self._branches.append(BranchRecord(self._journal, self, loop_id))
+        return self._branches[-1]
 
     async def write_branch(self, name: str, messages: Sequence[Message], entries: Sequence[Entry]) -> Appended:
         """Write into a branch's own log what this record has not written for all branches; where the messages stand."""
@@ -358,7 +370,10 @@ class JournalRecord(_WriteAhead):
         """What the save has to carry: the claim, where messages stand, and the entries that are not written yet."""
         if self.claim is None:
             return None
-        return Saving(self.claim, dict(self.written), tuple(self._unwritten.entries()), self.taken, key)
+        written = dict(self.written)
+        for branch in self._branches:
+            written |= branch.written
+        return Saving(self.claim, written, tuple(self._unwritten.entries()), self.taken, key)
 
 
 class BranchRecord(_WriteAhead):
@@ -372,7 +387,7 @@ class BranchRecord(_WriteAhead):
     async def barrier(self) -> None:
         async with self._writing:
             if self._unwritten:
-                await see_through(self._write())
+                await finish_despite_cancel(self._write())
 
     async def _append(self, taken: int) -> Appended:
         return await self._group.write_branch(self._loop_id, *self._unwritten.take())
@@ -382,3 +397,8 @@ class BranchRecord(_WriteAhead):
         if self._failure is not None:
             await self._take_back_what_is_lost()
         await self.barrier()
+
+
+def owner_here() -> str:
+    """Return how this process names itself on a claim."""
+    return f"{socket.gethostname()}:{os.getpid()}"
