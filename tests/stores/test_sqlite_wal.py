@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import CorruptRecord
-from perdure.stores import worker
-from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore, worker
 from perdure.testing.samples import new_session, say
 
 VERSIONS = 12

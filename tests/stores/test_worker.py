@@ -13,8 +13,8 @@ import apsw
 import pytest
 
 from perdure.errors import StoreError
-from perdure.stores import worker as workers
 from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import worker as workers
 from perdure.stores.sqlite.worker import Worker
 from perdure.testing.samples import new_session, say
 
