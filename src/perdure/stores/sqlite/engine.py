@@ -278,6 +278,8 @@ class Rows:
             rows = self._db.execute(*_OF_DAMAGED.select(statement)).fetchall()
             texts = [column in _TEXTS[statement.table] for column in statement.columns]
             return [_decoded(row, texts) for row in rows]
+        except (apsw.CorruptError, apsw.NotADBError) as error:
+            raise as_store_error(error) from None  # for the job, which may have something else to look at
 
     def _insert(self, statement: Insert) -> list[Any]:
         text, rows = TRANSLATOR.insert(statement)
@@ -288,8 +290,11 @@ class Rows:
 
 
 def _read_page(page: Page, db: apsw.Connection) -> list[HeaderRow]:
-    texts = [name in _TEXTS["session"] for name in HeaderRow._fields]
-    rows = [HeaderRow(*_decoded(row, texts)) for row in db.execute(*_OF_DAMAGED.page(page))]
+    try:
+        rows = list(map(HeaderRow._make, db.execute(*TRANSLATOR.page(page))))
+    except UnicodeDecodeError:
+        texts = [name in _TEXTS["session"] for name in HeaderRow._fields]
+        rows = [HeaderRow(*_decoded(row, texts)) for row in db.execute(*_OF_DAMAGED.page(page))]
     if any(newer[:2] <= older[:2] for newer, older in pairwise(rows)):
         raise CorruptRecord(None, "of the session table", "its rows are out of order")
     return rows
