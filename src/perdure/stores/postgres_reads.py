@@ -17,7 +17,7 @@ from perdure.stores.format import packing
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.rows import ListPlace, hash_of, page_start
 from perdure.stores.format.tapes import TapeCache
-from perdure.stores.memory import matches
+from perdure.stores.jobs.listing import matches
 from perdure.stores.postgres_link import Link
 from perdure.stores.postgres_rows import Place, decode_rows, plain
 
