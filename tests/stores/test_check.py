@@ -18,11 +18,11 @@ from tests.stories import opened
 from perdure import MemoryStore, SqliteStore, StoreError, Transcript
 from perdure.archive import FsckReport, copy, fsck
 from perdure.model.ids import use
-from perdure.stores import sqlite_check
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Delete, Select, Update
 from perdure.stores.file_log import Held, Line, SessionLog, line, rewritten
 from perdure.stores.format.rows import hash_of
+from perdure.stores.sqlite import check as sqlite_check
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, show
 
