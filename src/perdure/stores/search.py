@@ -9,18 +9,23 @@ import re
 import unicodedata
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import islice, takewhile
 from math import log
 from typing import Any, NamedTuple
 
-from perdure.errors import InvalidData
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData
 from perdure.model.ids import SessionId
 from perdure.model.message import Media, Message, Text, ToolCall, ToolResult
 from perdure.model.session import AgentSessionInfo, SessionStatus, check_owner
 from perdure.model.value import brief
 from perdure.protocols import SearchHit
+from perdure.stores.engine import Job, Select
+from perdure.stores.format.heads import decode_info, unpacked_head
+from perdure.stores.jobs.loading import is_message_sound
 
 MOST_RANKED = 10_000
 _MOST_HITS = 1_000
@@ -149,23 +154,82 @@ def _is_asked_for(info: AgentSessionInfo, query: Query) -> bool:
     return query.owner in (None, info.owner) and query.session_id in (None, info.id)
 
 
+def everywhere(query: Query) -> Job[list[SearchHit]]:
+    """Return the best of all messages, by looking at each of them: for engines without an index.
+
+    Damaged messages and sessions are left out; a list is what reports them.
+    """
+    if not query.terms:
+        return []
+    ranking = Ranking(query)
+    infos: dict[int, AgentSessionInfo | None] = {}
+    for sid, session_id, version in (yield Select("session", ("sid", "id", "version"), order="sid")):
+        infos[sid] = yield from _info_of(sid, session_id, version)
+    lent: dict[int | str, list[Lent]] = {}
+    # Of those that show what is left of an erased session, the oldest here is said to have it, as in every store.
+    for key, child, start, stop in (yield Select("ref", ("log", "child", "start", "stop"), order="child")):
+        if (info := infos.get(child)) is not None:
+            lent.setdefault(key, []).append(Lent(start, stop, info))
+    for key, sid in (yield Select("log", ("log", "sid"), order="log")):
+        owner = infos.get(sid)
+        if owner is not None or sid not in infos:
+            rows = yield Select("msg", ("pos", "crc", "body"), {"log": key}, order="pos")
+            ranking.add(attributed(owner, _read(key, rows), lent.get(key, ()), query))
+    return ranking.best()
+
+
+def _info_of(sid: int, session_id: str, version: int) -> Job[AgentSessionInfo | None]:
+    """Return the header of a session; None if it is damaged."""
+    heads = yield Select("head", ("crc", "body"), {"sid": sid, "version": version})
+    try:
+        ((crc, body),) = heads
+        return decode_info(unpacked_head(body, crc, session_id, sid, version), session_id, version)
+    except (ValueError, CorruptRecord):
+        return None
+
+
+def _read(key: int | str, rows: Iterable[tuple[int, int | None, bytes]]) -> Iterator[tuple[int, Message]]:
+    for position, crc, body in rows:
+        with suppress(InvalidData):
+            if is_message_sound(key, position, crc, body):
+                yield position, codec.decode_message(body)
+
+
 def rank(places: Iterable[Place], query: Query) -> list[SearchHit]:
     """The best of all messages, by looking at each of them: for stores without an index."""
     if not query.terms:
         return []
-    counted: list[tuple[Place, list[int], int]] = []
-    total = length = 0
-    for place in places:
-        counts, size = counts_of(place.message, query.terms)
-        total, length = total + 1, length + size
-        if all(counts):
-            counted.append((place, counts, size))
-    newest = nlargest(MOST_RANKED, counted, key=lambda each: age(each[0]))
-    weights = [weight(total, sum(1 for _, counts, _ in newest if counts[at])) for at in range(len(query.terms))]
-    mean = length / total if total else 1.0
-    scored = [(score(weights, counts, size, mean), place) for place, counts, size in newest]
-    best = nlargest(query.limit, scored, key=lambda each: (each[0], age(each[1])))
-    return [hit for value, place in best if (hit := show(place, query.terms, value))]
+    ranking = Ranking(query)
+    ranking.add(places)
+    return ranking.best()
+
+
+class Ranking:
+    """Looks at all messages, one by one, and keeps those that a query asks for."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._counted: list[tuple[Place, list[int], int]] = []
+        self._total = 0
+        self._length = 0
+
+    def add(self, places: Iterable[Place]) -> None:
+        for place in places:
+            counts, size = counts_of(place.message, self._query.terms)
+            self._total += 1
+            self._length += size
+            if all(counts):
+                self._counted.append((place, counts, size))
+
+    def best(self) -> list[SearchHit]:
+        """Return the best, best first."""
+        terms, total = self._query.terms, self._total
+        newest = nlargest(MOST_RANKED, self._counted, key=lambda each: age(each[0]))
+        weights = [weight(total, sum(1 for _, counts, _ in newest if counts[at])) for at in range(len(terms))]
+        mean = self._length / total if total else 1.0
+        scored = [(score(weights, counts, size, mean), place) for place, counts, size in newest]
+        best = nlargest(self._query.limit, scored, key=lambda each: (each[0], age(each[1])))
+        return [hit for value, place in best if (hit := show(place, terms, value))]
 
 
 def age(place: Place) -> tuple[str, int]:

@@ -100,7 +100,7 @@ class Store:
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         checked.create(session, written)
-        return (await self._keep(self._kept_as(session, written))).session
+        return (await self._keep(self._kept_as(session, written, is_new=True))).session
 
     async def save(
         self,
@@ -128,6 +128,8 @@ class Store:
         entries: Sequence[Entry] = (),
         taken: int = 0,
         key: Key | None = None,
+        *,
+        is_new: bool = False,
     ) -> Keep:
         if key is not None:
             codec.check_text(f"{key.name}/{key.digest}", "$.key")
@@ -143,6 +145,7 @@ class Store:
             batch=self._batch(entries),
             taken=taken,
             key=key,
+            is_new=is_new,
         )
 
     def _known(self, session: AgentSession) -> CachedSession | None:

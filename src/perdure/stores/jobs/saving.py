@@ -119,10 +119,11 @@ class Keep(Change):
         batch: Batch | None = None,
         taken: int = 0,
         key: Key | None = None,
+        is_new: bool = False,
     ) -> None:
         super().__init__(session.id, origin)
         self.session = session
-        self.is_new = session.version == 0
+        self.is_new = is_new
         self.version = session.version + 1
         self.messages = placement.new
         self.at = at
