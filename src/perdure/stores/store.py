@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from perdure import codec
 from perdure.errors import CorruptRecord, SessionNotFound, StoreError
@@ -35,7 +35,7 @@ from perdure.protocols import (
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine
+from perdure.stores.engine import Engine, IndexedEngine
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, consolidate, is_at_hand
 from perdure.stores.format.rows import LAST, Batch, prepare_batch, prepare_entries
@@ -43,9 +43,6 @@ from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, Kept, Pack, Take
-
-if TYPE_CHECKING:
-    from perdure.stores.search import Query
 
 _LAST_WORD = 5.0
 
@@ -379,16 +376,6 @@ class Store:
         from perdure.stores.jobs import checking
 
         return [*await self._engine.faults(), *await self._engine.run(checking.check, long=True)]
-
-
-class IndexedEngine(Engine):
-    """An engine that searches by an index."""
-
-    async def search(self, query: Query) -> Sequence[SearchHit]:
-        raise NotImplementedError
-
-    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
-        raise NotImplementedError
 
 
 class IndexedStore(Store):
