@@ -21,8 +21,7 @@ from perdure.model.ids import SessionId, new_id
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import Archive, ArchivedSession, SessionStore
 from perdure.stores.format.heads import decode_info
-from perdure.stores.landing import check
-from perdure.stores.moving import split_name
+from perdure.stores.jobs.archive.archived import check, split_name
 
 Progress = Callable[[int, int], None]
 """Told how many sessions are done, and of how many; the second is 0 where that is not known."""

@@ -8,7 +8,7 @@ from perdure.archive import ArchivingStore, Progress, dump_for, in_order
 from perdure.archive_lines import encode_session, message_count
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.stores.landing import is_same
+from perdure.stores.jobs.archive.archived import is_same
 
 
 class CopyReport(msgspec.Struct, frozen=True):

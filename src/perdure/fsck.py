@@ -35,7 +35,7 @@ from perdure.protocols import (
 )
 from perdure.runtime.history import read_events
 from perdure.stores.format.heads import StoredHead
-from perdure.stores.landing import check
+from perdure.stores.jobs.archive.archived import check
 
 RESTORE = (
     "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "

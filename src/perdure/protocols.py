@@ -609,7 +609,7 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: SessionId
     heads: tuple[bytes, ...]
-    """Versions 1 to the newest, as `stores.heads.encode_head` writes them, with logs by name and no operation id."""
+    """Versions 1 to the newest, as `stores.format.heads` writes them, with logs by name and no operation id."""
     values: Mapping[str, bytes]
     """What the heads name by hash."""
     logs: Mapping[str, Mapping[int, bytes]]
@@ -630,7 +630,7 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Archive(Protocol):
-    """A store that gives out and takes in sessions whole. `stores.moving` does what is the same for every store."""
+    """A store that gives out and takes in sessions whole. `stores.jobs.archive` does it for every engine."""
 
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
         """A session as it stands, read in one snapshot; SessionNotFound if there is none, CorruptRecord if damaged.

@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 from perdure import InjectMessage, SqliteStore
-from perdure.stores import sqlite_jobs
+from perdure.stores.jobs import loading
 from perdure.testing import Delay, ScriptedDriver
 
 
@@ -61,7 +61,7 @@ async def test_close_evicts_at_once(tmp_path: Path) -> None:
         assert len(sessions.live) == 0
         store = sessions.store
         assert isinstance(store, SqliteStore)
-        assert "a" not in store._live
+        assert "a" not in store._cache
         assert await chat.length() == 0
 
 
@@ -79,7 +79,7 @@ async def test_a_closed_session_is_pinned_by_nobody(tmp_path: Path) -> None:
         handle.cancel()
         store = sessions.store
         assert isinstance(store, SqliteStore)
-        assert store._live.pinned == set()
+        assert store._cache.pinned == set()
 
 
 WRITER = """
@@ -99,7 +99,7 @@ async def test_what_another_process_has_written_is_seen(
     """And only what is new is read."""
     url = f"sqlite:///{tmp_path / 's.db'}" if kind == "sqlite" else f"file://{tmp_path / 'files'}"
     rows: list[int] = []
-    read: Any = sqlite_jobs.read_messages
+    read: Any = loading.decoded
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         found = read(*args, **kwargs)
@@ -114,7 +114,7 @@ async def test_what_another_process_has_written_is_seen(
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, url, env=environment)
         assert await writer.wait() == 0
-        monkeypatch.setattr(sqlite_jobs, "read_messages", counting)
+        monkeypatch.setattr(loading, "decoded", counting)
         messages = (await chat.session()).state.messages
         assert [message.text for message in messages[-3:]] == [f"from afar {number}" for number in range(3)]
         assert len(messages) == 503

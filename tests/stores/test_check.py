@@ -20,10 +20,10 @@ from perdure.copying import copy
 from perdure.fsck import FsckReport, fsck
 from perdure.model.ids import use
 from perdure.protocols import Claim, Key
-from perdure.stores import sqlite_check
 from perdure.stores.claims import Holder
 from perdure.stores.file_log import Held, Line, SessionLog, line, rewritten
 from perdure.stores.format.rows import hash_of
+from perdure.stores.sqlite import check as sqlite_check
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, show
 

@@ -371,7 +371,7 @@ async def test_gc_removes_the_traces_that_a_killed_deletion_has_left_in_sqlite(
             async def die(*_: object) -> None:
                 raise KeyboardInterrupt
 
-            killing.setattr("perdure.stores.sqlite._Open.erase_everywhere", die)
+            killing.setattr("perdure.stores.sqlite.engine.SqliteEngine._leave_no_trace", die)
             with pytest.raises(KeyboardInterrupt):
                 await store.delete(session.id)
         assert SECRET.encode() in bytes_of(tmp_path)

@@ -22,7 +22,7 @@ from perdure.fsck import fsck
 from perdure.model.ids import use
 from perdure.stores.format.packing import unpack_entries
 from perdure.stores.format.rows import entry_checksum
-from perdure.stores.sqlite_schema import _FUNCTIONS
+from perdure.stores.sqlite.schema import _FUNCTIONS
 from perdure.testing import FrozenClock
 from perdure.testing.samples import texts
 

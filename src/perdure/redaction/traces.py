@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from perdure.protocols import Entry
+from perdure.protocols import Entry, JournalEntry
 
 MARK = "redacted"
 """The key in a message's metadata that says that its content has been replaced, and the kind of entry that tells so."""
@@ -40,13 +40,13 @@ class Traces:
         if not is_replaced(plain):
             self.secrets |= {each for each in _texts(plain.get("parts", ())) if len(each.strip()) >= _SHORTEST}
 
-    def find_runs(self, entries: Iterable[Entry]) -> None:
+    def find_runs(self, entries: Iterable[Entry | JournalEntry]) -> None:
         """Find the runs that have put these messages on record."""
         for entry in entries:
             if entry.kind == "message_end" and entry.run and entry.body["message"]["id"] in self.ids:
                 self.runs.add(entry.run)
 
-    def made_by_unsaved(self, entries: Iterable[Entry]) -> set[str]:
+    def made_by_unsaved(self, entries: Iterable[Entry | JournalEntry]) -> set[str]:
         """Return the ids of the messages that compactions have made whose blocks are in no version."""
         known = self.blocks | self.other_blocks
         told = [entry.body for entry in entries if entry.kind == "compaction"]

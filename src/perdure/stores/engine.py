@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
+from perdure.errors import CorruptRecord
 from perdure.model.value import EMPTY
 from perdure.protocols import Problem, SearchHit
 
@@ -240,11 +241,19 @@ class IndexedEngine(Engine):
 
 
 def drive(job: Job[T], answer: Callable[[Statement], list[Any]]) -> T:
-    """Drive a job to its end, with `answer` carrying out its statements one by one."""
+    """Drive a job to its end, with `answer` carrying out its statements one by one.
+
+    Damage that it meets is raised in the job, which may have something else to look at.
+    """
     try:
         statement = next(job)
         while True:
-            statement = job.send(answer(statement))
+            try:
+                rows = answer(statement)
+            except CorruptRecord as damage:
+                statement = job.throw(damage)
+            else:
+                statement = job.send(rows)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # what a generator returns has no type here
     finally:

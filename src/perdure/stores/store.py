@@ -9,7 +9,7 @@ from functools import partial
 from typing import Self, Unpack
 
 from perdure import codec
-from perdure.errors import CorruptRecord, SessionNotFound, StoreError
+from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
@@ -74,7 +74,7 @@ class Store:
 
     async def _lapse(self, claims: Sequence[Claim]) -> None:
         """Have claims lapse, if that can be done at once: else they do when their leases have run out."""
-        with suppress(StoreError, TimeoutError):
+        with suppress(PerdureError, TimeoutError):
             async with asyncio.timeout(_LAST_WORD):
                 await self._engine.run(partial(claiming.lapse, claims), "write")
 

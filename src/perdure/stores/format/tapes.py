@@ -13,6 +13,17 @@ from perdure.stores.format.placement import grow, transcripts_of
 from perdure.stores.format.rows import Stretch
 
 
+def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Return stretches in order, those that touch made one, without those of no messages."""
+    found: list[list[Any]] = []
+    for log, start, stop in sorted(stretches, key=lambda stretch: (str(stretch[0]), stretch[1])):
+        if found and found[-1][0] == log and start <= found[-1][2]:
+            found[-1][2] = max(found[-1][2], stop)
+        else:
+            found.append([log, start, stop])
+    return [(log, start, stop) for log, start, stop in found if start < stop]
+
+
 class TapeCache:
     """The tapes at hand for one load: those of a session known from before, and what is read in addition."""
 
@@ -33,13 +44,7 @@ class TapeCache:
 
     def missing(self, wanted: Iterable[Stretch]) -> list[Stretch]:
         """What has to be read, merged and in order."""
-        merged: list[list[Any]] = []
-        for log, start, stop in sorted(wanted, key=lambda stretch: (str(stretch[0]), stretch[1])):
-            if merged and merged[-1][0] == log and start <= merged[-1][2]:
-                merged[-1][2] = max(merged[-1][2], stop)
-            else:
-                merged.append([log, start, stop])
-        gaps = [(log, self._known_up_to(log, start), stop) for log, start, stop in merged]
+        gaps = [(log, self._known_up_to(log, start), stop) for log, start, stop in merged(wanted)]
         return [gap for gap in gaps if gap[1] < gap[2]]
 
     def _known_up_to(self, log: int | str, start: int) -> int:

@@ -5,11 +5,11 @@ that cover it, steps and events that tell of its tool calls, errors of its runs,
 A store opens its rows as a `Bench`; what is done there is the same for all.
 """
 
-from perdure.stores.redaction.bench import Log as Log
-from perdure.stores.redaction.bench import Places as Places
+from perdure.stores.jobs.redaction.held import Log as Log
+from perdure.stores.jobs.redaction.held import Places as Places
+from perdure.stores.jobs.redaction.held import Row as Row
+from perdure.stores.jobs.redaction.request import Request as Request
+from perdure.stores.jobs.redaction.versions import Version as Version
+from perdure.stores.jobs.redaction.versions import next_version as next_version
 from perdure.stores.redaction.bench import Redone as Redone
-from perdure.stores.redaction.bench import Row as Row
-from perdure.stores.redaction.bench import Version as Version
-from perdure.stores.redaction.bench import next_version as next_version
 from perdure.stores.redaction.redacting import redact as redact
-from perdure.stores.redaction.request import Request as Request

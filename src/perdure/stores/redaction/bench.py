@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import NamedTuple, Protocol
 
-import msgspec
-
-from perdure import codec
 from perdure.protocols import Entry
-from perdure.stores.format.rows import operation_id
-
-Log = int | str
-Places = dict[Log, set[int]]
-
-
-class Row(NamedTuple):
-    """A message in its log."""
-
-    log: Log
-    position: int
-    body: bytes
-
-
-class Version(NamedTuple):
-    """One version of a session: its head, and the values that it names by hash."""
-
-    number: int
-    raw: bytes
-    values: Mapping[str, bytes]
+from perdure.stores.jobs.redaction.held import Log, Places, Row
+from perdure.stores.jobs.redaction.versions import Version
 
 
 class Bench(Protocol):
@@ -73,11 +51,3 @@ class Redone(NamedTuple):
     """Those that are changed, by their places in the record, from 0."""
     inbox: Mapping[int, Entry]
     told: Entry
-
-
-def next_version(raw: bytes, at: datetime) -> bytes:
-    """The newest head as the head of a further version."""
-    plain = codec.decode_plain(raw)
-    plain["info"] |= {"version": plain["info"]["version"] + 1, "updated_at": at.isoformat().replace("+00:00", "Z")}
-    plain["op"] = operation_id()
-    return msgspec.json.encode(plain)

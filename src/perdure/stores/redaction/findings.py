@@ -13,8 +13,9 @@ from perdure.model.message import Message
 from perdure.model.transcript import Block, every_span
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import Traces, is_replaced
-from perdure.stores.redaction.bench import Bench, Log, Places, Row
-from perdure.stores.redaction.blocks import BlocksMet, blocks_of, stretch_of
+from perdure.stores.jobs.redaction.blocks import BlocksMet, blocks_of, stretch_of
+from perdure.stores.jobs.redaction.held import Log, Places, Row
+from perdure.stores.redaction.bench import Bench
 
 
 class Findings:

@@ -7,10 +7,10 @@ from datetime import datetime
 from perdure.protocols import Entry
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import MARK, Traces
+from perdure.stores.jobs.redaction.request import Request
+from perdure.stores.jobs.redaction.versions import changed_version
 from perdure.stores.redaction.bench import Bench, Redone
 from perdure.stores.redaction.findings import Findings
-from perdure.stores.redaction.request import Request
-from perdure.stores.redaction.versions import changed_versions
 
 
 def redact(bench: Bench, request: Request, at: datetime) -> int:
@@ -30,7 +30,7 @@ def redact(bench: Bench, request: Request, at: datetime) -> int:
     redone = [
         Redone(
             session_id,
-            list(changed_versions(replacement, bench.versions(session_id))),
+            [new for old in bench.versions(session_id) if (new := changed_version(replacement, old))],
             replacement.changed_entries(bench.entries(session_id)),
             replacement.changed_entries(bench.inbox(session_id)),
             told,

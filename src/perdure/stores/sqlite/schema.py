@@ -12,16 +12,45 @@ from typing import Any
 import apsw
 import msgspec
 
-from perdure.errors import ConfigurationError, StoreError
+from perdure.errors import ConfigurationError, CorruptRecord, StoreError
 from perdure.stores.file_folder import make_directory, sync_directory
+from perdure.stores.file_lock import FileLock
 from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum
-from perdure.stores.sqlite_wal import require_sound_log
+from perdure.stores.sqlite.wal import require_sound_log
 
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
 _CHECKPOINT_PAGES = 16_000
 _BUSY_MS = 10_000
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
+
+
+def lock_path(path: Path) -> Path:
+    return path.with_name(path.name + "-lock")
+
+
+def search_path(path: Path) -> Path:
+    """Return where the search index of a store is."""
+    return path.with_name(path.name + "-search")
+
+
+def prepare(given: Path, lock_timeout: float) -> Path:
+    """Create the file, unless it is there, bring its schema up to date, and return the path that is really meant."""
+    path = prepare_directory(given)
+    lock = FileLock(lock_path(path), lock_timeout)
+    try:
+        with lock:
+            create_file(path)
+            connection = connect(path)
+            try:
+                migrate(connection)
+            finally:
+                connection.close()
+    except apsw.Error as error:
+        raise StoreError(f"{path} cannot be opened as a SQLite database: {error}") from None
+    finally:
+        lock.close()
+    return path
 
 
 def prepare_directory(path: Path) -> Path:
@@ -117,6 +146,23 @@ def exclusively(connection: apsw.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def first_row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> Any:
+    """Return the first row, or None."""
+    return db.execute(sql, bindings).fetchone()
+
+
+def rows_of(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> list[Any]:
+    return db.execute(sql, bindings).fetchall()
+
+
+def meta(db: apsw.Connection, key: str) -> Any:
+    """Return something that the file says of itself."""
+    found = first_row(db, "SELECT value FROM meta WHERE key = ?", (key,))
+    if found is None:
+        raise CorruptRecord(None, f"meta {key}", "it is missing")
+    return found[0]
 
 
 def newest_schema() -> int:

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import msgspec
 
 from perdure import codec
 from perdure.redaction.replacement import Replacement
 from perdure.stores.format.heads import INLINE
-from perdure.stores.format.rows import Values, hash_of
-from perdure.stores.redaction.bench import Version
+from perdure.stores.format.rows import Values, hash_of, operation_id
 
 
-def changed_versions(replacement: Replacement, versions: Iterable[Version]) -> Iterator[Version]:
-    """Return the versions whose heads tell of the messages, with that replaced."""
-    for version in versions:
-        plain = codec.decode_plain(version.raw)
-        if values := _replaced(replacement, plain, version.values):
-            yield Version(version.number, msgspec.json.encode(plain), values)
+class Version(NamedTuple):
+    """One version of a session: its head, and the values that it names by hash."""
+
+    number: int
+    raw: bytes
+    values: Mapping[str, bytes]
+
+
+def changed_version(replacement: Replacement, version: Version) -> Version | None:
+    """Return a version with all replaced that its head tells of the messages; None if it tells nothing."""
+    plain = codec.decode_plain(version.raw)
+    values = _replaced(replacement, plain, version.values)
+    return Version(version.number, msgspec.json.encode(plain), values) if values else None
+
+
+def next_version(raw: bytes, at: datetime) -> bytes:
+    """Return the newest head as the head of a further version."""
+    plain = codec.decode_plain(raw)
+    plain["info"] |= {"version": plain["info"]["version"] + 1, "updated_at": at.isoformat().replace("+00:00", "Z")}
+    plain["op"] = operation_id()
+    return msgspec.json.encode(plain)
 
 
 def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
-    """Replace what a head says; the values that it names then, or none if it says nothing of the kind."""
+    """Replace what a head says. Return the values that it names then, or none if it says nothing of the kind."""
     before = msgspec.json.encode(plain)
     kept = dict(values)
     for holder, field in ((plain["info"], "name"), (plain["state"], "task")):

@@ -25,11 +25,10 @@ from perdure.errors import InvalidData, StoreError
 from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
 from perdure.stores.search import Query, text_of, words_of
-from perdure.stores.sqlite_ranking import Scorer, find, owner_token
-from perdure.stores.sqlite_schema import connect, exclusively
-from perdure.stores.sqlite_scrub import scrub
-from perdure.stores.sqlite_tables import first_row, meta, rows_of
-from perdure.stores.worker import Worker, as_store_error
+from perdure.stores.sqlite.ranking import Scorer, find, owner_token
+from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
+from perdure.stores.sqlite.scrub import scrub
+from perdure.stores.sqlite.worker import Worker, as_store_error
 
 T = TypeVar("T")
 
@@ -46,11 +45,6 @@ _SCHEMA = """
     CREATE VIRTUAL TABLE message USING fts5(text, place, content='', tokenize='unicode61');
     INSERT INTO message(message, rank) VALUES ('secure-delete', 1);
 """
-
-
-def index_path(main: Path) -> Path:
-    """Where the index of a store stands."""
-    return main.with_name(main.name + "-search")
 
 
 def is_index(db: apsw.Connection) -> bool:
@@ -136,7 +130,7 @@ class SearchIndex:
     """The index, for the use of one thread. Every method is given a reading connection to the store."""
 
     def __init__(self, main: Path) -> None:
-        self.path = index_path(main)
+        self.path = search_path(main)
         self._open: _IndexFile | None = None
 
     def close(self) -> None:

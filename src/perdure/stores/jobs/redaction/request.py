@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from perdure.errors import InvalidData
 from perdure.model.ids import SessionId
 from perdure.model.value import brief, clean_text
@@ -29,3 +31,17 @@ class Request(NamedTuple):
         if not isinstance(replacement, str) or not replacement.strip() or len(replacement) > 1000:
             raise InvalidData("$.replacement", f"give a text of 1 to 1000 characters; got {brief(replacement)}")
         return cls(SessionId(session_id), tuple(dict.fromkeys(given)), clean_text(replacement))
+
+    @property
+    def pledge(self) -> bytes:
+        """Return what is written down of it before the first write. It names messages, and nothing of their content."""
+        return msgspec.json.encode([self.ids, self.replacement])
+
+    @classmethod
+    def of_pledge(cls, session_id: str, body: bytes) -> Request:
+        """Return the redaction that was begun in a session, to be finished; InvalidData if it is none."""
+        try:
+            ids, replacement = msgspec.json.decode(body, type=tuple[tuple[str, ...], str])
+        except msgspec.MsgspecError as error:
+            raise InvalidData("$.pledge", str(error)) from None
+        return cls(SessionId(session_id), ids, replacement)

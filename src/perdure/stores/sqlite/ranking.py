@@ -14,8 +14,9 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
+from perdure.stores.jobs.saving import is_log_sound
 from perdure.stores.search import MOST_RANKED, Place, Query, Term, show, weight
-from perdure.stores.sqlite_tables import first_row, is_log_sound, rows_of
+from perdure.stores.sqlite.schema import first_row, rows_of
 
 _MOST_LOGS = 200
 _DIGITS = 9

@@ -8,11 +8,12 @@ from typing import Any
 from perdure import codec
 from perdure.model.transcript import Block, LogRef, Span, Tape, Transcript
 from perdure.stores.format.blocks import BlocksAtHand
-from perdure.stores.redaction.bench import Log, Version
+from perdure.stores.format.rows import Stretch
+from perdure.stores.jobs.redaction.versions import Version
 
 
 def blocks_of(version: Version) -> Iterator[Block]:
-    """Every compaction block in a version, those of its steps' views too."""
+    """Yield every compaction block in a version, those of its steps' views too."""
     if b'"covered"' not in version.raw and not any(b'"covered"' in each for each in version.values.values()):
         return
     plain = codec.decode_plain(version.raw)
@@ -42,7 +43,7 @@ class BlocksMet:
 
 
 def _piece_lists(part: Any) -> Iterator[list[Any]]:
-    """The lists of pieces in a part of a head: the part itself, or the views in a run's steps."""
+    """Yield the lists of pieces in a part of a head: the part itself, or the views in a run's steps."""
     if isinstance(part, list):
         yield part
     elif isinstance(part, dict):
@@ -51,10 +52,10 @@ def _piece_lists(part: Any) -> Iterator[list[Any]]:
                 yield done["step"].get(view) or []
 
 
-def _span_of(log: Log, start: int, stop: int) -> Span:
+def _span_of(log: int | str, start: int, stop: int) -> Span:
     return Span(Tape(None, LogRef("", log)), start, stop)
 
 
-def stretch_of(span: Span) -> tuple[Log, int, int]:
+def stretch_of(span: Span) -> Stretch:
     assert span.tape.ref is not None
     return span.tape.ref.key, span.start, span.stop

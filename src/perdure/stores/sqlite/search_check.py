@@ -9,15 +9,15 @@ from typing import Any
 import apsw
 
 from perdure.protocols import Problem
-from perdure.stores.sqlite_search import index_path, is_index
-from perdure.stores.sqlite_tables import first_row, rows_of
+from perdure.stores.sqlite.schema import first_row, rows_of, search_path
+from perdure.stores.sqlite.search import is_index
 
 _WHERE = "the search index"
 
 
 def check_index(db: apsw.Connection, main: Path) -> Iterator[Problem]:
     """What is wrong with the index of a store, if there is one. It is read, after what a power cut has left undone."""
-    path = index_path(main)
+    path = search_path(main)
     if not path.exists():
         return
     for what in _faults(db, path):

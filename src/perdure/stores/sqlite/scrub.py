@@ -16,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from perdure.stores.sqlite_tables import rows_of
+from perdure.stores.sqlite.schema import rows_of
 
 _INNER, _LEAF = {2: 12, 5: 12}, {10: 8, 13: 8}  # the sizes of nodes' headers, by kind
 _HEADER = _INNER | _LEAF

@@ -1,0 +1,182 @@
+"""A head with other names for its logs, made without reading a message: what moves between stores is not rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData
+from perdure.model.definition import AgentDefinition
+from perdure.model.execution import ExecutionState
+from perdure.model.session import AgentSessionInfo
+from perdure.model.state import AgentState
+from perdure.stores.format.blocks import BlocksAtHand, names_in
+from perdure.stores.format.heads import INLINE, StoredHead, is_block, numbered, prefix_length
+from perdure.stores.format.rows import Stretch, Values, hash_of
+
+Rename = Callable[[int | str, int, int], int | str]
+"""Given a stretch of a log, the log's other name."""
+_IN_ORDER = ("prefix", "transcript", "metadata", "system_prompt", "response_format", "execution")
+_BY_HASH = ("op", "parts", "hashed")
+
+
+class OpenHead:
+    """A stored head, and values among which are all that it names by hash."""
+
+    def __init__(self, raw: bytes, stored: StoredHead, values: Mapping[str, bytes]) -> None:
+        head = stored.head
+        self.info: AgentSessionInfo = head.info
+        self._where = (head.info.id, f"head {head.info.version}")
+        self._plain: dict[str, Any] = codec.decode_plain(raw)
+        self._values = values
+        self._definition = values[head.definition]
+        self._parts = {name: bytes(part) for name, part in head.parts.items()}
+        self._parts |= {name: values[key] for name, key in head.hashed.items() if not is_block(name)}
+        self._blocks = [key for name, key in head.hashed.items() if is_block(name)]
+
+    def stretches(self) -> set[Stretch]:
+        """Return all stretches of logs that it names."""
+        met: set[Stretch] = set()
+
+        def meet(log: int | str, start: int, stop: int) -> int | str:
+            met.add((log, start, stop))
+            return log
+
+        self.renamed(meet)
+        return met
+
+    def renamed(self, rename: Rename) -> tuple[bytes, Values]:
+        """Return the same head over logs of other names, and the values that it names then."""
+        with _damage(*self._where):
+            return self._renamed(rename)
+
+    def _renamed(self, rename: Rename) -> tuple[bytes, Values]:
+        values = {hash_of(self._definition): self._definition}
+        parts: dict[str, msgspec.Raw] = {}
+        hashed: dict[str, str] = {}
+        blocks = _RenamedBlocks(self._values, rename)
+        renamed = {**self._parts, **self._renamed_parts(blocks)}
+        for name in (*_IN_ORDER, *(each for each in self._parts if each not in _IN_ORDER)):
+            raw = renamed.get(name)
+            if raw is None:
+                continue
+            if len(raw) > INLINE and name != "transcript":
+                hashed[name] = hash_of(raw)
+                values[hashed[name]] = raw
+            else:
+                parts[name] = msgspec.Raw(raw)
+        hashed |= numbered(blocks.name_of(key) for key in self._blocks)
+        values |= blocks.values
+        head = {name: item for name, item in self._plain.items() if name not in _BY_HASH}
+        head |= {"op": "", **({"parts": parts} if parts else {}), **({"hashed": hashed} if hashed else {})}
+        return codec.join(head), values
+
+    def _renamed_parts(self, blocks: _RenamedBlocks) -> dict[str, bytes | None]:
+        pieces = _view(self._pieces(), blocks)
+        kept = prefix_length(pieces)
+        made: dict[str, bytes | None] = {
+            "prefix": msgspec.json.encode(pieces[:kept]) if kept else None,
+            "transcript": msgspec.json.encode(pieces[kept:]) if pieces[kept:] else None,
+        }
+        if "execution" in self._parts:
+            execution = codec.decode_plain(self._parts["execution"])
+            for step in _steps(execution):
+                for name in ("input_messages", "output_messages"):
+                    if name in step:
+                        step[name] = _view(step[name], blocks)
+            made["execution"] = msgspec.json.encode(execution)
+        return made
+
+    def _pieces(self) -> list[Any]:
+        return [
+            piece for name in ("prefix", "transcript") for piece in codec.decode_plain(self._parts.get(name, b"[]"))
+        ]
+
+    def check(self, span_of: codec.SpanOf, definitions: dict[str, AgentDefinition]) -> None:
+        """Raise CorruptRecord unless all of it can be read. Definitions that are known are not read again."""
+        with _damage(*self._where):
+            key = self._plain["definition"]
+            if key not in definitions:
+                definitions[key] = codec.decode(AgentDefinition, self._definition)
+            codec.decode(AgentState, msgspec.json.encode(self._plain["state"]), span_of)
+            block_of = BlocksAtHand(self._values, span_of)
+            codec.load_pieces(self._pieces(), span_of, block_of)
+            if "execution" in self._parts:
+                codec.decode(ExecutionState, self._parts["execution"], span_of, block_of)
+            for name in ("metadata", "system_prompt", "response_format"):
+                codec.decode_plain(self._parts.get(name, b"null"))
+
+
+@contextmanager
+def _damage(session_id: str, where: str) -> Iterator[None]:
+    """Raise CorruptRecord for whatever goes wrong with the data of a head."""
+    try:
+        yield
+    except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+
+
+def _steps(execution: Any) -> Iterator[Any]:
+    for done in execution.get("step_executions", ()):
+        yield done["step"]
+    if execution.get("current_step"):
+        yield execution["current_step"]
+
+
+def _view(pieces: Iterable[Any], blocks: _RenamedBlocks) -> list[Any]:
+    """Return a transcript's pieces. Neighbours in one log are one, so that a head has one form wherever it has been."""
+    joined: list[Any] = []
+    for piece in blocks.pieces(pieces):
+        last = joined[-1] if joined else None
+        if isinstance(piece, list) and isinstance(last, list) and last[0] == piece[0] and last[2] == piece[1]:
+            last[2] = piece[2]
+        else:
+            joined.append(piece)
+    return joined
+
+
+class _RenamedBlocks:
+    """Pieces over logs of other names, and the blocks that they name, which have other names then as well."""
+
+    def __init__(self, values: Mapping[str, bytes], rename: Rename) -> None:
+        self.values: Values = {}
+        self._before = values
+        self._rename = rename
+        self._names: dict[str, str] = {}
+
+    def pieces(self, pieces: Iterable[Any]) -> list[Any]:
+        return [self._piece(piece) for piece in pieces]
+
+    def _piece(self, piece: Any) -> Any:
+        """Blocks within a block stand flat among what it covers, so that this goes no deeper than two levels."""
+        if isinstance(piece, str):
+            return self.name_of(piece)
+        if not isinstance(piece, dict):
+            log, start, stop = piece
+            return [self._rename(log, start, stop), start, stop]
+        inside = {name: self.pieces(piece[name]) for name in ("covered", "shown") if name in piece}
+        return {**piece, **inside}
+
+    def name_of(self, block: str) -> str:
+        """Return the other name of a block, made after those of all blocks within it."""
+        todo, opened = [block], set[str]()
+        while todo:
+            if todo[-1] in self._names:
+                todo.pop()
+                continue
+            plain = codec.decode_plain(self._before[todo[-1]])
+            missing = [name for name in names_in(plain) if name not in self._names]
+            if missing:
+                if todo[-1] in opened:
+                    raise ValueError("a block covers itself")
+                opened.add(todo[-1])
+                todo += missing
+                continue
+            raw = msgspec.json.encode(self._piece(plain))
+            name = self._names[todo.pop()] = hash_of(raw)
+            self.values[name] = raw
+        return self._names[block]

@@ -1,0 +1,195 @@
+"""An archived session by itself: the names of its logs, whether it is whole, and whether it is the same as another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData, SessionConflict
+from perdure.model.definition import AgentDefinition
+from perdure.model.transcript import Span
+from perdure.protocols import ArchivedSession, Entry
+from perdure.stores.format.heads import StoredHead
+from perdure.stores.format.renaming import OpenHead
+from perdure.stores.format.rows import Stretch, hash_of
+from perdure.stores.format.tapes import TapeCache, merged
+
+LENT = "~"
+Messages = Mapping[int, bytes]
+"""Messages of a log, by position."""
+# Beyond any log that could be moved. A position costs memory in some stores, so that a false one could cost all of it.
+_LONGEST = 2**26
+
+
+def name_of_log(session_id: str, branch: str) -> str:
+    return f"{session_id}/{branch}" if branch else str(session_id)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the session and the branch that a name stands for."""
+    owner, _, branch = name.partition("/")
+    return owner, branch
+
+
+def own_name(session_id: str, branch: str) -> str:
+    """Return the name in an archive of a session's own log, or of one that it keeps on another's behalf."""
+    return branch.removeprefix(LENT) if branch.startswith(LENT) else name_of_log(session_id, branch)
+
+
+def check(archived: ArchivedSession) -> list[Stretch]:
+    """Return the stretches that an archived session names; InvalidData unless it is whole, and what it says it is."""
+    try:
+        return _check(archived)
+    except CorruptRecord as error:
+        raise InvalidData(error.position, error.reason) from None
+
+
+def _check(archived: ArchivedSession) -> list[Stretch]:
+    for key, raw in archived.values.items():
+        if hash_of(raw) != key:
+            raise InvalidData(f"$.values.{key}", "its hash does not match")
+    for name, messages in archived.logs.items():
+        _check_own_log(archived.session_id, name, messages)
+    for name, messages in archived.lent.items():
+        _check_positions(f"$.lent.{name}", messages)
+    for name, (_, version) in archived.keys.items():
+        if not 1 <= version <= len(archived.heads):
+            raise InvalidData(f"$.keys.{name}", f"there is no version {version}")
+    stretches = _read_heads(archived)
+    for log, start, stop in stretches:
+        _check_stretch(archived, str(log), start, stop)
+    return stretches
+
+
+def _check_own_log(session_id: str, name: str, messages: Messages) -> None:
+    owner, branch = split_name(name)
+    if owner != session_id or branch.startswith(LENT):
+        raise InvalidData(f"$.logs.{name}", "it is not a log of this session")
+    _check_positions(f"$.logs.{name}", messages)
+    if max(messages, default=-1) != len(messages) - 1:
+        raise InvalidData(f"$.logs.{name}", "a message is missing from it")
+
+
+def _check_positions(where: str, messages: Messages) -> None:
+    if messages and not 0 <= min(messages) <= max(messages) < _LONGEST:
+        raise InvalidData(where, f"no log has a message {max(messages)}")
+
+
+def _read_heads(archived: ArchivedSession) -> list[Stretch]:
+    """Return the stretches that the versions name, all of which can be read."""
+    met: set[Stretch] = set()
+    tapes, definitions, created = TapeCache(""), dict[str, AgentDefinition](), set()
+
+    def span(name: int | str, start: int, stop: int) -> Span:
+        met.add((name, start, stop))
+        return tapes.span(name, start, stop)
+
+    for version, raw in enumerate(archived.heads, 1):
+        stored = StoredHead(raw, archived.session_id, version)
+        head = OpenHead(raw, stored, stored.gathered(_value_in(archived)))
+        head.check(span, definitions)
+        created.add(head.info.created_at)
+    if len(created) != 1:
+        raise InvalidData("$.heads", "a session has at least one version, and all of them the same time of creation")
+    return merged(met)
+
+
+def _value_in(archived: ArchivedSession) -> Callable[[str], bytes]:
+    def value_of(key: str) -> bytes:
+        if key not in archived.values:
+            raise InvalidData(f"$.values.{key}", "a version names it, and it is not there")
+        return archived.values[key]
+
+    return value_of
+
+
+def _check_stretch(archived: ArchivedSession, name: str, start: int, stop: int) -> None:
+    if not 0 <= start <= stop <= _LONGEST:
+        raise InvalidData(f"$.logs.{name}", f"no log has messages {start} to {stop}")
+    messages = archived.logs.get(name, archived.lent.get(name))
+    if messages is None and split_name(name)[0] in archived.owners:
+        return
+    if messages is None or not all(at in messages for at in range(start, stop)):
+        raise InvalidData(f"$.logs.{name}", f"messages {start} to {stop} are named by a version, and not there")
+
+
+def require_same(archived: ArchivedSession, found: ArchivedSession) -> None:
+    """Raise SessionConflict unless what is to be brought in is what is there."""
+    if not is_same(archived, found):
+        raise SessionConflict(
+            archived.session_id,
+            len(archived.heads),
+            len(found.heads),
+            f"Session {archived.session_id!r} is in this store already (version {len(found.heads)}), and it is not "
+            f"the one to be brought in (version {len(archived.heads)}). Nothing was changed. Delete the one that is "
+            "here, or bring the other into another store.",
+        )
+
+
+def is_same(archived: ArchivedSession, found: ArchivedSession) -> bool:
+    """Tell whether two archives hold one session in one state. What one carries along, the other need not."""
+    alike = ("session_id", "heads", "values", "entries", "inbox", "keys", "interrupted")
+    if any(getattr(archived, field) != getattr(found, field) for field in alike):
+        return False
+    if archived.logs.keys() != found.logs.keys():
+        return False
+    common = archived.lent.keys() & found.lent.keys()
+    pairs = [(archived.logs[name], found.logs[name]) for name in archived.logs]
+    pairs += [(archived.lent[name], found.lent[name]) for name in common]
+    return all(say_the_same(one, other) for one, other in pairs)
+
+
+def say_the_same(one: Messages, other: Messages) -> bool:
+    return one.keys() == other.keys() and all(
+        # Earlier releases did not write redacted messages in canonical form, as an export does.
+        body == other[at] or _canonical(body) == _canonical(other[at])
+        for at, body in one.items()
+    )
+
+
+def _canonical(body: bytes) -> bytes:
+    return codec.encode_message(codec.decode_message(body))
+
+
+def run_stretches(archived: ArchivedSession) -> dict[str, tuple[str, int, int]]:
+    """Return for each run on record the branch whose log holds its messages, and from where to where."""
+    places: dict[str, dict[str, int]] = {}
+    reach: dict[str, tuple[str, int, int]] = {}
+    for entry in archived.entries:
+        if entry.run is None:
+            continue
+        if entry.run not in reach:
+            reach[entry.run] = (_branch_of(archived, entry), 0, 0)
+        branch, start, stop = reach[entry.run]
+        if branch not in places:
+            places[branch] = _places(archived.logs.get(name_of_log(archived.session_id, branch), {}))
+        for at in (places[branch][each] for each in _messages_of(entry) if each in places[branch]):
+            start, stop = (min(start, at), max(stop, at + 1)) if stop else (at, at + 1)
+        reach[entry.run] = (branch, start, stop)
+    return reach
+
+
+def _branch_of(archived: ArchivedSession, first: Entry) -> str:
+    """Return the branch that a run's first entry puts it on. One of a parallel group has its own, even an empty one."""
+    is_of_group = isinstance(first.body, Mapping) and first.body.get("group")
+    has_log = name_of_log(archived.session_id, str(first.run)) in archived.logs
+    return str(first.run) if is_of_group or has_log else ""
+
+
+def _places(messages: Messages) -> dict[str, int]:
+    return {codec.decode_message(body).id: at for at, body in messages.items()}
+
+
+def _messages_of(entry: Entry) -> list[str]:
+    """Return the ids of the messages that an entry of a run names."""
+    if not isinstance(entry.body, Mapping):
+        return []
+    made = [part.get("message") for part in _listed(entry.body.get("shown")) if isinstance(part, Mapping)]
+    named = [entry.body.get("message"), *_listed(entry.body.get("messages")), *made]
+    return [message["id"] for message in named if isinstance(message, Mapping) and isinstance(message.get("id"), str)]
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Return a list, or nothing: an entry may be anybody's, and of any form."""
+    return value if isinstance(value, list | tuple) else ()

@@ -1,0 +1,243 @@
+"""A session on its way out of a store: its rows, all of which have to be there, and other names for its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from perdure.errors import CorruptRecord, SessionBusy, SessionNotFound
+from perdure.model.ids import SessionId
+from perdure.protocols import ArchivedSession, Entry, JournalEntry
+from perdure.stores.engine import Job, Select, Where
+from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.renaming import OpenHead
+from perdure.stores.format.rows import Stretch, Values
+from perdure.stores.format.tapes import merged
+from perdure.stores.jobs.archive.archived import LENT, Messages, name_of_log, own_name, split_name
+from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
+from perdure.stores.jobs.loading import gather, is_message_sound
+from perdure.stores.jobs.record import read_inbox, read_record, require_key
+from perdure.stores.jobs.saving import require_log
+
+
+def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession]:
+    """Return a session as it leaves a store; CorruptRecord if anything of it is missing or cannot be read."""
+    rows = yield from _rows_of(session_id)
+    naming = _Naming(session_id, origin)
+    heads, values = yield from _portable(rows, naming)
+    lent: dict[str, dict[int, bytes]] = {}
+    for log, start, stop in naming.stretches():
+        if naming.is_carried(log, alone):
+            shown = yield from _all_messages(session_id, log, start, stop)
+            lent.setdefault(naming.names[log], {}).update(shown)
+    own = {own_name(session_id, branch): messages for branch, messages in rows.own.items() if messages}
+    return ArchivedSession(
+        session_id=session_id,
+        heads=heads,
+        values=values,
+        logs={name: messages for name, messages in own.items() if split_name(name)[0] == session_id},
+        lent=lent,
+        owners=naming.owners,
+        entries=rows.entries,
+        inbox=rows.inbox,
+        keys=rows.keys,
+        interrupted=rows.interrupted,
+    )
+
+
+class SessionRows(NamedTuple):
+    """What a store holds of a session: versions by number, own logs by branch, all else as it goes into an archive."""
+
+    session_id: SessionId
+    heads: Mapping[int, bytes]
+    own: Mapping[str, Messages]
+    entries: tuple[Entry, ...]
+    inbox: tuple[Entry, ...]
+    keys: Mapping[str, tuple[str, int]]
+    interrupted: bool
+
+
+def _rows_of(session_id: SessionId) -> Job[SessionRows]:
+    columns = ("sid", "log", "version", "msg_end", "claim", "expires")
+    found = yield Select("session", columns, {"id": str(session_id)})
+    if not found:
+        yield from require_absent(session_id)
+        raise SessionNotFound(session_id)
+    sid, log, version, msg_end, claim, expires = found[0]
+    yield from _require_free(session_id, claim, expires)
+    return SessionRows(
+        session_id,
+        (yield from _heads(session_id, sid, version)),
+        (yield from _own_logs(session_id, sid, log, msg_end)),
+        _plain((yield from read_record(session_id))),
+        _plain((yield from read_inbox(session_id))),
+        (yield from _keys(session_id, sid)),
+        claim is not None,
+    )
+
+
+def _require_free(session_id: SessionId, claim: bytes | None, expires: float) -> Job[None]:
+    if claim is not None:
+        holder = holder_of(session_id, claim)
+        if (yield from is_in_future(expires)) and not holder.is_gone:
+            by = f" by {holder.owner}" if holder.owner else ""
+            what = f"Session {session_id!r} is being run{by}, and a run cannot move. Wait for it to end, or cancel it,"
+            again = "and begin again: what has been brought over is not brought over twice."
+            raise SessionBusy(session_id, holder.owner, f"{what} {again}")
+
+
+def _heads(session_id: str, sid: int, newest: int) -> Job[dict[int, bytes]]:
+    """Return the versions; CorruptRecord if one is missing: a damaged index gives fewer rows, and no error."""
+    rows = yield Select("head", ("version", "crc", "body"), {"sid": sid}, order="version")
+    found = {version: unpacked_head(body, crc, session_id, sid, version) for version, crc, body in rows}
+    for version in range(1, max(newest, 1) + 1):
+        if version not in found:
+            raise CorruptRecord(session_id, f"head {version}", "it is missing")
+    if len(found) != newest:
+        raise CorruptRecord(session_id, f"head {newest}", "it should be the last one, and is not")
+    return found
+
+
+def _own_logs(session_id: str, sid: int, main: int | str, msg_end: int) -> Job[dict[str, Messages]]:
+    """Return the messages of a session's logs by branch; CorruptRecord if a log is missing, or a message of one."""
+    ends: dict[int | str, int] = {}
+    for log, end in (yield Select("run", ("log", "end_pos"), {"sid": sid})):
+        ends[log] = max(end, ends.get(log, 0))
+    ends[main] = msg_end  # runs may be noted to reach further, which is for a check to find
+    own: dict[str, Messages] = {}
+    for log, name, crc in (yield Select("log", ("log", "name", "crc"), {"sid": sid}, order="log")):
+        require_log(session_id, log, sid, name, crc)
+        own[name] = yield from read_bodies(log, {})
+        _require_all(session_id, log, name, own[name], ends.pop(log, 0))
+    for missing in ends:
+        raise CorruptRecord(session_id, f"log {missing}", "it is missing")
+    return own
+
+
+def _require_all(session_id: str, log: int | str, name: str, messages: Messages, end: int) -> None:
+    if name.startswith(LENT):
+        return  # it has only those of another's messages that are shown
+    for position in range(max(end, max(messages, default=-1) + 1)):
+        if position not in messages:
+            raise CorruptRecord(session_id, f"message {position} of log {log}", "it is missing")
+
+
+def read_bodies(log: int | str, where: Where) -> Job[Messages]:
+    """Return messages of a log that are there, by position; CorruptRecord if one is damaged."""
+    found: dict[int, bytes] = {}
+    for pos, crc, body in (yield Select("msg", ("pos", "crc", "body"), {"log": log, **where}, order="pos")):
+        if not is_message_sound(log, pos, crc, body):
+            raise CorruptRecord(None, f"message {pos} of log {log}", "its checksum does not match")
+        found[pos] = body
+    return found
+
+
+def read_stretch(log: int | str, start: int, stop: int) -> Job[Messages]:
+    return (yield from read_bodies(log, {"pos >=": start, "pos <": stop}))
+
+
+def _all_messages(session_id: str, log: int | str, start: int, stop: int) -> Job[Messages]:
+    messages = yield from read_stretch(log, start, stop)
+    for at in range(start, stop):
+        if at not in messages:
+            raise CorruptRecord(session_id, f"message {at} of log {log}", "it is missing")
+    return messages
+
+
+def _keys(session_id: str, sid: int) -> Job[dict[str, tuple[str, int]]]:
+    keys: dict[str, tuple[str, int]] = {}
+    for name, digest, version, crc in (yield Select("key", ("name", "digest", "version", "crc"), {"sid": sid})):
+        require_key(session_id, sid, name, digest, version, crc)
+        keys[name] = (digest, version)
+    return keys
+
+
+def _plain(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:
+    return tuple(Entry(entry.kind, entry.body, entry.run) for entry in entries)
+
+
+def _portable(rows: SessionRows, naming: _Naming) -> Job[tuple[tuple[bytes, ...], Values]]:
+    """Return the versions with logs by name, and the values that they name."""
+    written, values, known = list[bytes](), Values(), Values()
+    for version in sorted(rows.heads):
+        raw = rows.heads[version]
+        stored = StoredHead(raw, rows.session_id, version)
+        known |= yield from gather(rows.session_id, stored, known)
+        head = OpenHead(raw, stored, known)
+        renamed = head.renamed(naming.rename)
+        if (yield from naming.learn()):
+            renamed = head.renamed(naming.rename)
+        written.append(renamed[0])
+        values |= renamed[1]
+    return tuple(written), values
+
+
+class _Naming:
+    """Gives the logs that a session names their names in its archive."""
+
+    def __init__(self, session_id: str, origin: str) -> None:
+        self._session_id = session_id
+        self._origin = origin
+        self.names: dict[int | str, str] = {}
+        self.owners: dict[str, float] = {}
+        self._linked: set[str] = set()
+        self._met: dict[Stretch, None] = {}
+        self._strangers: dict[int | str, None] = {}
+
+    def rename(self, log: int | str, start: int, stop: int) -> str:
+        self._met[log, start, stop] = None
+        if log not in self.names:
+            self._strangers[log] = None
+        return self.names.get(log, "")
+
+    def learn(self) -> Job[bool]:
+        """Name the logs that were met and have no name yet. Return whether there were any: then rename once more."""
+        strangers, self._strangers = self._strangers, {}
+        for log in strangers:
+            self.names[log] = self._name_of(log, (yield from _owner_of(log)))
+        return bool(strangers)
+
+    def _name_of(self, log: int | str, owner: _Owner | None) -> str:
+        if owner is None:
+            return f"{self._origin[:8]}:{log}"
+        if owner.session_id == self._session_id:
+            return self._free(own_name(self._session_id, owner.branch))
+        name = name_of_log(owner.session_id, owner.branch)
+        if name in self.names.values():
+            return self._free(name)
+        self.owners[owner.session_id] = owner.created
+        self._linked.add(name)
+        return name
+
+    def _free(self, name: str) -> str:
+        """Return the name, or one like it if a session shows both a log and a copy of it that it keeps."""
+        while name in self.names.values():
+            name += ":2"
+        return name
+
+    def stretches(self) -> list[Stretch]:
+        """Return the stretches that were named, merged and in order."""
+        return merged(self._met)
+
+    def is_carried(self, log: int | str, alone: bool) -> bool:
+        """Tell whether a log's messages go along although it is not one that the session has written."""
+        name = self.names[log]
+        return split_name(name)[0] != self._session_id and (alone or name not in self._linked)
+
+
+class _Owner(NamedTuple):
+    """Whose log it is: a session that is in the store, the branch, and when the session was created."""
+
+    session_id: str
+    branch: str
+    created: float
+
+
+def _owner_of(log: int | str) -> Job[_Owner | None]:
+    """Return whose a log is; None if its session is gone."""
+    rows = yield Select("log", ("sid", "name", "crc"), {"log": log})
+    for sid, name, crc in rows:
+        for session_id, created in (yield Select("session", ("id", "created"), {"sid": sid})):
+            require_log(session_id, log, sid, name, crc)
+            return _Owner(session_id, name, created)
+    return None

@@ -1,0 +1,175 @@
+"""A session on its way into a store: where its logs go, whether it is there already, and the rows to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from perdure.errors import SessionNotFound
+from perdure.model.session import AgentSessionInfo
+from perdure.protocols import ArchivedSession
+from perdure.stores.claims import Holder
+from perdure.stores.engine import Count, Job, Lock, Select, Update
+from perdure.stores.format.heads import StoredHead, decode_info
+from perdure.stores.format.renaming import OpenHead
+from perdure.stores.format.rows import Stretch, Values, prepare_batch, prepare_entries
+from perdure.stores.format.tapes import merged
+from perdure.stores.jobs import saving
+from perdure.stores.jobs.archive.archived import (
+    LENT,
+    Messages,
+    check,
+    own_name,
+    require_same,
+    run_stretches,
+    say_the_same,
+    split_name,
+)
+from perdure.stores.jobs.archive.dumping import dump, read_stretch
+from perdure.stores.jobs.claiming import require_absent
+from perdure.stores.jobs.record import write_inbox
+from perdure.stores.jobs.saving import Pack
+
+MOVED = Holder("a run that was interrupted before its session was moved here")
+"""Who holds the claim on an interrupted session that has been taken in: nobody that could come back."""
+_ENTRIES_AT_ONCE = 32
+
+Logs = Mapping[str, int | str]
+"""The keys of logs, by branch."""
+
+
+def restore(archived: ArchivedSession, origin: str, pack: Pack) -> Job[bool]:
+    """Write a session; return False if it is there already. SessionConflict if another of its id is."""
+    stretches = check(archived)
+    # The sessions it is about to show are locked too, so that no deletion comes between.
+    owners = {split_name(str(name))[0] for name, _, _ in stretches} & archived.owners.keys()
+    yield Lock((archived.session_id, *sorted(owners - {archived.session_id})), "share")
+    plan = RestorePlan(archived, stretches)
+    yield from plan.find_links()
+    if (yield Select("session", ("sid",), {"id": str(archived.session_id)})):
+        require_same(archived, (yield from dump(archived.session_id, origin, bool(archived.lent))))
+        return False
+    yield from require_absent(archived.session_id)
+    yield from _write(plan, pack)
+    return True
+
+
+class RestorePlan:
+    """Where the logs of an archived session go in a store: onto those of sessions there, or into logs of its own."""
+
+    def __init__(self, archived: ArchivedSession, stretches: list[Stretch]) -> None:
+        self.archived = archived
+        self.own: dict[str, Messages] = {"": {}}
+        """The logs to be written, by branch."""
+        self._stretches = stretches
+        self._links: dict[str, int | str] = {}
+        for name, messages in archived.logs.items():
+            self.own[split_name(name)[1]] = messages
+
+    def find_links(self) -> Job[None]:
+        """Look which logs are here; SessionNotFound if one is neither here nor in the archive."""
+        for name in dict.fromkeys(str(name) for name, _, _ in self._stretches):
+            if name in self.archived.logs:
+                continue
+            log = yield from self._linked(name)
+            if log is not None:
+                self._links[name] = log
+            elif name in self.archived.lent:
+                self.own[LENT + name] = self.archived.lent[name]
+            else:
+                raise SessionNotFound(split_name(name)[0])
+
+    def _linked(self, name: str) -> Job[int | str | None]:
+        owner, branch = split_name(name)
+        if owner not in self.archived.owners:
+            return None
+        log = yield from _log_of(owner, branch, self.archived.owners[owner])
+        return log if log is not None and (yield from self._is_the_same(name, log)) else None
+
+    def _is_the_same(self, name: str, log: int | str) -> Job[bool]:
+        lent = self.archived.lent.get(name)
+        for start, stop in [(start, stop) for each, start, stop in self._stretches if each == name]:
+            if lent is None:
+                ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
+                is_same = held == stop - start
+            else:
+                here = yield from read_stretch(log, start, stop)
+                is_same = say_the_same(here, {at: lent[at] for at in range(start, stop)})
+            if not is_same:
+                return False
+        return True
+
+    def shown_of_others(self) -> list[Stretch]:
+        """Return the stretches of other sessions' logs, by their keys here."""
+        return [(self._links[str(name)], start, stop) for name, start, stop in self._stretches if name in self._links]
+
+    def heads(self, logs: Logs) -> Iterator[tuple[bytes, Values]]:
+        """Return the versions over the logs of the store, each with the values that it names."""
+        keys = {**self._links, **{own_name(self.archived.session_id, branch): logs[branch] for branch in self.own}}
+        for version, raw in enumerate(self.archived.heads, 1):
+            stored = StoredHead(raw, self.archived.session_id, version)
+            yield OpenHead(raw, stored, self.archived.values).renamed(lambda name, start, stop: keys[str(name)])
+
+
+def _log_of(owner: str, branch: str, created: float) -> Job[int | str | None]:
+    """Return the log of a session that was created at that time; None if there is none."""
+    for (sid,) in (yield Select("session", ("sid",), {"id": owner, "created": created})):
+        for (log,) in (yield Select("log", ("log",), {"sid": sid, "name": branch})):
+            return log  # type: ignore[no-any-return]  # a column's value has no type here
+    return None
+
+
+def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
+    archived = plan.archived
+    info = decode_info(archived.heads[-1], archived.session_id, len(archived.heads))
+    sid, main = yield from saving.new_session(_session_row(plan, info))
+    logs: dict[str, int | str] = {"": main}
+    for branch, messages in plan.own.items():
+        if branch:
+            logs[branch] = yield from saving.new_log(sid, branch)
+        yield from _write_messages(logs[branch], messages)
+    yield from saving.write_tags(sid, info.tags)
+    yield from _write_heads(sid, plan, logs, pack)
+    yield from saving.write_refs(sid, plan.shown_of_others())
+    yield from _write_record(sid, archived, logs, pack)
+    yield from write_inbox(sid, prepare_entries(archived.inbox))
+    for name, (digest, version) in archived.keys.items():
+        yield from saving.write_key(sid, name, digest, version)
+
+
+def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
+    archived = plan.archived
+    row = {**saving.info_columns(info), **saving.EMPTY_SESSION, "log": 0, "version": info.version}
+    row |= {"updated": info.updated_at.timestamp(), "msg_end": len(plan.own[""])}
+    row |= {"evt_end": len(archived.entries), "inbox_end": len(archived.inbox)}
+    if archived.interrupted:
+        row |= {"claim": msgspec.json.encode(MOVED), "expires": 0.0}
+    return row
+
+
+def _write_messages(log: int | str, messages: Messages) -> Job[None]:
+    """Write messages at their positions, between which there may be gaps."""
+    for _, start, stop in merged((log, at, at + 1) for at in messages):
+        yield from saving.write_messages(log, start, [messages[at] for at in range(start, stop)])
+
+
+def _write_heads(sid: int, plan: RestorePlan, logs: Logs, pack: Pack) -> Job[None]:
+    written: set[str] = set()
+    for version, (raw, values) in enumerate(plan.heads(logs), 1):
+        yield from saving.write_head(sid, version, pack(raw))
+        yield from saving.write_values(sid, {key: pack(values[key]) for key in values if key not in written})
+        written |= values.keys()
+
+
+def _write_record(sid: int, archived: ArchivedSession, logs: dict[str, int | str], pack: Pack) -> Job[None]:
+    for start in range(0, len(archived.entries), _ENTRIES_AT_ONCE):
+        entries = archived.entries[start : start + _ENTRIES_AT_ONCE]
+        batch = prepare_batch(entries, pack)
+        yield from saving.write_batch(sid, start + len(entries), batch, (logs[""], 0, 0))
+    for loop, (branch, start, stop) in run_stretches(archived).items():
+        if branch not in logs:
+            logs[branch] = yield from saving.new_log(sid, branch)
+        place = {"log": logs[branch], "first_pos": start, "end_pos": stop}
+        yield Update("run", place, {"sid": sid, "loop": loop})

@@ -1,0 +1,385 @@
+"""Everything that can be wrong with rows: with a session's, and with those that belong to no session.
+
+It reads no message and no record: `fsck` does, which loads and dumps every session. What only an engine can see is in
+its `faults`: damaged pages, a schema that is not a new one's, numbers that might be given out twice, seals, the search
+index, columns that say again what a body says; of files torn lines, documents, what was cut short, and whose log a
+file is. An engine that meets damage while it answers a statement raises CorruptRecord; only that look ends there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from perdure.errors import CorruptRecord, InvalidData
+from perdure.model.session import AgentSessionInfo
+from perdure.protocols import Problem
+from perdure.stores.engine import Count, Job, Select, Where
+from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
+from perdure.stores.format.renaming import OpenHead
+from perdure.stores.format.rows import Stretch, Values
+from perdure.stores.format.tapes import merged
+from perdure.stores.jobs.archive.archived import LENT
+from perdure.stores.jobs.claiming import holder_of
+from perdure.stores.jobs.loading import gather, read_value
+from perdure.stores.jobs.record import posted_of, require_key
+from perdure.stores.jobs.saving import end_of_log, info_columns, require_log
+
+_BACKUP = "Restore the session from a backup; until then nothing should be sent to it."
+_COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
+_SAVE = "Nothing that was said is touched by it. Save the session once (a note will do), or copy the store."
+_TAGS = "Nothing that was said is touched by it. Tag the session with something new, or copy the store into a new one."
+_RUN = (
+    "The conversation is not touched by this, only its record. Copying the store into a new one finds the place anew."
+)
+_RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
+_INBOX = "It has been dealt with, and is not needed. Copying the store into a new one leaves it behind."
+_GAP = "What has been dealt with is not needed any more: copying the store into a new one leaves that behind."
+_CLAIM = (
+    "Set `expires` in the session's row to 0 if it has a claim, and to NULL if it has none; then run `perdure recover` "
+    "on the session by its id."
+)
+_KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
+_REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
+_USES = "Delete no other session, which might erase it. Copying the store into a new one mends it."
+_KEPT = "It keeps text from being erased. Copying the store into a new one leaves it behind."
+_LEFT_OVER = "Nobody is shown it. `gc` clears up some of it; in a copy of the store it stays behind."
+
+_NOT_SO = "it is not what the session's row says"
+# A save writes some of them anew, and compares the time of creation; a copy tells by that whether a session is there.
+_FILTERED = {"status": _SAVE, "agent": _SAVE, "owner": _COPY, "parent": _COPY, "created": _BACKUP, "updated": _SAVE}
+# Tables whose rows belong to sessions, and the column that says to which.
+_OWNED = {**dict.fromkeys(("head", "batch", "run", "inbox", "key", "tag", "uses"), "sid"), "ref": "child"}
+_AT_ONCE = 500
+_MOST_TOLD = 20
+
+# Whatever damaged data can bring about in code that reads it.
+_DAMAGE = (CorruptRecord, InvalidData, TypeError, ValueError, LookupError, AttributeError)
+
+
+def check() -> Job[list[Problem]]:
+    """Return all that is wrong, read in one snapshot, one session after another."""
+    survey = _Survey()
+    yield from _check_meta(survey)
+    with survey.watching(None, "the sessions"):
+        yield from _check_sessions(survey)
+    with survey.watching(None, "the logs of erased sessions"):
+        yield from _check_orphans(survey)
+    with survey.watching(None, "the values"):
+        yield from _check_values(survey)
+    for table, column in _OWNED.items():
+        with survey.watching(None, f"the table {table}"):
+            yield from _check_left_over(survey, table, column, "session", "sid")
+    with survey.watching(None, "the table msg"):
+        yield from _check_left_over(survey, "msg", "log", "log", "log")
+    return survey.problems
+
+
+class _Survey:
+    """A check under way: what it has found, and how many rows of each table it has met."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.met: Counter[str] = Counter()
+
+    def note(self, session_id: str | None, where: str, what: str, repair: str) -> None:
+        self.problems.append(Problem(session_id, where, what, repair))
+
+    @contextmanager
+    def watching(self, session_id: str | None, where: str, repair: str = _BACKUP) -> Iterator[None]:
+        """Note the damage that ends a look, so that the check goes on."""
+        try:
+            yield
+        except CorruptRecord as error:
+            self.note(error.session_id or session_id, error.position, error.reason, repair)
+        except _DAMAGE as error:
+            self.note(session_id, where, f"it cannot be read ({type(error).__name__}: {error})", repair)
+
+
+def _behind(column: str, last: Any) -> Where:
+    """Return what the rows of a next page meet."""
+    return {f"{column} !=": None} if last is None else {f"{column} >": last}
+
+
+def _check_meta(survey: _Survey) -> Job[None]:
+    rows: list[Any] = []
+    with survey.watching(None, "meta"):
+        rows = yield Select("meta", ("value",), {"key": "erasures"})
+    if not rows or type(rows[0][0]) is not int or rows[0][0] < 0:
+        survey.note(None, "meta erasures", "it is not the number of erasures so far", _COPY)
+
+
+class _Session(NamedTuple):
+    """A session's row."""
+
+    sid: int
+    id: str
+    log: int | str
+    version: int
+    msg_end: int
+    evt_end: int
+    inbox_end: int
+    taken: int
+    epoch: int
+    claim: bytes | None
+    expires: float | None
+    status: str
+    agent: str
+    owner: str | None
+    parent: str | None
+    created: float
+    updated: float
+
+
+def _check_sessions(survey: _Survey) -> Job[None]:
+    last: Any = None
+    while rows := (yield Select("session", _Session._fields, _behind("sid", last), order="sid", limit=_AT_ONCE)):
+        for row in rows:
+            yield from _check_session(survey, _Session(*row))
+        last = rows[-1][0]
+
+
+def _check_session(survey: _Survey, session: _Session) -> Job[None]:
+    with survey.watching(session.id, "its claim"):
+        _check_claim(survey, session)
+    looks = {
+        "its logs": _check_logs,
+        "its record": _check_record,
+        "its inbox": _check_inbox,
+        "its idempotency keys": _check_keys,
+        "what it is noted to show of others": _check_refs,
+        "its versions": _check_versions,
+    }
+    for where, look in looks.items():
+        with survey.watching(session.id, where):
+            yield from look(survey, session)
+
+
+def _check_claim(survey: _Survey, session: _Session) -> None:
+    if type(session.log) is int and not session.sid << 20 <= session.epoch < (session.sid + 1) << 20:
+        # In files it counts from the time of birth, which is for their engine to know.
+        what = "it is out of the session's range, so that a claim on another session of the same id might count as one"
+        survey.note(session.id, "its epoch", f"{what} on it", _COPY)
+    if (session.claim is None) != (session.expires is None):
+        survey.note(session.id, "its claim", "it has a holder and no end, or an end and no holder", _CLAIM)
+    if session.claim is not None:
+        holder_of(session.id, session.claim)
+
+
+def _check_logs(survey: _Survey, session: _Session) -> Job[None]:
+    """Check the session's logs, how far they go, and the places of its runs in them."""
+    names: dict[int | str, str] = {}
+    ends: dict[int | str, int] = {session.log: 0}
+    for log, name, crc in (yield Select("log", ("log", "name", "crc"), {"sid": session.sid}, order="log")):
+        with survey.watching(None, f"log {log}"):
+            require_log(None, log, session.sid, name, crc)
+        names[log], ends[log] = name, (yield from end_of_log(log))
+        ((count,),) = yield Count("msg", {"log": log})
+        survey.met["msg"] += count
+        # A log that holds others' messages on their behalf has only those that are shown.
+        if count != ends[log] and not name.startswith(LENT):
+            survey.note(session.id, f"log {log}", "its messages are not numbered from 0 on", _BACKUP)
+    if names.get(session.log) != "":
+        survey.note(session.id, "its log", _NOT_SO, _BACKUP)
+    if session.msg_end != ends[session.log]:
+        survey.note(session.id, "the end of its log", _NOT_SO, _BACKUP)
+    yield from _check_runs(survey, session, names, ends)
+
+
+def _check_runs(
+    survey: _Survey, session: _Session, names: Mapping[int | str, str], ends: Mapping[int | str, int]
+) -> Job[None]:
+    rows = yield Select("run", ("loop", "log", "first_pos", "end_pos"), {"sid": session.sid})
+    survey.met["run"] += len(rows)
+    if any(names.get(log) not in ("", loop) for loop, log, _, _ in rows):
+        what = "it is missing, another session's, or a branch's of another name"
+        survey.note(session.id, "the log of one of its runs", what, _RECORD)
+    if any(not 0 <= start <= stop <= ends.get(log, 0) for _, log, start, stop in rows):
+        survey.note(session.id, "the stretch of one of its runs", "it goes beyond the log that it is in", _RUN)
+
+
+def _check_record(survey: _Survey, session: _Session) -> Job[None]:
+    rows = yield Select("batch", ("last", "count"), {"sid": session.sid}, order="last")
+    survey.met["batch"] += len(rows)
+    if any(last - count != before for (last, count), (before, _) in zip(rows, [(0, 0), *rows], strict=False)):
+        survey.note(session.id, "its record", "its entries are not numbered from 1 on", _RECORD)
+    if session.evt_end != (rows[-1][0] if rows else 0):
+        survey.note(session.id, "the end of its record", _NOT_SO, _BACKUP)
+
+
+def _check_inbox(survey: _Survey, session: _Session) -> Job[None]:
+    rows = yield Select("inbox", ("seq", "run", "kind", "crc", "body"), {"sid": session.sid}, order="seq")
+    survey.met["inbox"] += len(rows)
+    if session.inbox_end != (rows[-1][0] if rows else 0):
+        survey.note(session.id, "the end of its inbox", _NOT_SO, _BACKUP)
+    if [row[0] for row in rows] != [*range(1, len(rows) + 1)]:
+        survey.note(session.id, "its inbox", "an item is missing from it", _GAP)
+    if not 0 <= session.taken <= session.inbox_end:
+        what = "it is noted to be taken to where it does not reach, so that what is posted would not be heard"
+        survey.note(session.id, "how far its inbox is taken", what, _COPY)
+    for row in rows:
+        if row[0] <= session.taken:  # nobody reads it any more, and its text is still there
+            with survey.watching(session.id, f"inbox {row[0]}", _INBOX):
+                posted_of(session.id, session.sid, *row)
+
+
+def _check_keys(survey: _Survey, session: _Session) -> Job[None]:
+    rows = yield Select("key", ("name", "digest", "version", "crc"), {"sid": session.sid})
+    survey.met["key"] += len(rows)
+    for row in rows:
+        with survey.watching(session.id, f"key {row[0]!r}", _KEY):
+            require_key(session.id, session.sid, *row)
+        if not 1 <= row[2] <= session.version:
+            survey.note(session.id, f"idempotency key {row[0]!r}", f"there is no version {row[2]}", _KEY)
+
+
+def _check_refs(survey: _Survey, session: _Session) -> Job[None]:
+    """Check that what the session is noted to show of others is there."""
+    for log, start, stop in (yield Select("ref", ("log", "start", "stop"), {"child": session.sid})):
+        survey.met["ref"] += 1
+        is_there = yield Select("log", ("log",), {"log": log})
+        if not is_there or not 0 <= start <= stop <= (yield from end_of_log(log)):
+            what = "it is a stretch of a log that is not there, or that does not reach so far"
+            survey.note(session.id, "what it is noted to show of others", what, _KEPT)
+
+
+def _check_versions(survey: _Survey, session: _Session) -> Job[None]:
+    """Check the versions, and what is noted beside them for lists and erasures to go by."""
+    tags = {tag for (tag,) in (yield Select("tag", ("tag",), {"sid": session.sid}))}
+    uses = {key for (key,) in (yield Select("uses", ("hash",), {"sid": session.sid}))}
+    rows = yield Select("head", ("version", "crc", "body"), {"sid": session.sid}, order="version")
+    survey.met.update({"tag": len(tags), "uses": len(uses), "head": len(rows)})
+    if [row[0] for row in rows] != [*range(1, len(rows) + 1)]:
+        survey.note(session.id, "its versions", "they are not numbered from 1 on", _BACKUP)
+    if session.version != (rows[-1][0] if rows else 0):
+        survey.note(session.id, "its newest version", _NOT_SO, _BACKUP)
+    values = {key for (key,) in (yield Select("value", ("hash",), {"hash in": sorted(uses)}))}
+    for key in sorted(uses - values):
+        survey.note(session.id, f"value {key}", "it is missing", _BACKUP)
+    heads = {version: unpacked_head(body, crc, session.id, session.sid, version) for version, crc, body in rows}
+    if session.version in heads:
+        info = decode_info(heads[session.version], session.id, session.version)
+        survey.problems += wrong_columns(info, session, tags)
+    yield from _check_references(survey, session, heads, uses)
+
+
+def wrong_columns(info: AgentSessionInfo, session: _Session, tags: Iterable[str]) -> Iterator[Problem]:
+    """Hold the columns that filters go by against the newest version."""
+    expected = {**info_columns(info), "updated": info.updated_at.timestamp()}
+    for name, repair in _FILTERED.items():
+        found, said = getattr(session, name), expected[name]
+        if found != said:
+            what = f"it says {found!r}, and the newest version {said!r}"
+            yield Problem(info.id, f"column {name}", what, repair)
+    if set(tags) != set(info.tags):
+        yield Problem(info.id, "tags", "they are not those of the newest version", _TAGS)
+
+
+def _check_references(survey: _Survey, session: _Session, heads: Mapping[int, bytes], uses: set[str]) -> Job[None]:
+    """Hold the notes that erasures go by against all that the versions name."""
+    named: set[str] = set()
+    shown: set[Stretch] = set()
+    values: Values = {}
+    for version, raw in heads.items():
+        head = StoredHead(raw, session.id, version)
+        # Neighbouring versions are made of much the same: what the last one names is at hand for the next.
+        values = yield from gather(session.id, head, values)
+        named |= values.keys()
+        shown |= OpenHead(raw, head, values).stretches()
+    for key in sorted(uses - named):
+        with survey.watching(session.id, f"value {key}"):
+            yield from read_value(session.id, key)
+    own = {log for (log,) in (yield Select("log", ("log",), {"sid": session.sid}))}
+    noted = yield Select("ref", ("log", "start", "stop"), {"child": session.sid})
+    foreign = [stretch for stretch in shown if stretch[0] not in own]
+    survey.problems += wrong_references(session.id, (named, uses), (foreign, noted))
+
+
+def wrong_references(
+    session_id: str, values: tuple[set[str], set[str]], stretches: tuple[Iterable[Stretch], Iterable[Stretch]]
+) -> Iterator[Problem]:
+    """Compare the values and the stretches of others' logs that versions name with those that are noted."""
+    named, used = values
+    for key in sorted(named - used):
+        what = "a version names it, and that is not noted where deletions look"
+        yield Problem(session_id, f"value {key}", what, _USES)
+    for key in sorted(used - named):
+        yield Problem(session_id, f"value {key}", "it is noted to be used, and no version names it", _KEPT)
+    shown, noted = stretches
+    for log, start, stop in without(shown, noted):
+        what = "the session shows it, and that is not noted where deletions look"
+        yield Problem(session_id, f"messages {start} to {stop} of log {log}", what, _REFS)
+    for log, start, stop in without(noted, shown):
+        what = "it is noted that the session shows it, and no version does"
+        yield Problem(session_id, f"messages {start} to {stop} of log {log}", what, _KEPT)
+
+
+def without(stretches: Iterable[Stretch], others: Iterable[Stretch]) -> Iterator[Stretch]:
+    """Yield what is in the one and not in the other."""
+    spans: dict[int | str, list[tuple[int, int]]] = {}
+    for log, low, high in merged(others):
+        spans.setdefault(log, []).append((low, high))
+    for log, begin, stop in merged(stretches):
+        start, known = begin, spans.get(log, [])
+        first = max(0, bisect_right(known, (start, stop)) - 1)
+        for low, high in known[first:]:
+            if low >= stop:
+                break
+            if start < low:
+                yield log, start, low
+            start = max(start, high)
+        if start < stop:
+            yield log, start, stop
+
+
+def _check_orphans(survey: _Survey) -> Job[None]:
+    """Check what is left of erased sessions' logs: that others show it."""
+    last: Any = None
+    while rows := (yield Select("log", ("log", "sid"), _behind("log", last), order="log", limit=_AT_ONCE)):
+        alive = {sid for (sid,) in (yield Select("session", ("sid",), {"sid in": [*{row[1] for row in rows}]}))}
+        for log, sid in rows:
+            if sid not in alive:
+                with survey.watching(None, f"log {log}"):
+                    yield from _check_orphan(survey, log)
+        last = rows[-1][0]
+
+
+def _check_orphan(survey: _Survey, log: int | str) -> Job[None]:
+    refs = yield Select("ref", ("log", "start", "stop"), {"log": log})
+    held = yield Select("msg", ("pos",), {"log": log})
+    survey.met["msg"] += len(held)
+    if not refs:
+        survey.note(None, f"log {log}", "it belongs to no session", _LEFT_OVER)
+    for _, start, stop in without([(log, pos, pos + 1) for (pos,) in held], refs):
+        what = "they are left of an erased session, and nobody shows them"
+        survey.note(None, f"messages {start} to {stop} of log {log}", what, _LEFT_OVER)
+    for sid, name, crc in (yield Select("log", ("sid", "name", "crc"), {"log": log})):
+        require_log(None, log, sid, name, crc)
+
+
+def _check_values(survey: _Survey) -> Job[None]:
+    last: Any = None
+    while rows := (yield Select("value", ("hash",), _behind("hash", last), order="hash", limit=_AT_ONCE)):
+        keys = [key for (key,) in rows]
+        used = {key for (key,) in (yield Select("uses", ("hash",), {"hash in": keys}))}
+        for key in keys:
+            if key not in used:
+                survey.note(None, f"value {key}", "it belongs to no session", _LEFT_OVER)
+        last = keys[-1]
+
+
+def _check_left_over(survey: _Survey, table: str, column: str, owners: str, key: str) -> Job[None]:
+    """Look for rows of nobody, if there are more rows than were met with their owners."""
+    ((count,),) = yield Count(table, {})
+    last, told = None, 0
+    while count != survey.met[table] and told < _MOST_TOLD:
+        rows = yield Select(table, (column,), _behind(column, last), order=column, limit=1)
+        if not rows:
+            return
+        last = rows[0][0]
+        if not (yield Select(owners, (key,), {key: last})):
+            survey.note(None, f"{table} {last}", "it belongs to no session", _LEFT_OVER)
+            told += 1

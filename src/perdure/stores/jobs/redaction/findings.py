@@ -1,0 +1,120 @@
+"""The messages to replace, and the summaries that cover them, as they are found in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from perdure import codec
+from perdure.errors import InvalidData
+from perdure.model.message import Message
+from perdure.model.transcript import Block, every_span
+from perdure.redaction.replacement import Replacement
+from perdure.redaction.traces import Traces, is_replaced
+from perdure.stores.engine import Job, Lock
+from perdure.stores.jobs.record import read_record
+from perdure.stores.jobs.redaction.blocks import BlocksMet, blocks_of, stretch_of
+from perdure.stores.jobs.redaction.held import Held, Log, Places, Row, concerned, message_at, messages_of
+from perdure.stores.jobs.redaction.request import Request
+
+
+class Findings:
+    """The rows that are to be replaced, as far as they are known."""
+
+    def __init__(self, request: Request, traces: Traces, replacement: Replacement) -> None:
+        self._request = request
+        self._traces = traces
+        self._replacement = replacement
+        self.rows: dict[tuple[Log, int], Row] = {}
+        self.fresh: set[str] = set()
+        self._places: Places = {}
+
+    def find(self) -> Job[None]:
+        """Find the messages that were asked for; InvalidData if there is one that the session has not."""
+        session_id, wanted = self._request.session_id, self._request.ids
+        found = yield from self._collect(session_id, wanted)
+        missing = [each for each in wanted if each not in found]
+        if missing:
+            problem = f"session {session_id!r} has no message {missing[0]!r} in its history; nothing was replaced"
+            raise InvalidData("$.message_ids", problem)
+
+    def _collect(self, session_id: str, wanted: Collection[str]) -> Job[set[str]]:
+        """Take a session's messages of these ids. Return the ids that were found."""
+        found: set[str] = set()
+        for row, plain in (yield from messages_of(session_id, wanted)):
+            found.add(plain["id"])
+            self._take(row, plain)
+        return found
+
+    def _take(self, row: Row, plain: dict[str, Any]) -> None:
+        """Replace a message, and learn what else may tell of it."""
+        self._places.setdefault(row.log, set()).add(row.position)
+        self._traces.learn(plain)
+        if is_replaced(plain):
+            return
+        # Other stores decode and encode it, and have to come to the same bytes.
+        body = codec.encode_message(codec.convert(Message, self._replacement.message(plain)))
+        self.rows[row.log, row.position] = Row(row.log, row.position, body)
+        if plain["id"] in self._request.ids:
+            self.fresh.add(plain["id"])
+
+    def find_summaries(self, held: Held) -> Job[list[str]]:
+        """Find what compaction blocks show in place of the messages. Return the sessions concerned, which are locked.
+
+        A summary may stand in a log that further sessions show, and be covered by further blocks.
+        """
+        seen: set[str] = set()
+        while True:
+            before = self._count()
+            sessions = yield from concerned(self._places)
+            if not seen.issuperset(sessions):
+                yield Lock(tuple(sessions))
+            for session_id in sessions:
+                if session_id not in seen:
+                    # one that came from elsewhere has a copy of what it shows in a log of its own
+                    seen.add(session_id)
+                    yield from self._collect(session_id, self._request.ids)
+            yield from self._look_at_versions(held, sessions)
+            for session_id in sessions:
+                yield from self._look_beyond_versions(session_id)
+            if self._count() == before:
+                return sessions
+
+    def _count(self) -> int:
+        return sum(map(len, self._places.values()))
+
+    def _look_at_versions(self, held: Held, sessions: Collection[str]) -> Job[None]:
+        met = BlocksMet()
+        for session_id in sessions:
+            for head in (yield from held.heads(session_id)):
+                version = yield from held.version(session_id, head)
+                for block in met.new_ones(blocks_of(version)):
+                    yield from self._look_at(block)
+
+    def _look_beyond_versions(self, session_id: str) -> Job[None]:
+        """Find summaries that are on record only: a run that was killed has not saved the view that shows them.
+
+        Such a record does not tell which messages a summary covers, so it may tell of any.
+        """
+        made = self._traces.made_by_unsaved((yield from read_record(session_id)))
+        for row, plain in (yield from messages_of(session_id, made)) if made else ():
+            if not self._is_taken(row.log, row.position) and self._traces.tells(plain):
+                self._take(row, plain)
+
+    def _look_at(self, block: Block) -> Job[None]:
+        covered = [stretch_of(span) for span in every_span(block.covered)]
+        if not any(start <= position < stop for log, start, stop in covered for position in self._places.get(log, ())):
+            self._traces.other_blocks.add(block.id)
+            return
+        self._traces.blocks.add(block.id)
+        for log, start, stop in map(stretch_of, block.shown):
+            for position in range(start, stop):
+                is_original = any(each == log and low <= position < high for each, low, high in covered)
+                if not is_original and not self._is_taken(log, position):
+                    row = yield from message_at(log, position)
+                    plain = codec.decode_plain(row.body)
+                    if self._traces.tells(plain):
+                        self._take(row, plain)
+
+    def _is_taken(self, log: Log, position: int) -> bool:
+        return position in self._places.get(log, ())

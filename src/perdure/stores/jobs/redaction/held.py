@@ -1,0 +1,115 @@
+"""What a store has of the sessions that a redaction concerns, read as it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import CorruptRecord
+from perdure.stores.engine import Job, Select
+from perdure.stores.engine import Row as Columns
+from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.rows import LAST, Stretch, Values
+from perdure.stores.jobs.claiming import sid_of
+from perdure.stores.jobs.loading import gather, is_message_sound
+from perdure.stores.jobs.redaction.versions import Version
+from perdure.stores.jobs.saving import owner_of_log
+
+Log = int | str
+Places = dict[Log, set[int]]
+_READ_AT_ONCE = 4_096
+
+
+class Row(NamedTuple):
+    """A message in its log."""
+
+    log: Log
+    position: int
+    body: bytes
+
+
+class Held:
+    """The rows of sessions, with the values that their versions share."""
+
+    def __init__(self) -> None:
+        self._values: Values = {}
+
+    def heads(self, session_id: str) -> Job[list[Columns]]:
+        """Return the heads of all versions, each to be given to `version`: together they would be large."""
+        sid = yield from sid_of(session_id)
+        return (yield Select("head", ("sid", "version", "crc", "body"), {"sid": sid}, order="version"))
+
+    def version(self, session_id: str, head: Columns) -> Job[Version]:
+        sid, number, crc, body = head
+        raw = unpacked_head(body, crc, session_id, sid, number)
+        values = yield from gather(session_id, StoredHead(raw, session_id, number), self._values)
+        self._values |= values
+        return Version(number, raw, values)
+
+
+def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, dict[str, Any]]]]:
+    """Return the messages of these ids, each with its content, in a session's logs and in what it shows of others'."""
+    sid = yield from sid_of(session_id)
+    own = yield Select("log", ("log",), {"sid": sid})
+    shown = yield Select("ref", ("log", "start", "stop"), {"child": sid})
+    found: list[tuple[Row, dict[str, Any]]] = []
+    for stretch in sorted({*((log, 0, LAST) for (log,) in own), *shown}):
+        yield from _look_through(session_id, stretch, ids, found)
+    return found
+
+
+def _look_through(
+    session_id: str, stretch: Stretch, ids: Collection[str], found: list[tuple[Row, dict[str, Any]]]
+) -> Job[None]:
+    log, start, stop = stretch
+    while True:
+        where = {"log": log, "pos >=": start, "pos <": stop}
+        rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos", limit=_READ_AT_ONCE)
+        found += _named((_sound(session_id, log, *row) for row in rows), ids)
+        if len(rows) < _READ_AT_ONCE:
+            return
+        start = rows[-1][0] + 1
+
+
+def _named(rows: Iterable[Row], ids: Collection[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Yield the messages of these ids, each with its content. Only rows that mention an id are decoded."""
+    needles = [msgspec.json.encode(each) for each in ids]
+    for row in rows:
+        if any(needle in row.body for needle in needles):
+            plain = codec.decode_plain(row.body)
+            if plain.get("id") in ids:
+                yield row, plain
+
+
+def message_at(log: Log, position: int) -> Job[Row]:
+    rows = yield Select("msg", ("pos", "crc", "body"), {"log": log, "pos": position})
+    if not rows:
+        raise CorruptRecord(None, f"message {position} of log {log}", "it is missing")
+    return _sound(None, log, *rows[0])
+
+
+def _sound(session_id: str | None, log: Log, position: int, crc: int | None, body: bytes) -> Row:
+    if not is_message_sound(log, position, crc, body):
+        raise CorruptRecord(session_id, f"message {position} of log {log}", "its checksum does not match")
+    return Row(log, position, body)
+
+
+def concerned(places: Places) -> Job[list[str]]:
+    """Return the sessions whose logs hold one of these messages or that show one, and all forks of these, sorted."""
+    sids: set[int | None] = set()
+    for log, positions in places.items():
+        sids.add((yield from owner_of_log(log)))
+        for child, start, stop in (yield Select("ref", ("child", "start", "stop"), {"log": log})):
+            if any(start <= position < stop for position in positions):
+                sids.add(child)
+    rows = yield Select("session", ("id",), {"sid in": sorted(sid for sid in sids if sid is not None)})
+    found = {session_id for (session_id,) in rows}
+    todo = list(found)
+    while todo:
+        forks = {fork for (fork,) in (yield Select("session", ("id",), {"parent": todo.pop()}))}
+        todo += forks - found
+        found |= forks
+    return sorted(found)

@@ -1,0 +1,123 @@
+"""Writing what stands in for messages: in a session's versions, record and inbox, and in logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from perdure import codec
+from perdure.protocols import Entry, JournalEntry
+from perdure.redaction.replacement import Replacement
+from perdure.stores.engine import Delete, Job, Select, Update
+from perdure.stores.format.packing import pack_entries
+from perdure.stores.format.rows import (
+    Batch,
+    Values,
+    batch_checksum,
+    checksum,
+    entry_checksum,
+    prepare_batch,
+    prepare_entries,
+)
+from perdure.stores.jobs.claiming import facts_of
+from perdure.stores.jobs.erasing import forget_unused
+from perdure.stores.jobs.record import read_inbox, read_record
+from perdure.stores.jobs.redaction.held import Held, Row
+from perdure.stores.jobs.redaction.versions import Version, changed_version, next_version
+from perdure.stores.jobs.saving import Pack, place_of, write_batch, write_head, write_values
+
+
+class Replacing:
+    """Replaces all that one session tells of messages."""
+
+    def __init__(self, session_id: str, replacement: Replacement, held: Held, pack: Pack) -> None:
+        self._session_id = session_id
+        self._replacement = replacement
+        self._held = held
+        self._pack = pack
+
+    def job(self, told: Entry, at: datetime) -> Job[None]:
+        """Write it, and put it on record. A session that was interrupted keeps its version, so that it can resume."""
+        facts = yield from facts_of(self._session_id)
+        place = place_of(facts)
+        newest = yield from self._replace_versions(place.sid)
+        yield from self._replace_entries(place.sid)
+        yield from self._replace_inbox(place.sid)
+        end = facts.evt_end + 1
+        yield from write_batch(place.sid, end, prepare_batch([told], self._pack), (facts.log, 0, 0))
+        if facts.claim is None:
+            # A further version: one who has loaded an earlier one cannot save over this.
+            yield from write_head(place.sid, facts.version + 1, self._pack(next_version(newest, at)))
+            values = {"evt_end": end, "version": facts.version + 1, "updated": at.timestamp()}
+            yield Update("session", values, {"sid": place.sid})
+        else:
+            yield Update("session", {"evt_end": end}, {"sid": place.sid})
+
+    def _replace_versions(self, sid: int) -> Job[bytes]:
+        """Replace what heads tell, and erase the values that none names any more. Return the newest head."""
+        named: set[str] = set()
+        newest, is_changed = b"", False
+        for head in (yield from self._held.heads(self._session_id)):
+            version = yield from self._held.version(self._session_id, head)
+            changed = changed_version(self._replacement, version)
+            if changed is not None:
+                is_changed = True
+                yield from self._write_version(sid, changed, version.values)
+            named.update((changed or version).values)
+            newest = (changed or version).raw
+        if is_changed:
+            yield from _forget_values(sid, named)
+        return newest
+
+    def _write_version(self, sid: int, version: Version, known: Mapping[str, bytes]) -> Job[None]:
+        body = self._pack(version.raw)
+        crc = checksum(body, sid, version.number)
+        yield Update("head", {"crc": crc, "body": body}, {"sid": sid, "version": version.number})
+        new: Values = {key: self._pack(value) for key, value in version.values.items() if key not in known}
+        yield from write_values(sid, new)
+
+    def _replace_entries(self, sid: int) -> Job[None]:
+        """Replace entries of the record, each in its batch."""
+        entries = _plain((yield from read_record(self._session_id)))
+        changed = self._replacement.changed_entries(entries)
+        if not changed:
+            return
+        for last, count in (yield Select("batch", ("last", "count"), {"sid": sid}, order="last")):
+            places = range(last - count, last)
+            if any(place in changed for place in places):
+                given = [changed.get(place, entries[place]) for place in places]
+                run, body = pack_entries(prepare_entries(given), self._pack)
+                crc = batch_checksum(sid, last, Batch(count, run, {}, body))
+                yield Update("batch", {"crc": crc, "body": body}, {"sid": sid, "last": last})
+
+    def _replace_inbox(self, sid: int) -> Job[None]:
+        posted = yield from read_inbox(self._session_id, taken_too=True)
+        changed = self._replacement.changed_entries(_plain(posted))
+        for place, (entry, body) in zip(changed, prepare_entries(changed.values()), strict=True):
+            seq = posted[place].seq
+            crc = entry_checksum(sid, seq, entry.run, entry.kind, body)
+            yield Update("inbox", {"crc": crc, "body": body}, {"sid": sid, "seq": seq})
+
+
+def _plain(entries: Sequence[JournalEntry]) -> list[Entry]:
+    return [Entry(each.kind, each.body, each.run) for each in entries]
+
+
+def _forget_values(sid: int, named: Collection[str]) -> Job[None]:
+    """Erase the values of a session that none of its versions names any more."""
+    rows = yield Select("uses", ("hash",), {"sid": sid})
+    gone = [key for (key,) in rows if key not in named]
+    for key in gone:
+        yield Delete("uses", {"hash": key, "sid": sid})
+    yield from forget_unused(gone)
+
+
+def replace_messages(rows: Iterable[Row], asked: Collection[str]) -> Job[None]:
+    """Write messages. Those that were asked for come last.
+
+    An engine whose commit may be cut short writes in the order in which sessions were last changed. What is left to do
+    is then found again: from these, as long as they have their content.
+    """
+    for row in sorted(rows, key=lambda row: codec.decode_plain(row.body)["id"] in asked):
+        crc = checksum(row.body, row.log, row.position) if isinstance(row.log, int) else None
+        yield Update("msg", {"crc": crc, "body": row.body}, {"log": row.log, "pos": row.position})
