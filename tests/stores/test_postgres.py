@@ -558,18 +558,27 @@ async def test_erasures_of_many_and_saves_do_not_wait_for_each_other(schema: str
 
 async def test_an_erasure_that_is_caught_in_a_deadlock_is_tried_again(schema: str) -> None:
     """Somebody who indexes messages holds some of them, and asks for others that are being erased."""
-    async with store_in(schema) as store, sql(schema) as execute:
+    async with store_in(schema) as store, sql(schema) as execute, sql(schema) as beside:
         first, second = [await store.create(new_session("a")) for _ in range(2)]
         held = "SELECT 1 FROM msg JOIN session ON session.log = msg.log WHERE session.id = %s FOR KEY SHARE OF msg"
         await execute("BEGIN")
         await execute(held, second.id)
         erasing = asyncio.create_task(store.delete_many([first.id, second.id]))
+        await _until_waiting(beside)
         await asyncio.sleep(0.3)
         assert not erasing.done()
         assert await execute(held, first.id) == [(1,)]
         await execute("COMMIT")
         assert await erasing == [first.id, second.id]
         assert not await store.list()
+
+
+async def _until_waiting(execute: Callable[..., Awaitable[list[Any]]]) -> None:
+    """Wait until a connection of the stores on this schema waits for a lock."""
+    asked = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'perdure ' || current_schema()"
+    async with asyncio.timeout(20):
+        while not await execute(f"{asked} AND wait_event_type = 'Lock'"):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.01)
 
 
 async def test_claims_lapse_when_the_store_is_closed(schema: str) -> None:

@@ -97,7 +97,7 @@ def _fetched_along() -> Queries[list[Problem]]:
             try:
                 head = StoredHead(unpacked_head(body, crc, session_id, sid, version), session_id, version)
                 named = yield from queries_of(_gathered(session_id, head, values), None)
-                is_right = _is_named(head, named, hashes) and (wanted is None or _is_wanted(head, named, wanted))
+                is_right = {*hashes} == named.keys() and (wanted is None or _is_wanted(head, named, wanted))
             except CorruptRecord:
                 continue  # a damaged head is reported by those who read the session
             if not is_right:
@@ -111,11 +111,6 @@ def _gathered(session_id: str, head: StoredHead, known: Values) -> Job[Values]:
         for key in missing:
             known[key] = yield from read_value(session_id, key)
     return {key: known[key] for key in head.hashes(known)}
-
-
-def _is_named(head: StoredHead, values: Values, hashes: Sequence[str]) -> bool:
-    """Tell whether values are named that a version is made of: at least all that its head itself names."""
-    return {*head.hashes()} <= {*hashes} <= values.keys()
 
 
 def _is_wanted(head: StoredHead, values: Values, wanted: Sequence[int]) -> bool:

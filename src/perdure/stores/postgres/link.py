@@ -339,7 +339,9 @@ def is_lost(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Tell whether the same statement may succeed if it is sent again."""
-    return isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
+    # Two who add the same row: the one who comes later looks again, and finds it there.
+    passing = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.UniqueViolation
+    return isinstance(error, passing)
 
 
 def as_store_error(error: BaseException) -> BaseException:

@@ -27,7 +27,8 @@ from perdure.stores.engine import (
     Update,
 )
 from perdure.stores.format import packing
-from perdure.stores.format.heads import Head
+from perdure.stores.format.blocks import names_in
+from perdure.stores.format.heads import Head, is_block
 from perdure.stores.postgres.link import Queries
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 
@@ -109,28 +110,51 @@ def _is_text(table: str, column: str) -> bool:
 SQL = Translator(_Postgres())
 
 
+Heads = dict[tuple[int, int], Head]
+"""The heads that a job has written, by session and version."""
+
+
 def queries_of(job: Job[T], at: float | None) -> Queries[T]:
     """Return the queries that a job comes to. `at` is the time that counts instead of the server's, if there is one."""
+    heads: Heads = {}
     try:
         statement = next(job)
         while True:
-            statement = job.send((yield from _answer(statement, at)))
+            statement = job.send((yield from _answer(statement, at, heads)))
     except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]  # what a generator returns has no type here
+        result = done.value
     finally:
         job.close()
+    if heads:
+        yield from _name_values(heads)
+    return result  # type: ignore[no-any-return]  # what a generator returns has no type here
 
 
-def _answer(statement: Statement, at: float | None) -> Queries[list[Any]]:
+def _name_values(heads: Heads) -> Queries[None]:
+    """Note which values heads name, themselves and by blocks, once all of these are there."""
+    inner: dict[str, list[str]] = {}
+    for (sid, version), head in heads.items():
+        found = dict.fromkeys([head.definition, *head.hashed.values()])
+        todo = [key for part, key in head.hashed.items() if is_block(part)]
+        while todo:
+            if unread := [key for key in todo if key not in inner]:
+                rows = yield "SELECT hash, body FROM value WHERE hash = ANY (%s)", (unread,)
+                inner |= {key: names_in(codec.decode_plain(packing.unpack(body))) for key, body in rows}
+            todo = [name for key in todo for name in inner.get(key, ()) if name not in found]
+            found |= dict.fromkeys(todo)
+        yield "UPDATE head SET hashes = %s WHERE sid = %s AND version = %s", ([*found], sid, version)
+
+
+def _answer(statement: Statement, at: float | None, heads: Heads) -> Queries[list[Any]]:
     match statement:
         case Select():
             return (yield from _select(statement))
         case Count():
             return (yield SQL.count(statement))
         case Insert():
-            return (yield from _insert(statement))
+            return (yield from _insert(statement, heads))
         case Update():
-            return (yield from _update(statement, at))
+            return (yield from _update(statement, at, heads))
         case Delete():
             yield from _delete(statement)
         case Lock(session_ids, gate):
@@ -177,7 +201,7 @@ def _select_meta(asked: Select) -> Queries[list[Any]]:
     return [tuple(row[name] for name in asked.columns) for row in rows if wanted in (None, row["key"])]
 
 
-def _insert(asked: Insert) -> Queries[list[Any]]:
+def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
     table, columns, rows = asked.table, asked.columns, [*asked.rows]
     text, bound = SQL.insert(_completed(asked._replace(rows=rows)))
     answer: list[Any] = [(None,)]
@@ -189,6 +213,9 @@ def _insert(asked: Insert) -> Queries[list[Any]]:
     if table == "msg":
         log, pos = columns.index("log"), columns.index("pos")
         yield _NOTE, _stretches((row[log], row[pos]) for row in rows)
+    if table == "head":
+        sid, version, body = (columns.index(name) for name in ("sid", "version", "body"))
+        heads |= {(row[sid], row[version]): _head_in(row[body]) for row in rows}
     if table == "session" and answer and rows[-1][columns.index("claim")] is not None:
         yield _CLAIM, ([answer[-1][0]],)
     return answer
@@ -198,17 +225,14 @@ def _completed(asked: Insert) -> Insert:
     """Return new rows with what the schema has beside the port's columns."""
     table, columns, rows, or_set = asked
     if table == "head":
-        body = columns.index("body")
-        return Insert(table, (*columns, "op", "hashes"), [(*row, "", named_in(row[body])) for row in rows], or_set)
+        return Insert(table, (*columns, "op", "hashes"), [(*row, "", []) for row in rows], or_set)
     if table in ("session", "inbox"):
         return Insert(table, (*columns, "op"), [(*row, "") for row in rows], or_set)
     return asked
 
 
-def named_in(body: bytes) -> list[str]:
-    """Return the values that a head itself names. Those that blocks name further are read when they are needed."""
-    head = codec.decode(Head, packing.unpack(body))
-    return [*dict.fromkeys([head.definition, *head.hashed.values()])]
+def _head_in(body: bytes) -> Head:
+    return codec.decode(Head, packing.unpack(body))
 
 
 def _stretches(places: Iterable[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
@@ -226,7 +250,7 @@ def _stretches(places: Iterable[tuple[int, int]]) -> tuple[list[int], list[int],
     return logs, starts, stops
 
 
-def _update(asked: Update, at: float | None) -> Queries[list[Any]]:
+def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]:
     table, values, where = asked
     if table == "meta":
         ((key, value),) = values.items()
@@ -235,7 +259,7 @@ def _update(asked: Update, at: float | None) -> Queries[list[Any]]:
     if table in _SEALED and values.keys() == {"crc"}:
         return [(1,)]  # the database makes the seal
     if table == "head" and "body" in values:
-        asked = Update(table, {**values, "hashes": named_in(values["body"])}, where)
+        heads[where["sid"], where["version"]] = _head_in(values["body"])
     if table == "msg" and "body" in values:
         text, bound = SQL.delete(Delete("msg", where))
         gone = yield text.replace("DELETE FROM msg", "DELETE FROM word", 1) + " RETURNING log, pos", bound

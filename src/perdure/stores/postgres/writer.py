@@ -167,7 +167,7 @@ class Writer:
             return
         (order,) = batch
         self._forget(order)
-        if (is_passing(error) or isinstance(error, psycopg.errors.UniqueViolation)) and order.tries < _MOST_TRIES:
+        if is_passing(error) and order.tries < _MOST_TRIES:
             self._waiting.insert(0, order)
         else:
             self._fail([order], error)
