@@ -10,17 +10,37 @@ from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.sqlite import SqliteStore
-from perdure.testing import ErasureContract, JournalContract, SearchContract, StoreContract
+from perdure.testing import (
+    ArchiveContract,
+    CheckContract,
+    ErasureContract,
+    JournalContract,
+    NamesContract,
+    SearchContract,
+    StoreContract,
+)
 
 
-class TestMemoryStore(StoreContract, JournalContract, SearchContract, ErasureContract):
+class EveryContract(
+    StoreContract,
+    JournalContract,
+    SearchContract,
+    ErasureContract,
+    ArchiveContract,
+    CheckContract,
+    NamesContract,
+):
+    """What all of them promise."""
+
+
+class TestMemoryStore(EveryContract):
     """Sessions in memory."""
 
     def open_store(self, where: Path) -> MemoryStore:
         return MemoryStore()
 
 
-class TestSqliteStore(StoreContract, JournalContract, SearchContract, ErasureContract):
+class TestSqliteStore(EveryContract):
     """Sessions in one SQLite file."""
 
     shared = True
@@ -29,7 +49,7 @@ class TestSqliteStore(StoreContract, JournalContract, SearchContract, ErasureCon
         return SqliteStore(where / "sessions.db")
 
 
-class TestFileStore(StoreContract, JournalContract, SearchContract, ErasureContract):
+class TestFileStore(EveryContract):
     """Sessions in a directory of files."""
 
     shared = True
@@ -38,7 +58,7 @@ class TestFileStore(StoreContract, JournalContract, SearchContract, ErasureContr
         return FileStore(where / "sessions")
 
 
-class TestPostgresStore(StoreContract, JournalContract, SearchContract, ErasureContract):
+class TestPostgresStore(EveryContract):
     """Sessions in a real PostgreSQL, each test's in a schema of its own."""
 
     shared = True

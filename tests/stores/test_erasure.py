@@ -43,7 +43,7 @@ from perdure.stores.file_document import encode_document
 from perdure.stores.file_folder import Folder
 from perdure.stores.file_intent import write_intent
 from perdure.stores.format.packing import unpack
-from perdure.stores.redaction import Request
+from perdure.stores.jobs.redaction import Request
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.parts.redaction import entries_with_secret, run_with_secret
 from perdure.testing.samples import fork, new_session, say, texts
@@ -206,8 +206,8 @@ async def test_what_an_earlier_release_has_redacted_is_the_same_session(
         session = new_session()
         session = await store.create(session.with_state(session.state.with_messages(said, result)))
         with monkeypatch.context() as earlier:
-            earlier.setattr("perdure.stores.redaction.findings.codec.convert", lambda _, plain: plain)
-            earlier.setattr("perdure.stores.redaction.findings.codec.encode_message", msgspec.json.encode)
+            earlier.setattr("perdure.stores.jobs.redaction.findings.codec.convert", lambda _, plain: plain)
+            earlier.setattr("perdure.stores.jobs.redaction.findings.codec.encode_message", msgspec.json.encode)
             await store.redact(session.id, [said.id, result.id])
         await store.create(fork(session))
         for _ in range(2):

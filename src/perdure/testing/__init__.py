@@ -11,17 +11,28 @@ if "pytest" in sys.modules:  # so that a failing contract shows values, as an as
     sys.modules["pytest"].register_assert_rewrite("perdure.testing.parts", "perdure.testing.scene")
 
 from perdure.testing.clock import FrozenClock
-from perdure.testing.contract import ErasureContract, JournalContract, SearchContract, StoreContract
+from perdure.testing.contract import (
+    ArchiveContract,
+    CheckContract,
+    ErasureContract,
+    JournalContract,
+    NamesContract,
+    SearchContract,
+    StoreContract,
+)
 from perdure.testing.faults import FailingStore
 from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 
 __all__ = [
+    "ArchiveContract",
+    "CheckContract",
     "Chunks",
     "Delay",
     "ErasureContract",
     "FailingStore",
     "FrozenClock",
     "JournalContract",
+    "NamesContract",
     "ScriptedDriver",
     "SearchContract",
     "StoreContract",

@@ -6,18 +6,21 @@
 
 `where` is an empty directory (pytest's `tmp_path`), and what `open_store` returns is an async context manager. Set
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
-takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`; one that is `Search` or
-`Erasure` too, `SearchContract` and `ErasureContract`.
+takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
+has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract` and `NamesContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
 
 from __future__ import annotations
 
+from perdure.testing.parts.archiving import Archiving
+from perdure.testing.parts.checking import Checking
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
 from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
+from perdure.testing.parts.naming import Naming
 from perdure.testing.parts.payloads import Payloads
 from perdure.testing.parts.records import Records
 from perdure.testing.parts.redaction import Redaction
@@ -41,3 +44,15 @@ class SearchContract(Searching):
 
 class ErasureContract(Redaction):
     """The contract of `perdure.protocols.Erasure`, for a store with a journal and a search."""
+
+
+class ArchiveContract(Archiving):
+    """The contract of `perdure.protocols.Archive`, for a store with a journal."""
+
+
+class CheckContract(Checking):
+    """The contract of `perdure.protocols.Checkable`, for a store with a journal."""
+
+
+class NamesContract(Naming):
+    """The contract of `perdure.protocols.Names`."""
