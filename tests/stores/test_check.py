@@ -125,7 +125,7 @@ ROWS = (
     Damage("UPDATE inbox SET sid = 999", None, "inbox 999: it belongs to no session"),
     Damage(f"UPDATE ref SET child = 999 WHERE child = {of('a-fork')}", None, "ref 999: it belongs to no session"),
     Damage("DELETE FROM session WHERE id = 'views'", None, "it belongs to no session"),
-    Damage(f"DELETE FROM ref WHERE child = {of('orphan')}", None, "msg of an erased session"),
+    Damage(f"DELETE FROM ref WHERE child = {of('orphan')}", None, "of an erased session"),
 )  # fmt: skip
 
 
@@ -414,7 +414,7 @@ def forget_who_shows_it(where: Path) -> None:
 
 IN_FILES = (
     Damage(changing("talk", "key", kind="lost"), "talk", "key 'first': run "),
-    Damage(changing("talk", "key", at=99), "talk", "key 'first': there is no version 99"),
+    Damage(changing("talk", "key", at=99), "talk", "there is no version 99"),
     Damage(changing("talk", "key", at=1), "talk", "key 'first': it stands for version 1, which"),
     Damage(changing("talk", "key", body=raw("x")), "talk", "key 'first': it does not stand for the request"),
     Damage(appending("talk", line("taken", at=9)), "talk", "inbox is taken: it is noted to be taken to where it does"),

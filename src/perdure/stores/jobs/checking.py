@@ -233,7 +233,8 @@ def _check_keys(survey: _Survey, session: _Session) -> Job[None]:
         with survey.watching(session.id, f"key {row[0]!r}", _KEY):
             require_key(session.id, session.sid, *row)
         if not 1 <= row[2] <= session.version:
-            survey.note(session.id, f"idempotency key {row[0]!r}", f"there is no version {row[2]}", _KEY)
+            what = f"it stands for a version that there is not ({row[2]})"
+            survey.note(session.id, f"idempotency key {row[0]!r}", what, _KEY)
 
 
 def _check_refs(survey: _Survey, session: _Session) -> Job[None]:
