@@ -163,6 +163,37 @@ async def test_a_post_and_an_erasure_survive_a_cut(schema: str, monkeypatch: pyt
         assert not await store.exists(session.id)
 
 
+async def test_a_job_in_a_thread_whose_answer_was_lost_is_not_done_again(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that was brought in is told to be new; an erasure of many tells what it has erased."""
+    commit = psycopg.Transaction.__exit__
+    plan: list[str] = []
+
+    def lossy(self: Any, *error: Any) -> Any:
+        if plan and plan.pop() == "before":
+            self.connection.close()
+        result = commit(self, *error)
+        if plan and error[0] is None:
+            plan.pop()
+            self.connection.close()
+            raise psycopg.OperationalError("the connection is lost")
+        return result
+
+    monkeypatch.setattr(psycopg.Transaction, "__exit__", lossy)
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        archived = await store.dump(session.id)
+        plan += ["lost", "after"]
+        assert await store.delete_many([session.id]) == [session.id]
+        plan += ["lost", "after"]
+        assert await store.restore(archived)
+        plan += ["before"]
+        assert not await store.restore(archived)
+        assert plan == []
+        assert texts(await store.load(session.id)) == ["a"]
+
+
 async def test_connections_that_are_cut_again_and_again(schema: str) -> None:
     """While every connection is cut over and over, 16 sessions get every one of their messages, once."""
     async with store_in(schema) as store, sql(schema) as execute:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perdure.stores.store import IndexedEngine, IndexedStore, Store
+from perdure.stores.engine import IndexedEngine
+from perdure.stores.store import IndexedStore, Store
 from perdure.testing.contract import (
     ArchiveContract,
     CheckContract,
