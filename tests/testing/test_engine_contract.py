@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.stores.engine import Change, Delete, Job, Kind, Select, Statement, T, Update, drive
-from perdure.stores.memory_engine import MemoryEngine
+from perdure.stores.memory import MemoryEngine
 from perdure.testing import EngineContract
 
 
