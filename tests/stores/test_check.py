@@ -339,7 +339,7 @@ IN_POSTGRES = (
     *ROWS,
     Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': it does not stand for"),
     Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': it stands for version 1, which"),
-    Damage(GHOST, "talk", "run ghost: it is noted to"),
+    Damage(GHOST, "talk", "run ghost: its record does not begin and end where it is noted to"),
     Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where those who recover look"),
     Damage(f"INSERT INTO claimed (sid) SELECT {of('talk')}", "talk", "its claim: it is noted where those who recover"),
     Damage("INSERT INTO claimed (sid) VALUES (999)", None, "claimed 999: it belongs to no session"),

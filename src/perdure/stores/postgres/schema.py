@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import InvalidData, StoreError
-from perdure.stores.postgres_patience import LIMITS, completed_dsn, limiting, passwords_in
+from perdure.stores.postgres.link import LIMITS, completed_dsn, limiting, passwords_in
 
 _LOCK = 0x70657265
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psycopg
 from psycopg import sql
 
-from perdure.stores.postgres_link import Connection, Link
+from perdure.stores.postgres.link import Connection, Link
 
 _LISTENED_FOR = 60.0
 _PAUSE = 0.2
