@@ -27,6 +27,7 @@ NEIGHBOURS = {
     "redaction": {"codec", "protocols"},
     "paging": {"protocols"},
     "records": {"stores", "recorder"},
+    "testing": {"stores"},  # the contract for engines drives their port
     "parallel": {"actions"},
     "copying": {"archive"},
     "fsck": {"archive"},

@@ -51,9 +51,10 @@ from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_thread import FileThread
 from perdure.stores.file_writes import Write, encode_entries
-from perdure.stores.format.placement import Placement, consolidate
+from perdure.stores.format.placement import Placement
 from perdure.stores.redaction import Request
 from perdure.stores.search import Query, rank
+from perdure.stores.tapes import consolidate
 
 
 class FileStore:

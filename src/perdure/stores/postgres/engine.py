@@ -11,7 +11,6 @@ from perdure.protocols import Problem, SearchHit
 from perdure.stores.engine import Change, Fetch, IndexedEngine, Job, Kind, Request, T
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values
-from perdure.stores.format.tapes import TapeCache
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages, unpacked_value
 from perdure.stores.jobs.saving import Place
@@ -21,6 +20,7 @@ from perdure.stores.postgres.rows import SQL, given_time, queries_of
 from perdure.stores.postgres.schema import migrate
 from perdure.stores.postgres.writer import Writer
 from perdure.stores.search import Query
+from perdure.stores.tapes import TapeCache
 
 _PEEK = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures

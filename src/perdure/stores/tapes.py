@@ -1,15 +1,18 @@
-"""The tapes at hand while a session is loaded."""
+"""The tapes at hand: what is known of logs while a session is loaded, and after it was saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.model.transcript import LogRef, Span, Tape, every_span
-from perdure.stores.format.placement import grow, transcripts_of
+from perdure.model.transcript import LogRef, Piece, Span, Tape, Transcript, every_span
+from perdure.stores.format.placement import transcripts_of
 from perdure.stores.format.rows import Stretch
 
 
@@ -68,3 +71,46 @@ class TapeCache:
         if unread is None:
             unread = self._unread[log] = Tape(None, LogRef(self._origin, log))
         return Span(unread, start, stop)
+
+
+_growing = threading.Lock()
+
+
+def grow(tape: Tape, start: int, messages: Sequence[Message]) -> None:
+    """Add to a tape those messages of its log, from position `start` on, that it does not have yet.
+
+    Sessions share tapes, and event loops in several threads share sessions: two may find the same messages lacking.
+    """
+    with _growing:
+        if tape.items is not None and start <= tape.end:
+            tape.items.extend(messages[tape.end - start :])
+
+
+def consolidate(session: AgentSession) -> AgentSession:
+    """The same session on fewer tapes: what a save has put behind a tape's end moves onto it.
+
+    To be called only once the save is durable: a tape must never hold what the log does not.
+    """
+    pieces: list[Piece] = []
+    for piece in session.state.transcript.pieces:
+        last = pieces[-1] if pieces else None
+        if isinstance(last, Span) and isinstance(piece, Span) and _follows(last, piece):
+            grow(last.tape, piece.start, piece.messages())
+            pieces[-1] = Span(last.tape, last.start, piece.stop)
+        else:
+            pieces.append(piece)
+    if len(pieces) == len(session.state.transcript.pieces):
+        return session
+    context = replace(session.state.context, transcript=Transcript(pieces))
+    return replace(session, state=replace(session.state, context=context))
+
+
+def _follows(last: Span, span: Span) -> bool:
+    return (
+        last.tape is not span.tape
+        and last.tape.ref is not None
+        and last.tape.ref == span.tape.ref
+        and last.tape.items is not None
+        and span.tape.items is not None
+        and last.tape.end == last.stop == span.start
+    )
