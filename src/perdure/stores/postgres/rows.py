@@ -175,9 +175,9 @@ def _select(asked: Select) -> Queries[list[Any]]:
     if asked.again and asked.table == "session":
         return []  # there is one index of ids, and PostgreSQL checks it
     if asked.again and asked.table == "key":  # by the hash of its name: the name or its index may be damaged
-        where = asked.where
-        query = "SELECT sid FROM key WHERE name_hash = hashtextextended(%s, %s::bigint)"
-        return (yield query, (plain(where["name"]), where["sid"]))
+        read = SQL.select(asked._replace(where={}))[0]
+        by_hash = f"{read} WHERE name_hash = hashtextextended(%s, %s::bigint)"
+        return (yield by_hash, (plain(asked.where["name"]), asked.where["sid"]))
     text, values = SQL.select(asked)
     if asked.table == "session" and [*asked.where] == ["claim !="]:
         text = text.replace(" WHERE ", " WHERE sid IN (SELECT sid FROM claimed) AND ", 1)  # no index is on the claim
