@@ -19,12 +19,13 @@ import msgspec
 from benchmarks.harness import Figure, interleaved, ms, rate
 from perdure import AgentDefinition, AgentSession, ForkSession, Message, SessionRuntime, SqliteStore, TrimTranscript
 from perdure.protocols import ActionContext
-from perdure.stores import sqlite_jobs
-from perdure.stores.sqlite_schema import connect
+from perdure.stores.jobs import loading
+from perdure.stores.sqlite.erasure import checkpoint
+from perdure.stores.sqlite.schema import connect
 
 AGENT = AgentDefinition("bench", system_prompt="Be brief.")
 TEXT = "The quick brown fox jumps over the lazy dog. " * 11
-ORIGINAL_READ = sqlite_jobs.read_messages
+ORIGINAL_READ = loading.decoded
 
 
 def turn() -> list[Message]:
@@ -140,7 +141,7 @@ async def fork_figures(folder: Path) -> list[Figure]:
 
 
 async def settled_size(store: SqliteStore, folder: Path) -> int:
-    await store._db.writer.run(sqlite_jobs.checkpoint, alone=True)
+    await store._engine.opened.writer.run(checkpoint, alone=True)
     return (folder / "bench.db").stat().st_size
 
 
@@ -160,11 +161,11 @@ async def execute_figures(folder: Path) -> list[Figure]:
             lambda: runtime.execute(short.id, Turn()), lambda: runtime.execute(long.id, Turn()), rounds=300
         )
         await SessionRuntime(other).execute(long.id, Turn())
-        sqlite_jobs.read_messages = counting
+        loading.decoded = counting
         try:
             await runtime.get_session(long.id)
         finally:
-            sqlite_jobs.read_messages = ORIGINAL_READ
+            loading.decoded = ORIGINAL_READ
     return [
         Figure("warm execute at 100,000 over 0", many / few, 1.25, detail=f"0: {ms(few)}, 100k: {ms(many)}"),
         Figure("rows read after another writer's turn", rows_read, 4, unit="rows", detail="of 100,000"),

@@ -14,7 +14,7 @@ from benchmarks.bench_core import AGENT, settled_size, store_in
 from benchmarks.bench_loop import STEPS, add, loops
 from benchmarks.harness import Figure, interleaved, ms
 from perdure import LoopFactory, MemoryStore, Message, SendMessage, SessionRuntime, ToolCall
-from perdure.stores.worker import WritingWorker
+from perdure.stores.sqlite.worker import WritingWorker
 from perdure.testing import ScriptedDriver
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 11

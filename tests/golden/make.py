@@ -53,7 +53,7 @@ from perdure.stores.file import FileStore
 from perdure.stores.format import heads
 from perdure.stores.records import save_session
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.sqlite_schema import newest_schema
+from perdure.stores.sqlite.schema import newest_schema
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, tell, texts
 

@@ -13,12 +13,13 @@ from tests import postgres_server
 from perdure.actions.lifecycle import DeleteSession
 from perdure.errors import InvalidData, InvalidSessionId
 from perdure.protocols import Names
-from perdure.stores.beginnings import Beginning
+from perdure.stores.engine import drive
 from perdure.stores.file import FileStore
+from perdure.stores.jobs.listing import IdPrefix
 from perdure.stores.memory import MemoryStore
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.sqlite_jobs import ids_with_prefix
+from perdure.stores.sqlite.engine import Rows
 from perdure.testing.samples import new_session
 
 
@@ -111,7 +112,7 @@ async def test_sqlite_finds_them_by_its_index(tmp_path: Path) -> None:
         return True
 
     db.exec_trace = explain
-    assert ids_with_prefix(db, Beginning.of("ab-", None, False, 2)) == ["ab-1", "ab-2"]
+    assert drive(IdPrefix.of("ab-", None, False, 2).job(), Rows(db, 0.0).answer) == ["ab-1", "ab-2"]
     db.close()
     assert len(plans) == 1
     assert "USING INDEX" in plans[0]

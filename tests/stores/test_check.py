@@ -16,14 +16,13 @@ from tests import postgres_server, stories
 from tests.stories import opened
 
 from perdure import MemoryStore, SqliteStore, StoreError, Transcript
-from perdure.copying import copy
-from perdure.fsck import FsckReport, fsck
+from perdure.archive import FsckReport, copy, fsck
 from perdure.model.ids import use
-from perdure.protocols import Claim, Key
-from perdure.stores import sqlite_check
 from perdure.stores.claims import Holder
+from perdure.stores.engine import Delete, Select, Update
 from perdure.stores.file.log import Held, Line, SessionLog, line, rewritten
 from perdure.stores.format.rows import hash_of
+from perdure.stores.sqlite import check as sqlite_check
 from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, show
 
@@ -125,7 +124,7 @@ ROWS = (
     Damage("UPDATE inbox SET sid = 999", None, "inbox 999: it belongs to no session"),
     Damage(f"UPDATE ref SET child = 999 WHERE child = {of('a-fork')}", None, "ref 999: it belongs to no session"),
     Damage("DELETE FROM session WHERE id = 'views'", None, "it belongs to no session"),
-    Damage(f"DELETE FROM ref WHERE child = {of('orphan')}", None, "msg of an erased session"),
+    Damage(f"DELETE FROM ref WHERE child = {of('orphan')}", None, "of an erased session"),
 )  # fmt: skip
 
 
@@ -340,7 +339,7 @@ IN_POSTGRES = (
     *ROWS,
     Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': it does not stand for"),
     Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': it stands for version 1, which"),
-    Damage(GHOST, "talk", "run ghost: it is noted to"),
+    Damage(GHOST, "talk", "run ghost: its record does not begin and end where it is noted to"),
     Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where those who recover look"),
     Damage(f"INSERT INTO claimed (sid) SELECT {of('talk')}", "talk", "its claim: it is noted where those who recover"),
     Damage("INSERT INTO claimed (sid) VALUES (999)", None, "claimed 999: it belongs to no session"),
@@ -414,7 +413,7 @@ def forget_who_shows_it(where: Path) -> None:
 
 IN_FILES = (
     Damage(changing("talk", "key", kind="lost"), "talk", "key 'first': run "),
-    Damage(changing("talk", "key", at=99), "talk", "key 'first': there is no version 99"),
+    Damage(changing("talk", "key", at=99), "talk", "there is no version 99"),
     Damage(changing("talk", "key", at=1), "talk", "key 'first': it stands for version 1, which"),
     Damage(changing("talk", "key", body=raw("x")), "talk", "key 'first': it does not stand for the request"),
     Damage(appending("talk", line("taken", at=9)), "talk", "inbox is taken: it is noted to be taken to where it does"),
@@ -455,40 +454,35 @@ async def test_what_is_kept_of_others_may_have_gaps(tmp_path: Path) -> None:
         assert list(await target.check()) == []
 
 
-def shelved(session: str, **changes: Any) -> Callable[[Any], None]:
+def changed(session: str, table: str, values: dict[str, Any] | None, **where: Any) -> Callable[[Any], None]:
+    """Give rows of a session other values, or none: then they are lost."""
+
     def change(store: Any) -> None:
-        for name, value in changes.items():
-            setattr(store._sessions[session], name, value)
+        answer = store._engine._tables.answer
+        ((sid, log),) = answer(Select("session", ("sid", "log"), {"id": session}))
+        whose = {"log": log} if table == "msg" else {"sid": sid}
+        answer(Delete(table, {**whose, **where}) if values is None else Update(table, values, {**whose, **where}))
 
     return change
 
 
-def lose_an_entry(store: Any) -> None:
-    del store._sessions["talk"].record[3]
-
-
-def lose_a_version(store: Any) -> None:
-    del store._sessions["talk"].versions[1]
-
-
-def lose_a_message(store: Any) -> None:
-    store._logs[store._sessions["views"].number][50] = None
-
-
 def lose_who_shows_it(store: Any) -> None:
-    del store._sessions["orphan"]
+    changed("orphan", "session", None)(store)
+    store._engine._tables.answer(Delete("ref", {}))
 
 
 IN_MEMORY = (
-    Damage(shelved("talk", taken=9), "talk", "how far its inbox is taken"),
-    Damage(shelved("talk", epoch=1), "talk", "its epoch: it is out of the session's range"),
-    Damage(shelved("killed", claim=Claim("talk", 1, 1, "me", 0)), "killed", "its claim: it is one on 'talk'"),  # type: ignore[arg-type]  # a plain id will do
-    Damage(shelved("talk", keys={}), "talk", "key 'first': run "),
-    Damage(shelved("talk", keys={"other": (Key("other", "x"), 99)}), "talk", "key 'other': there is no version 99"),
-    Damage(shelved("talk", keys={"first": (Key("first", "x"), 3)}), "talk", "key 'first': it does not stand for"),
-    Damage(lose_an_entry, "talk", "its record: its entries are not numbered from 1 on"),
-    Damage(lose_a_version, "talk", "version 2: it is version 3 of 'talk'"),
-    Damage(lose_a_message, "views", "is missing"),
+    Damage(changed("talk", "session", {"taken": 9}), "talk", "how far its inbox is taken"),
+    Damage(changed("talk", "session", {"epoch": 1}), "talk", "its epoch: it is out of the session's range"),
+    Damage(changed("killed", "session", {"expires": None}), "killed", "its claim: it has a holder and no end"),
+    Damage(changed("talk", "key", None), "talk", "key 'first': run "),
+    Damage(changed("talk", "key", {"version": 99, "crc": None}), "talk", "key 'first': it stands for a version that"),
+    Damage(changed("talk", "key", {"digest": "x", "crc": None}), "talk", "key 'first': it does not stand for"),
+    Damage(
+        changed("talk", "batch", None, **{"last <": 8}), "talk", "its record: its entries are not numbered from 1 on"
+    ),
+    Damage(changed("talk", "head", None, version=2), "talk", "its versions: they are not numbered from 1 on"),
+    Damage(changed("views", "msg", None, pos=50), "views", "is missing"),
     Damage(lose_who_shows_it, None, "they are left of an erased session, and nobody shows them"),
 )
 

@@ -33,10 +33,9 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.archive import export_sessions, import_sessions
-from perdure.copying import copy
+from perdure.archive import copy, export_sessions, import_sessions
 from perdure.errors import CorruptRecord, InvalidData
-from perdure.loop.compaction_summary import INSTRUCTIONS
+from perdure.loop.compaction.summary import INSTRUCTIONS
 from perdure.model.ids import use
 from perdure.stores.file import commit
 from perdure.stores.file.document import encode_document
@@ -206,8 +205,8 @@ async def test_what_an_earlier_release_has_redacted_is_the_same_session(
         session = new_session()
         session = await store.create(session.with_state(session.state.with_messages(said, result)))
         with monkeypatch.context() as earlier:
-            earlier.setattr("perdure.stores.redaction.findings.codec.convert", lambda _, plain: plain)
-            earlier.setattr("perdure.stores.redaction.findings.codec.encode_message", msgspec.json.encode)
+            earlier.setattr("perdure.stores.jobs.redaction.findings.codec.convert", lambda _, plain: plain)
+            earlier.setattr("perdure.stores.jobs.redaction.findings.codec.encode_message", msgspec.json.encode)
             await store.redact(session.id, [said.id, result.id])
         await store.create(fork(session))
         for _ in range(2):
@@ -371,7 +370,7 @@ async def test_gc_removes_the_traces_that_a_killed_deletion_has_left_in_sqlite(
             async def die(*_: object) -> None:
                 raise KeyboardInterrupt
 
-            killing.setattr("perdure.stores.sqlite._Open.erase_everywhere", die)
+            killing.setattr("perdure.stores.sqlite.engine.SqliteEngine._leave_no_trace", die)
             with pytest.raises(KeyboardInterrupt):
                 await store.delete(session.id)
         assert SECRET.encode() in bytes_of(tmp_path)

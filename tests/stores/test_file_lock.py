@@ -151,7 +151,7 @@ async def test_a_forked_child_leaves_the_store_at_once(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "sessions.db")
     async with store:
         session = await store.create(new_session("Hello"))
-        opened = store._db
+        opened = store._engine.opened
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()

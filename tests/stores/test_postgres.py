@@ -31,8 +31,9 @@ from perdure.errors import (
 from perdure.model import ids
 from perdure.model.message import Message
 from perdure.protocols import Entry, Key, SessionQuery
-from perdure.stores import postgres_reads, postgres_schema, postgres_writer
-from perdure.stores.postgres_link import Link
+from perdure.stores.jobs.listing import Page
+from perdure.stores.postgres import link, rows, writer
+from perdure.stores.postgres import schema as migrating
 from perdure.stores.urls import store_of
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import fork, new_session, note, say, texts
@@ -183,8 +184,8 @@ async def test_a_schema_of_a_newer_release_is_refused(schema: str) -> None:
 
 async def test_an_old_schema_is_brought_up_to_date(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first release has written is read and listed as before, and what had no checksum gets one."""
-    scripts = postgres_schema.migrations()
-    monkeypatch.setattr(postgres_schema, "migrations", lambda: scripts[:1])
+    scripts = migrating.migrations()
+    monkeypatch.setattr(migrating, "migrations", lambda: scripts[:1])
     async with store_in(schema) as store:
         session = await store.save(await store.create(new_session("a", id="s")), key=Key("k", "digest"))
         await store.create(fork(session, id="child"))
@@ -302,7 +303,7 @@ async def test_the_dsn_wins_over_the_limits(schema: str) -> None:
     )
     async with PostgresStore(dsn, schema=schema) as store, store_in(schema) as usual:
         for each, expected in ((store, "7s"), (usual, "20s")):
-            async with each._db.link.connection() as connection:
+            async with each._engine.opened.link.connection() as connection:
                 shown = [
                     (await (await connection.execute(f"SHOW {name}".encode())).fetchall())[0][0]
                     for name in ("idle_in_transaction_session_timeout", "lock_timeout")
@@ -468,12 +469,13 @@ async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeyp
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
         await store.claim(session.id, version=1, owner="ann", entries=[Entry("start", run="r")])
-        row = Link.row
+        fetched = link.fetched
 
-        async def blind(link: Link, query: str, *args: Any) -> Any:
-            return None if query.startswith("SELECT first_seq") else await row(link, query, *args)
+        async def blind(connection: Any, query: str, values: Any) -> Any:
+            by_index = query.startswith("SELECT first_seq")
+            return [] if by_index else await fetched(connection, query, values)
 
-        monkeypatch.setattr(Link, "row", blind)
+        monkeypatch.setattr(link, "fetched", blind)
         with pytest.raises(CorruptRecord, match="run r"):
             await store.read(session.id, run="r")
         assert await store.read(session.id, run="unknown") == []
@@ -529,7 +531,7 @@ async def test_many_are_erased_at_once(schema: str) -> None:
         asked = [*(session.id for session in made), "unknown", made[0].id]
         ((before,),) = await execute("SELECT erasures FROM meta")
         assert await store.delete_many(asked) == [session.id for session in made[:3]]
-        assert await execute("SELECT erasures FROM meta") == [(before + 1,)]
+        assert await execute("SELECT erasures FROM meta") == [(before + 3,)]
         assert await other.load(made[1].id) is None
         assert texts(await other.load(child.id)) == ["s0"]
         await store.release(claim)
@@ -556,18 +558,27 @@ async def test_erasures_of_many_and_saves_do_not_wait_for_each_other(schema: str
 
 async def test_an_erasure_that_is_caught_in_a_deadlock_is_tried_again(schema: str) -> None:
     """Somebody who indexes messages holds some of them, and asks for others that are being erased."""
-    async with store_in(schema) as store, sql(schema) as execute:
+    async with store_in(schema) as store, sql(schema) as execute, sql(schema) as beside:
         first, second = [await store.create(new_session("a")) for _ in range(2)]
         held = "SELECT 1 FROM msg JOIN session ON session.log = msg.log WHERE session.id = %s FOR KEY SHARE OF msg"
         await execute("BEGIN")
         await execute(held, second.id)
         erasing = asyncio.create_task(store.delete_many([first.id, second.id]))
+        await _until_waiting(beside)
         await asyncio.sleep(0.3)
         assert not erasing.done()
         assert await execute(held, first.id) == [(1,)]
         await execute("COMMIT")
         assert await erasing == [first.id, second.id]
         assert not await store.list()
+
+
+async def _until_waiting(execute: Callable[..., Awaitable[list[Any]]]) -> None:
+    """Wait until a connection of the stores on this schema waits for a lock."""
+    asked = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'perdure ' || current_schema()"
+    async with asyncio.timeout(20):
+        while not await execute(f"{asked} AND wait_event_type = 'Lock'"):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.01)
 
 
 async def test_claims_lapse_when_the_store_is_closed(schema: str) -> None:
@@ -728,15 +739,15 @@ async def test_lists_use_their_indexes_at_100_000_sessions(schema: str) -> None:
         await execute("INSERT INTO tag SELECT 'rare', n FROM generate_series(1, 100000, 1000) AS n")
         await execute("ANALYZE session; ANALYZE tag")
         for index, query in lists().items():
-            statement, values = postgres_reads.list_query(query)
-            rows = await store._db.link.rows(f"EXPLAIN (ANALYZE, TIMING OFF) {statement}", tuple(values))
-            plan = "\n".join(row[0] for row in rows)
+            statement, values = rows.SQL.page(Page(query))
+            said = await store._engine.opened.link.rows(f"EXPLAIN (ANALYZE, TIMING OFF) {statement}", tuple(values))
+            plan = "\n".join(row[0] for row in said)
             assert index in plan, plan
             assert "Seq Scan" not in plan, plan
             assert "Sort" not in plan or index in ("session_id_key", "session_by_parent", "tag_pkey"), plan
         # What the planner does left to itself, without the settings of the store's connections.
         for index in ("session_by_owner", "session_by_owner_and_status"):
-            statement, values = postgres_reads.list_query(lists()[index])
+            statement, values = rows.SQL.page(Page(lists()[index]))
             plan = "\n".join(row[0] for row in await execute(f"EXPLAIN {statement}", *values))
             assert index in plan, plan
 
@@ -795,4 +806,4 @@ async def cut_off(execute: Callable[..., Awaitable[list[Any]]]) -> None:
 
 def test_writers_notify_nobody_in_vain() -> None:
     """The statement looks whether somebody follows: a notification is a lock that all commits queue for."""
-    assert "store.followed > answer.time" in postgres_writer._WRITE
+    assert "store.followed > answer.time" in writer._WRITE

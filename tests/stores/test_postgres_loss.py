@@ -24,8 +24,8 @@ from perdure import AgentDefinition, PostgresStore, SendMessage, SessionRuntime,
 from perdure.errors import SessionConflict, StoreError
 from perdure.model.message import Message
 from perdure.protocols import Entry, Key
-from perdure.stores import postgres_patience
-from perdure.stores.postgres_writer import Writer
+from perdure.stores.postgres import link
+from perdure.stores.postgres.writer import Writer
 from perdure.testing import ScriptedDriver
 from perdure.testing.parts.journal import entries, kinds, messages, spoken
 from perdure.testing.samples import fork, new_session, note, say, tell, texts
@@ -50,8 +50,8 @@ class Breaking:
             if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 await connection.execute("COMMIT")
             await connection.close()
-            for change, _ in batch:
-                change.may_have_been_made = True
+            for order in batch:
+                order.may_have_been_made = True
             raise psycopg.OperationalError("the connection is lost")
         return answers
 
@@ -163,6 +163,37 @@ async def test_a_post_and_an_erasure_survive_a_cut(schema: str, monkeypatch: pyt
         assert not await store.exists(session.id)
 
 
+async def test_a_job_in_a_thread_whose_answer_was_lost_is_not_done_again(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that was brought in is told to be new; an erasure of many tells what it has erased."""
+    commit = psycopg.Transaction.__exit__
+    plan: list[str] = []
+
+    def lossy(self: Any, *error: Any) -> Any:
+        if plan and plan.pop() == "before":
+            self.connection.close()
+        result = commit(self, *error)
+        if plan and error[0] is None:
+            plan.pop()
+            self.connection.close()
+            raise psycopg.OperationalError("the connection is lost")
+        return result
+
+    monkeypatch.setattr(psycopg.Transaction, "__exit__", lossy)
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a"))
+        archived = await store.dump(session.id)
+        plan += ["lost", "after"]
+        assert await store.delete_many([session.id]) == [session.id]
+        plan += ["lost", "after"]
+        assert await store.restore(archived)
+        plan += ["before"]
+        assert not await store.restore(archived)
+        assert plan == []
+        assert texts(await store.load(session.id)) == ["a"]
+
+
 async def test_connections_that_are_cut_again_and_again(schema: str) -> None:
     """While every connection is cut over and over, 16 sessions get every one of their messages, once."""
     async with store_in(schema) as store, sql(schema) as execute:
@@ -190,7 +221,7 @@ async def test_connections_that_are_cut_again_and_again(schema: str) -> None:
 
 async def test_a_server_that_stays_away_is_said_to_be_unknown(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it does not come back in time, the caller is told that it is not known whether it was written."""
-    monkeypatch.setattr(postgres_patience, "PATIENCE", 0.3)
+    monkeypatch.setattr(link, "PATIENCE", 0.3)
 
     async def lost(*_: Any, **__: Any) -> Any:
         raise psycopg.OperationalError("gone")
@@ -209,7 +240,7 @@ async def test_a_server_that_stays_away_is_said_to_be_unknown(schema: str, monke
 async def test_a_cancellation_that_the_pool_swallows_is_heard(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Python 3.12 it forgets one that comes together with the connection; the task would go on for ever."""
     async with store_in(schema) as store:
-        connection = store._db.link._pool.connection
+        connection = store._engine.opened.link._pool.connection
 
         @asynccontextmanager
         async def swallowing() -> AsyncIterator[Any]:
@@ -218,7 +249,7 @@ async def test_a_cancellation_that_the_pool_swallows_is_heard(schema: str, monke
             async with connection() as found:
                 yield found
 
-        monkeypatch.setattr(store._db.link._pool, "connection", swallowing)
+        monkeypatch.setattr(store._engine.opened.link._pool, "connection", swallowing)
         task = asyncio.create_task(store.list())
         await asyncio.sleep(0.01)
         task.cancel()
@@ -231,21 +262,21 @@ async def test_a_cancellation_that_the_pool_swallows_is_heard(schema: str, monke
 STOPPED = """
 import asyncio, os, signal, sys
 from perdure import PostgresStore
-from perdure.stores import postgres_erasure
+from perdure.stores.jobs import erasing
 from perdure.testing.samples import new_session
 
-erase = postgres_erasure._erase_one
+erase = erasing._erase
 
-async def stopped(connection, sid):
-    postgres_erasure._erase_one = erase
+def stopped(sid):
+    erasing._erase = erase
     print("stopped", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
-    await erase(connection, sid)
+    yield from erase(sid)
 
 async def main():
     async with PostgresStore(sys.argv[1], schema=sys.argv[2]) as store:
         await store.create(new_session("mine", id="mine"))
-        postgres_erasure._erase_one = stopped
+        erasing._erase = stopped
         await store.delete("mine")
         print(await store.exists("mine"), flush=True)
 
@@ -338,7 +369,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, s
 
 async def test_a_line_that_falls_silent_is_given_up(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save and a load on connections that no longer answer are made on new ones."""
-    monkeypatch.setattr(postgres_patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(link, "PATIENCE", 1.0)
     proxy = Proxy()
     server = await asyncio.start_server(proxy.serve, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
@@ -374,7 +405,7 @@ async def test_a_writer_that_somebody_has_cancelled_is_started_again(schema: str
 
 
 def _task_of(store: PostgresStore) -> asyncio.Task[None]:
-    task = store._db.writer._task
+    task = store._engine.opened.writer._task
     assert task is not None
     assert not task.done()
     return task

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.stores.format.rows import checksum
-from perdure.stores.postgres_rows import Parcel, plain, restored
+from perdure.stores.postgres.orders import Parcel
+from perdure.stores.postgres.rows import plain, restored
 
 
 @given(st.text(alphabet=st.sampled_from("\x00\\0a'%é")))

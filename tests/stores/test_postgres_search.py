@@ -14,7 +14,8 @@ from perdure import PostgresStore
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Indexed
-from perdure.stores import postgres_search, postgres_words
+from perdure.stores.postgres import search
+from perdure.stores.postgres.link import Queries, ask
 from perdure.stores.search import Query, Term
 from perdure.testing.samples import fork, new_session
 
@@ -26,17 +27,6 @@ def schema(tmp_path: Path) -> str:
 
 def store_in(schema: str) -> PostgresStore:
     return PostgresStore(postgres_server.dsn(), schema=schema)
-
-
-def test_the_server_counts_words_exactly() -> None:
-    """Out of the rank that PostgreSQL gives comes the number of times that a word is there."""
-    with psycopg.connect(postgres_server.dsn()) as connection:
-        for number in (*range(1, 40), 100, 254, 255):
-            size, whole, vector = postgres_words.vector_of(Message.user("pot " + "kettle " * number))
-            assert (size, whole) == (number + 1, True)
-            sql = f"SELECT {postgres_search._count('one', 'x')} FROM (SELECT %(vector)s::tsvector AS words) AS word"
-            found = connection.execute(sql.encode(), {"one": "'kettle'", "vector": vector}).fetchone()
-            assert found == (number,)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +44,7 @@ def test_the_server_counts_words_exactly() -> None:
 def test_any_text_has_a_vector(text: str) -> None:
     """PostgreSQL's bounds on words, places and bytes are kept, whatever is said."""
     with psycopg.connect(postgres_server.dsn()) as connection:
-        _, _, vector = postgres_words.vector_of(Message.user(text))
+        _, _, vector = search.vector_of(Message.user(text))
         connection.execute("SELECT %s::tsvector", (vector,))
 
 
@@ -78,13 +68,13 @@ async def test_only_the_best_are_read(schema: str, monkeypatch: pytest.MonkeyPat
         session = await store.create(new_session(*said, "kettle kettle"))
         assert len(await store.search("kettle", limit=1)) == 1
         read: list[int] = []
-        decoded = postgres_search.decoded
+        decoded = search.decoded
 
         def counting(*row: Any) -> Message | None:
             read.append(row[1])
             return decoded(*row)
 
-        monkeypatch.setattr(postgres_search, "decoded", counting)
+        monkeypatch.setattr(search, "decoded", counting)
         hits = await store.search("kettle", limit=5)
         assert [hit.position for hit in hits] == [300, 299, 298, 297, 296]
         assert sorted(read) == [296, 297, 298, 299, 300]
@@ -105,7 +95,7 @@ async def test_what_may_not_be_shown_is_passed_over(schema: str) -> None:
 
 async def test_others_messages_do_not_crowd_out_an_owners(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many of the newest are ranked: of those that the owner may see."""
-    monkeypatch.setattr(postgres_search, "MOST_RANKED", 5)
+    monkeypatch.setattr(search, "MOST_RANKED", 5)
     async with store_in(schema) as store:
         mine = await store.create(new_session("tea", owner="ann"))
         await store.create(new_session(*["tea"] * 20, owner="bob"))
@@ -119,7 +109,7 @@ async def test_an_owner_finds_what_forks_show_of_sessions_that_are_gone(
     schema: str, monkeypatch: pytest.MonkeyPatch, most_logs: int
 ) -> None:
     """However many sessions the owner has; and nothing that others have, or that nobody shows any more."""
-    monkeypatch.setattr(postgres_search, "_MOST_LOGS", most_logs)
+    monkeypatch.setattr(search, "_MOST_LOGS", most_logs)
     async with store_in(schema) as store:
         erased = await store.create(new_session("erased tea", owner="ann"))
         hidden = await store.create(new_session("hidden tea", owner="ann"))
@@ -140,30 +130,27 @@ def _anns(session: AgentSession) -> AgentSession:
     return replace(session, info=replace(session.info, owner="ann"))
 
 
-async def test_rare_words_weigh_more(schema: str) -> None:
-    """Once the server knows how often words are, the rarer of two decides."""
+async def test_closer_words_weigh_more(schema: str) -> None:
+    """PostgreSQL ranks by how near to each other the words are, and shorter messages before longer ones."""
     async with store_in(schema) as store:
-        filler = [f"common filler {number}" for number in range(200)]
-        session = await store.create(new_session("rare common common", "rare rare common", *filler))
-        first, second, *_ = (message.id for message in session.state.messages)
-        await store.search("rare")
-        with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
-            connection.execute(f"ANALYZE {schema}.word".encode())
-        assert [hit.message_id for hit in await store.search("common rare")] == [second, first]
+        said = ("red and then, after a while, green", "red green", "red green and much more to be said about it")
+        session = await store.create(new_session(*said))
+        apart, near, long = (message.id for message in session.state.messages)
+        assert [hit.message_id for hit in await store.search("green red")] == [near, long, apart]
 
 
 def test_words_are_asked_for_as_they_are_indexed() -> None:
     """Quotes are doubled; a word too long for the index is asked for by its beginning."""
-    assert postgres_words.lexemes(Term(("it's", "x" * 300))) == ["'it''s'", f"'{'x' * 200}':*"]
-    assert postgres_words.all_phrases((Term(("a", "b"), prefix=True), Term(("c",)))) == "('a' <-> 'b':*) & ('c')"
-    assert postgres_words.all_words((Term(("a", "b")), Term(("a",)))) == "'a' & 'b'"
+    assert search.lexemes(Term(("it's", "x" * 300))) == ["'it''s'", f"'{'x' * 200}':*"]
+    assert search.all_phrases((Term(("a", "b"), prefix=True), Term(("c",)))) == "('a' <-> 'b':*) & ('c')"
+    assert search.all_words((Term(("a", "b")), Term(("a",)))) == "'a' & 'b'"
 
 
 async def test_plans_use_the_indexes(schema: str) -> None:
     """At 100,000 messages: rare words are found by their index, common ones by going back, a session's by its log."""
     async with store_in(schema) as store:
         session = await store.create(new_session("a"))
-        async with store._db.link.connection() as connection:
+        async with store._engine.opened.link.connection() as connection:
             await connection.execute(GENERATE)
             await connection.execute("ANALYZE word")
             for index, text, session_id in (
@@ -175,14 +162,16 @@ async def test_plans_use_the_indexes(schema: str) -> None:
             ):
                 query = Query.of(text, None, session_id, 20)
                 async with connection.transaction():
-                    await connection.execute(postgres_search._PLANNED, prepare=False)
-                    weights = await postgres_search._weights(connection, query.terms)
-                    statement, values = await postgres_search._ranking(connection, query, weights)
-                    asked = f"EXPLAIN {statement}".encode()
-                    rows = await (await connection.execute(asked, {**values, "most": 40, "passed": 0})).fetchall()
+                    rows = await ask(connection, explained(query))
                 plan = "\n".join(row[0] for row in rows)
                 assert index in plan, plan
                 assert "Seq Scan" not in plan, plan
+
+
+def explained(query: Query) -> Queries[list[Any]]:
+    yield search._PLANNED, ()
+    statement, values = yield from search._ranking(query)
+    return (yield f"EXPLAIN {statement}", {**values, "most": 40, "passed": 0})
 
 
 GENERATE = """

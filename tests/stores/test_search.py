@@ -18,9 +18,13 @@ from hypothesis import strategies as st
 from perdure.errors import StoreError
 from perdure.model.message import Message
 from perdure.protocols import Indexed
-from perdure.stores import sqlite_ranking, sqlite_search
 from perdure.stores.search import _WORD, Place, Term, _folded, show
-from perdure.stores.sqlite import SqliteStore, _Open
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import ranking as sqlite_ranking
+from perdure.stores.sqlite import search as sqlite_search
+from perdure.stores.sqlite.engine import SqliteEngine
+from perdure.stores.sqlite.erasure import Erasure
+from perdure.stores.sqlite.schema import search_path
 from perdure.testing.samples import fork, new_session, say
 
 
@@ -138,7 +142,7 @@ async def test_an_erasure_that_was_not_finished_is_noticed(tmp_path: Path, monke
             raise KeyboardInterrupt
 
         with monkeypatch.context() as killing:
-            killing.setattr(store._db.searching, "erase", killed)
+            killing.setattr(store._engine.opened.searching, "erase", killed)
             with pytest.raises(KeyboardInterrupt):
                 await store.delete(gone.id)
         assert "quixotic" in words_in(path)
@@ -298,17 +302,17 @@ async def test_what_is_saved_and_sought_while_traces_are_removed_is_indexed_once
 ) -> None:
     """Clearing up looks for traces though there be nothing to erase, and others go on meanwhile."""
     path = tmp_path / "sessions.db"
-    original = _Open.erase_everywhere
+    original = SqliteEngine._leave_no_trace
     async with SqliteStore(path) as store:
         await store.create(new_session("alpha"))
         await store.search("alpha")
 
-        async def late(opened: _Open, erased: sqlite_search.Erased) -> None:
+        async def late(engine: SqliteEngine, erasure: Erasure) -> None:
             await store.create(new_session("beta"))
             assert len(await store.search("beta")) == 1
-            await original(opened, erased)
+            await original(engine, erasure)
 
-        monkeypatch.setattr(_Open, "erase_everywhere", late)
+        monkeypatch.setattr(SqliteEngine, "_leave_no_trace", late)
         assert await store.gc() == 0
         assert (len(await store.search("alpha")), len(await store.search("beta"))) == (1, 1)
     check_index(path)
@@ -375,7 +379,7 @@ async def test_an_erasure_that_the_index_holds_up_says_what_is_left(
         assert await store.search("secret")
         monkeypatch.setattr(sqlite_search, "_wait_for_lock", lambda tries: False)
         async with SqliteStore(path) as other:
-            holder = apsw.Connection(str(sqlite_search.index_path(path)))
+            holder = apsw.Connection(str(search_path(path)))
             holder.execute("BEGIN EXCLUSIVE")
             with pytest.raises(StoreError, match=r"erased from the store.*gc"):
                 await other.delete("s")
@@ -383,4 +387,4 @@ async def test_an_erasure_that_the_index_holds_up_says_what_is_left(
             holder.execute("ROLLBACK")
             holder.close()
             await other.gc()
-    assert b"secret" not in sqlite_search.index_path(path).read_bytes()
+    assert b"secret" not in search_path(path).read_bytes()

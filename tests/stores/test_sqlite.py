@@ -34,9 +34,11 @@ from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry, Key
-from perdure.stores import sqlite_jobs, sqlite_schema
+from perdure.stores.engine import Select
 from perdure.stores.format import packing
-from perdure.stores.sqlite import SqliteStore
+from perdure.stores.jobs import loading
+from perdure.stores.sqlite import SqliteStore, schema
+from perdure.stores.sqlite.engine import Rows
 from perdure.testing.samples import fork, new_session, note, run_of, say, show, texts
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
@@ -58,7 +60,7 @@ def raw(path: Path) -> apsw.Connection:
 
 async def in_writer(store: SqliteStore, job: Callable[[apsw.Connection], Any]) -> Any:
     """What a job comes to on the connection that the store writes with."""
-    return await store._db.writer.run(job, alone=True)
+    return await store._engine.opened.writer.run(job, alone=True)
 
 
 def python(code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -165,8 +167,8 @@ async def test_every_commit_is_synced(tmp_path: Path) -> None:
 
 async def test_a_refused_pragma_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite says nothing when it does not do as it is told; the store reads every setting back."""
-    setting = sqlite_schema._set
-    monkeypatch.setattr(sqlite_schema, "_set", lambda db, pragma, _: setting(db, pragma, "nonsense"))
+    setting = schema._set
+    monkeypatch.setattr(schema, "_set", lambda db, pragma, _: setting(db, pragma, "nonsense"))
     with pytest.raises(StoreError, match="would not set"):
         async with SqliteStore(tmp_path / "sessions.db"):
             pass
@@ -295,7 +297,7 @@ async def test_a_job_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
             db.execute("DELETE FROM session")
             raise KeyError("a bug")
 
-        for worker in (store._db.writer, store._db.reader):
+        for worker in (store._engine.opened.writer, store._engine.opened.reader):
             with pytest.raises((KeyError, StoreError)):
                 await worker.run(broken)
         odd: list[Any] = [
@@ -375,7 +377,7 @@ async def _check_acknowledged(path: Path, name: str, acknowledged: int) -> None:
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many messages each reading of a log has brought."""
     counts: list[int] = []
-    read = sqlite_jobs.read_messages
+    read = loading.decoded
 
     def counting(*args: Any, **kwargs: Any) -> list[Message]:
         found = read(*args, **kwargs)
@@ -383,7 +385,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_jobs, "read_messages", counting)
+        patch.setattr(loading, "decoded", counting)
         yield counts
 
 
@@ -423,7 +425,7 @@ async def test_a_redaction_that_comes_before_a_queued_read_is_seen(tmp_path: Pat
             begun.set()
             go_on.wait(30)
 
-        held = asyncio.ensure_future(store._db.reader.run(hold_up))
+        held = asyncio.ensure_future(store._engine.opened.reader.run(hold_up))
         await asyncio.to_thread(begun.wait)
         loading = asyncio.ensure_future(store.load("s"))
         await asyncio.sleep(0)  # it has compared its cache with the file, and waits for the reader
@@ -625,13 +627,13 @@ async def test_an_index_that_finds_another_head_is_damage(tmp_path: Path) -> Non
         for text in ("two", "three"):
             session = await store.save(say(session, text))
 
-    def misled(db: apsw.Connection, sql: str, bindings: Any = ()) -> Any:
-        row = first_row(db, sql, bindings)
-        return row if "head.body" not in sql else (*row[:3], *db.execute(oldest).fetchone(), *row[6:])
+    def misled(rows: Rows, statement: Select) -> Any:
+        is_of_head = statement.table == "head" and "body" in statement.columns
+        return select(rows, Select("head", statement.columns, order="version", limit=1) if is_of_head else statement)
 
-    first_row, oldest = sqlite_jobs.first_row, "SELECT version, crc, body FROM head ORDER BY version LIMIT 1"
+    select = Rows._select
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_jobs, "first_row", misled)
+        patch.setattr(Rows, "_select", misled)
         async with SqliteStore(path) as store:
             for version in (3, None):
                 with pytest.raises(CorruptRecord, match="head 3"):
@@ -887,7 +889,7 @@ async def test_a_path_that_cannot_be_reached_is_a_store_error(tmp_path: Path, pa
     if part == "no" and os.geteuid() == 0:
         code = (
             "import os\nfrom pathlib import Path\nfrom perdure import StoreError\n"
-            "from perdure.stores.sqlite_schema import prepare_directory\nos.setuid(65534)\n"
+            "from perdure.stores.sqlite.schema import prepare_directory\nos.setuid(65534)\n"
             "try:\n    prepare_directory(Path(sys.argv[1]))\nexcept StoreError as error:\n    print(error)\n"
         )
         os.chmod(tmp_path / "no", 0o700)
@@ -1005,7 +1007,7 @@ def _grown(rng: random.Random, session: AgentSession, word: str) -> AgentSession
 
 async def test_an_erasure_that_a_reader_holds_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another program keeps a read open the text may still stand in the log; the next erasure takes it along."""
-    monkeypatch.setattr(sqlite_schema, "_BUSY_MS", 50)
+    monkeypatch.setattr(schema, "_BUSY_MS", 50)
     async with SqliteStore(tmp_path / "sessions.db") as store:
         first = await store.create(new_session("first-secret"))
         second = await store.create(new_session("second-secret"))
@@ -1054,16 +1056,16 @@ async def test_closing_waits_for_a_look_from_another_thread(tmp_path: Path) -> N
     """A request of another event loop may be looking into the file at that moment: it is answered, then refused."""
     store = SqliteStore(tmp_path / "sessions.db")
     await store.__aenter__()
-    opened, begun = store._db, threading.Event()
+    opened, begun = store._engine.opened, threading.Event()
 
     def look(db: apsw.Connection) -> int:
         db.create_scalar_function("begun", begun.set, 0)
         rows = "WITH RECURSIVE n(x) AS (SELECT begun() IS NULL UNION ALL SELECT x + 1 FROM n LIMIT 1000000)"
         return int(db.execute(f"{rows} SELECT max(x) FROM n").get)
 
-    looking = asyncio.create_task(asyncio.to_thread(opened._look, look))
+    looking = asyncio.create_task(asyncio.to_thread(opened.look, look))
     await asyncio.to_thread(begun.wait)
     await store.__aexit__()
     assert await looking == 1_000_000
     with pytest.raises(StoreError):
-        opened.peek("s")
+        opened.look(look)

@@ -11,9 +11,9 @@ import pytest
 
 from perdure.model.message import Message
 from perdure.protocols import SearchHit
-from perdure.stores import sqlite_ranking
 from perdure.stores.search import Place, Query, counts_of, score, show, weight
 from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import ranking as sqlite_ranking
 from perdure.testing.samples import new_session
 
 # From a word that is nearly everywhere to one that is nowhere.

@@ -8,10 +8,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-from perdure.stores import sqlite_scrub
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.sqlite_schema import exclusively
-from perdure.stores.sqlite_scrub import scrub
+from perdure.stores.sqlite import scrub as sqlite_scrub
+from perdure.stores.sqlite.schema import exclusively
+from perdure.stores.sqlite.scrub import scrub
 from perdure.testing.samples import new_session, say, texts
 
 SIZE = 4096

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import CorruptRecord
-from perdure.stores import worker
-from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore, worker
 from perdure.testing.samples import new_session, say
 
 VERSIONS = 12
@@ -119,7 +118,9 @@ async def test_frames_from_before_the_log_was_begun_again_are_no_damage(tmp_path
         session = await store.create(new_session("Hello", id="s"))
         for _ in range(6):
             session = await store.save(say(session, "x" * 3000))
-        await store._db.writer.run(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall(), alone=True)
+        await store._engine.opened.writer.run(
+            lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall(), alone=True
+        )
         session = await store.save(say(session, "after"))
         shutil.copytree(path.parent, tmp_path / "killed")
     assert await version_in(tmp_path / "killed" / "s.db") == session.version

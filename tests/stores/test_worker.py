@@ -13,9 +13,9 @@ import apsw
 import pytest
 
 from perdure.errors import StoreError
-from perdure.stores import worker as workers
 from perdure.stores.sqlite import SqliteStore
-from perdure.stores.worker import Worker
+from perdure.stores.sqlite import worker as workers
+from perdure.stores.sqlite.worker import Worker
 from perdure.testing.samples import new_session, say
 
 
@@ -80,7 +80,7 @@ async def test_a_closing_that_is_cancelled_closes_all_the_same(tmp_path: Path) -
         begun.set()
         go_on.wait(30)
 
-    held = asyncio.ensure_future(store._db.writer.run(hold_up))
+    held = asyncio.ensure_future(store._engine.opened.writer.run(hold_up))
     await asyncio.to_thread(begun.wait)
     closing = asyncio.ensure_future(store.__aexit__())
     await asyncio.sleep(0)

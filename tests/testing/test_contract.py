@@ -12,7 +12,8 @@ from perdure.errors import InvalidData, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, now
 from perdure.model.session import AgentSession, SessionInfoList
 from perdure.protocols import SessionQuery, SessionStore
-from perdure.stores.memory import MemoryStore, matches
+from perdure.stores.jobs.listing import matches
+from perdure.stores.memory import MemoryStore
 from perdure.testing import StoreContract
 
 

@@ -7,11 +7,14 @@ each statement and sends its rows back. It knows tables, and nothing of sessions
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from perdure.errors import CorruptRecord
 from perdure.model.value import EMPTY
-from perdure.protocols import Problem
+from perdure.protocols import Problem, SearchHit
+
+if TYPE_CHECKING:
+    from perdure.stores.search import Query
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -225,6 +228,16 @@ class Engine:
     async def faults(self) -> Sequence[Problem]:
         """Say what is wrong beneath the rows: with files, indexes, counters of the engine's own."""
         return ()
+
+
+class IndexedEngine(Engine):
+    """An engine that searches by an index."""
+
+    async def search(self, query: Query) -> Sequence[SearchHit]:
+        raise NotImplementedError
+
+    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+        raise NotImplementedError
 
 
 def drive(job: Job[T], answer: Callable[[Statement], list[Any]]) -> T:

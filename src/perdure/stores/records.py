@@ -30,7 +30,7 @@ from perdure.model.ids import SessionId, new_id
 from perdure.model.record import SessionRecord
 from perdure.redaction.records import REPLACEMENT, RecordRedaction
 from perdure.stores.folder import Folder, NotAFile
-from perdure.stores.redaction import Request
+from perdure.stores.jobs.redaction import Request
 
 _log = logging.getLogger("perdure.stores")
 

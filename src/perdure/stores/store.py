@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from perdure import codec
-from perdure.errors import CorruptRecord, SessionNotFound, StoreError
+from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message
@@ -35,17 +35,15 @@ from perdure.protocols import (
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine
+from perdure.stores.engine import Engine, IndexedEngine
 from perdure.stores.format import packing
-from perdure.stores.format.placement import Placement, consolidate, is_at_hand
+from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Batch, prepare_batch, prepare_entries
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, Kept, Pack, Take
-
-if TYPE_CHECKING:
-    from perdure.stores.search import Query
+from perdure.stores.tapes import consolidate
 
 _LAST_WORD = 5.0
 
@@ -77,7 +75,7 @@ class Store:
 
     async def _lapse(self, claims: Sequence[Claim]) -> None:
         """Have claims lapse, if that can be done at once: else they do when their leases have run out."""
-        with suppress(StoreError, TimeoutError):
+        with suppress(PerdureError, TimeoutError):
             async with asyncio.timeout(_LAST_WORD):
                 await self._engine.run(partial(claiming.lapse, claims), "write")
 
@@ -379,16 +377,6 @@ class Store:
         from perdure.stores.jobs import checking
 
         return [*await self._engine.faults(), *await self._engine.run(checking.check, long=True)]
-
-
-class IndexedEngine(Engine):
-    """An engine that searches by an index."""
-
-    async def search(self, query: Query) -> Sequence[SearchHit]:
-        raise NotImplementedError
-
-    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
-        raise NotImplementedError
 
 
 class IndexedStore(Store):

@@ -20,6 +20,7 @@ from perdure.testing.contract import (
     SearchContract,
     StoreContract,
 )
+from perdure.testing.engine_contract import EngineContract
 from perdure.testing.faults import FailingStore
 from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 
@@ -28,6 +29,7 @@ __all__ = [
     "CheckContract",
     "Chunks",
     "Delay",
+    "EngineContract",
     "ErasureContract",
     "FailingStore",
     "FrozenClock",

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
     InvalidSessionFile,
@@ -30,7 +31,6 @@ from perdure.stores.folder import Turn
 from perdure.stores.jobs.listing import Page
 from perdure.stores.jobs.loading import Load
 from perdure.stores.jobs.saving import Keep
-from perdure.waiting import see_through
 
 _NOT_OPEN = "This store is not open. Use it inside `async with FileStore(directory) as store:`."
 
@@ -70,7 +70,7 @@ class FileEngine(Engine):
             return
         jobs, at = [_Task(each, "write", now().timestamp()) for each in self.last_jobs], 0.0
         self.last_jobs = ()
-        await see_through(thread.close(lambda directory: self._do_at_once(directory, jobs, at)))
+        await finish_despite_cancel(thread.close(lambda directory: self._do_at_once(directory, jobs, at)))
 
     def _do_at_once(self, directory: Directory, tasks: Sequence[_Task], deadline: float) -> None:
         for task in tasks:

@@ -19,7 +19,7 @@ from perdure.protocols import Claim
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Clock, Job, Later, Lock, Select, Update
 
-_FACTS = (
+COLUMNS_OF_FACTS = (
     *("sid", "log", "version", "created", "msg_end", "evt_end", "inbox_end", "taken", "epoch"),
     *("claim", "expires"),
 )
@@ -50,7 +50,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def facts_of(session_id: str) -> Job[Facts]:
-    rows = yield Select("session", _FACTS, {"id": str(session_id)})
+    rows = yield Select("session", COLUMNS_OF_FACTS, {"id": str(session_id)})
     erasures = yield from count_of_erasures()
     if not rows:
         yield from require_absent(session_id)

@@ -32,9 +32,8 @@ def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
         except (SessionBusy, SessionNotFound):
             continue
         yield from _erase(sid)
-        erased.append(session_id)
-    if erased:
         yield from count_erasure()
+        erased.append(session_id)
     return erased
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import count, repeat
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import msgspec
@@ -58,6 +58,8 @@ class Place(msgspec.Struct, frozen=True):
 class Change:
     """A change to one session. `refuse` and `draft` may be called again: much depends on how the session stands."""
 
+    gate: Literal["", "share"] = ""
+
     def __init__(self, session_id: SessionId, origin: str) -> None:
         self.session_id = session_id
         self.origin = origin
@@ -70,6 +72,11 @@ class Change:
         raise NotImplementedError
 
     def job(self) -> Job[Any]:
+        yield Lock((self.session_id,), self.gate)
+        return (yield from self.made_to((yield from facts_of(self.session_id))))
+
+    def made_to(self, facts: Facts) -> Job[Any]:
+        """Make the change to a session that stands so; for engines that have read that by a quicker way."""
         raise NotImplementedError
 
 
@@ -105,6 +112,8 @@ class Kept(msgspec.Struct, frozen=True):
 
 class Keep(Change):
     """A new version of a session: a save, or the first one of a new session."""
+
+    gate = "share"
 
     def __init__(
         self,
@@ -175,9 +184,7 @@ class Keep(Change):
             None if is_tagged else tuple(kept.info.tags),
         )
 
-    def job(self) -> Job[Kept]:
-        yield Lock((self.session_id,), "share")
-        facts = yield from facts_of(self.session_id)
+    def made_to(self, facts: Facts) -> Job[Kept]:
         self.refuse(facts)
         place = (yield from self._new_session()) if self.is_new else place_of(facts)
         known = self.known if self.known is not None and self.known.erasures == facts.erasures else None
@@ -263,9 +270,7 @@ class Append(Change):
         if refused is not None:
             raise refused
 
-    def job(self) -> Job[Any]:
-        yield Lock((self.session_id,))
-        facts = yield from facts_of(self.session_id)
+    def made_to(self, facts: Facts) -> Job[Any]:
         self.refuse(facts)
         place = place_of(facts)
         log, start = (yield from branch_log(place.sid, self.branch)) if self.branch else (place.log, place.msg_end)

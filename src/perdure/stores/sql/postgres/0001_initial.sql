@@ -1,5 +1,5 @@
 -- The SQLite store's tables, but for what many writers at once ask for. Text that a user gives is written with its
--- NULs escaped (see `postgres_rows.plain`), since PostgreSQL's text cannot hold them; bodies are bytea as they are.
+-- NULs escaped (see `plain` in postgres/rows.py), since PostgreSQL's text cannot hold them; bodies are bytea as they are.
 
 -- One row. `followed` is until when somebody listens: nobody is notified in vain.
 CREATE TABLE meta (

@@ -1,5 +1,5 @@
 -- Rows that had no checksum get one, which the database makes when it writes them: a stored one that no longer fits
--- the row is damage. Read them as `postgres_rows.KEY_IS_SOUND` and `LOG_IS_SOUND` do.
+-- the row is damage. Read them as `KEY_IS_SOUND` and `LOG_IS_SOUND` in postgres/rows.py do.
 ALTER TABLE key ADD COLUMN seal bigint NOT NULL GENERATED ALWAYS AS (
     hashtextextended(name, hashtextextended(digest, hashint8extended(version, sid)))
 ) STORED;

@@ -17,11 +17,12 @@ store AS MATERIALIZED (SELECT erasures, followed FROM meta),
 -- Locked in the order of the batch, which is that of the sessions' numbers, so that no two batches wait for each other;
 -- and read as they are once they are locked.
 found AS MATERIALIZED (
-    SELECT op.*, now_sid, now_log, now_version, now_created, now_msg_end, now_evt_end, now_epoch, now_claim,
-        now_expires > op.time AS stands, now_op
+    SELECT op.*, now_sid, now_log, now_version, now_created, now_msg_end, now_evt_end, now_inbox_end, now_taken,
+        now_epoch, now_claim, now_expires > op.time AS stands, now_op
     FROM op CROSS JOIN LATERAL (
         SELECT sid AS now_sid, log AS now_log, version AS now_version, created AS now_created, msg_end AS now_msg_end,
-            evt_end AS now_evt_end, epoch AS now_epoch, claim AS now_claim, expires AS now_expires, op AS now_op
+            evt_end AS now_evt_end, inbox_end AS now_inbox_end, taken AS now_taken, epoch AS now_epoch,
+            claim AS now_claim, expires AS now_expires, op AS now_op
         FROM session WHERE session.id = op.id FOR UPDATE
     ) AS session
 ),
@@ -63,7 +64,7 @@ changed AS (
 done AS MATERIALIZED (
     SELECT * FROM ready
     UNION ALL
-    SELECT op.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM op
+    SELECT op.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM op
     WHERE op.kind = 'create' AND op.sid = ANY (ARRAY(SELECT sid FROM made))
 ),
 logs AS (
@@ -147,12 +148,12 @@ kept_refs AS (
     WHERE row.n = ANY (ARRAY(SELECT n FROM done))
 )
 SELECT answer.n, answer.n = ANY (ARRAY(SELECT n FROM done)) AS done, now_sid, now_log, now_version, now_created,
-    now_msg_end, now_evt_end, now_epoch, now_claim, stands, now_op, store.erasures,
+    now_msg_end, now_evt_end, now_inbox_end, now_taken, now_epoch, now_claim, stands, now_op, store.erasures,
     CASE WHEN answer.entries > 0 AND answer.n = ANY (ARRAY(SELECT n FROM done)) AND store.followed > answer.time
         THEN pg_notify(%(channel)s::text, answer.id) END AS told
 FROM (
     SELECT * FROM found
     UNION ALL
-    SELECT op.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM op
+    SELECT op.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM op
     WHERE op.n <> ALL (ARRAY(SELECT n FROM found))
 ) AS answer CROSS JOIN store

@@ -1,0 +1,224 @@
+"""The tables in PostgreSQL: jobs as queries, loads and lists as one statement each, saves in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from perdure.aio import finish_despite_cancel
+from perdure.errors import CorruptRecord, StoreError
+from perdure.protocols import Problem, SearchHit
+from perdure.stores.engine import Change, Fetch, IndexedEngine, Job, Kind, Request, T
+from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.rows import Values
+from perdure.stores.jobs.listing import HeaderRow, Page
+from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages, unpacked_value
+from perdure.stores.jobs.saving import Place
+from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched
+from perdure.stores.postgres.listener import Listener
+from perdure.stores.postgres.rows import SQL, given_time, queries_of
+from perdure.stores.postgres.schema import migrate
+from perdure.stores.postgres.writer import Writer
+from perdure.stores.search import Query
+from perdure.stores.tapes import TapeCache
+
+_PEEK = """
+    SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures
+    FROM session CROSS JOIN meta WHERE session.id = %s
+"""
+# With its messages, if nothing is known of it and they are few.
+_LOAD = """
+    SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures,
+        head.version, head.crc, head.body, value.hashes, value.bodies,
+        msg.logs, msg.places, msg.sums, msg.bodies,
+        (SELECT max(newest.version) FROM head AS newest WHERE newest.sid = session.sid)
+    FROM session CROSS JOIN meta
+    LEFT JOIN head ON head.sid = session.sid AND head.version = coalesce(%(version)s, session.version)
+    LEFT JOIN LATERAL (
+        SELECT array_agg(hash) AS hashes, array_agg(body) AS bodies
+        FROM value WHERE hash = ANY (head.hashes)
+    ) AS value ON true
+    LEFT JOIN LATERAL (
+        SELECT array_agg(row.log) AS logs, array_agg(row.pos) AS places, array_agg(row.crc) AS sums,
+            array_agg(row.body) AS bodies
+        FROM generate_series(1, cardinality(head.wanted), 3) AS each
+        JOIN msg AS row ON row.log = head.wanted[each]
+            AND row.pos >= head.wanted[each + 1] AND row.pos < head.wanted[each + 2]
+        WHERE %(cold)s
+    ) AS msg ON true
+    WHERE session.id = %(id)s
+"""
+_VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"
+
+
+class PostgresEngine(IndexedEngine):
+    """Keeps the tables in a schema of a database."""
+
+    def __init__(self, dsn: str, schema: str, pool: int) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._pool = pool
+        self._open: _Open | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._open is not None:
+            raise StoreError("This store is open already.")
+        await migrate(self._dsn, self._schema)
+        link = Link(self._dsn, self._schema, self._pool)
+        try:
+            await link.open()
+            self.origin = str((await link.row("SELECT uid FROM meta"))[0])
+        except BaseException:
+            await link.close()
+            raise
+        self._open = _Open(link)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._open is not None:
+            opened, self._open, self.origin = self._open, None, ""
+            if opened.link.is_abandoned:
+                opened.link.abandon()
+            else:
+                await finish_despite_cancel(opened.close())
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Tell whether the process or the event loop that has opened it is gone, and with it all that it held."""
+        return self._open is not None and self._open.link.is_abandoned
+
+    @property
+    def opened(self) -> _Open:
+        if self._open is None:
+            raise StoreError("This store is not open. Use it inside `async with PostgresStore(dsn) as store:`.")
+        self._open.link.check()
+        return self._open
+
+    async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
+        link, at = self.opened.link, given_time()
+
+        def queries() -> Queries[T]:
+            return queries_of(job(), at)
+
+        is_read = kind in ("glance", "read")
+        if long:
+            return await link.transact_in_thread(queries, snapshot=is_read)
+        if not is_read:
+            return await link.transact(queries)
+        try:
+            return await link.read(lambda connection: ask(connection, queries()))
+        except CorruptRecord:  # an erasure between two statements looks like damage
+            return await link.transact(queries, snapshot=True)
+
+    async def commit(self, change: Change) -> Any:
+        return await self.opened.writer.make(change)  # type: ignore[arg-type]  # there are no others
+
+    async def fetch(self, load: Fetch[T]) -> T | None:
+        assert isinstance(load, Load)
+        try:
+            return await self._fetch(load)
+        except CorruptRecord:
+            opened, at = self.opened, given_time()
+            return await opened.link.transact(lambda: queries_of(load.job(), at), snapshot=True)
+
+    async def _fetch(self, load: Load) -> Any:
+        opened = self.opened
+        if load.may_be_at_hand:
+            assert load.known is not None
+            seen = await opened.link.row(_PEEK, (load.session_id,))
+            if seen is None or seen[4:] == (load.known.session.version, load.known.erasures):
+                return None if seen is None else Loaded(seen[5])
+        found: Loaded | None = await opened.link.read(lambda connection: _load(connection, load))
+        if found is not None and found.place is not None and load.version is None:
+            opened.writer.note(load.session_id, found.place)
+        return found
+
+    async def page(self, page: Request[T]) -> T:
+        assert isinstance(page, Page)
+        text, values = SQL.page(page)
+        rows: Any = [HeaderRow(*row) for row in await self.opened.link.rows(text, tuple(values))]
+        return rows
+
+    async def faults(self) -> Sequence[Problem]:
+        from perdure.stores.postgres.faults import faults
+
+        return await self.opened.link.transact_in_thread(faults, snapshot=True)
+
+    async def search(self, query: Query) -> Sequence[SearchHit]:
+        from perdure.stores.postgres.search import search
+
+        return await search(self.opened.link, query)
+
+    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+        from perdure.stores.postgres.search import index
+
+        return await index(self.opened.link, anew=anew, progress=progress)
+
+
+class _Open:
+    """An open engine: its connections, and the tasks that write and listen."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.writer = Writer(link)
+        self.listener = Listener(link)
+
+    async def close(self) -> None:
+        """Carry out what is waiting, and let go of the connections."""
+        try:
+            await self.writer.close()
+        finally:
+            self.link.closed = True
+            await self.listener.close()
+            await self.link.close()
+
+
+async def _load(connection: Connection, load: Load) -> Loaded | None:
+    """Read a session by one statement, and by a few more what that has not fetched along."""
+    session_id = load.session_id
+    asked = {"id": session_id, "version": load.version, "cold": load.known is None}
+    rows = await fetched(connection, _LOAD, asked)
+    if not rows:
+        return None
+    *numbers, newest, erasures, version, crc, body, hashes, bodies, logs, places, sums, said, last = rows[0]
+    if not is_there(session_id, load.version, newest, last, version is not None):
+        return None
+    place = Place(*numbers)
+    head = StoredHead(unpacked_head(body, crc, session_id, place.sid, version), session_id, version)
+    values = await _values(connection, session_id, head, dict(zip(hashes or (), bodies or (), strict=True)))
+    along = _stretches(session_id, zip(logs or (), places or (), sums or (), said or (), strict=True))
+    tapes = load.tapes
+    if along:  # what is at hand is added to only once all is read
+        tapes = TapeCache("")
+        for stretch in along:
+            tapes.put(*stretch)
+    for log, start, stop in tapes.missing(head.wanted(values)):
+        job = read_messages(session_id, log, start, stop)
+        along.append((log, start, await ask(connection, queries_of(job, None))))
+    return Loaded(erasures, head, values, along, place)
+
+
+async def _values(connection: Connection, session_id: str, head: StoredHead, known: dict[str, bytes]) -> Values:
+    """Return the values that a head names: what was fetched along with it, and if that is not all, the rest."""
+    values: Values = {}
+    while wanted := [key for key in head.hashes(values) if key not in values]:
+        missing = [key for key in wanted if key not in known]
+        if missing:
+            known |= dict(await fetched(connection, _VALUES, (missing,)))
+        values |= {key: unpacked_value(session_id, key, known.get(key)) for key in wanted}
+    return values
+
+
+def _stretches(session_id: str, rows: Any) -> list[Any]:
+    """Return messages that came along with a head, stretch by stretch."""
+    stretches: list[tuple[int, int, list[Any]]] = []
+    for log, pos, crc, body in sorted(rows):
+        if stretches and stretches[-1][0] == log and stretches[-1][1] + len(stretches[-1][2]) == pos:
+            stretches[-1][2].append((pos, crc, body))
+        else:
+            stretches.append((log, pos, [(pos, crc, body)]))
+    return [(log, start, decoded(session_id, log, start, start + len(few), few)) for log, start, few in stretches]

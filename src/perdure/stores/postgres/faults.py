@@ -1,0 +1,119 @@
+"""What is wrong beneath the rows of a PostgreSQL schema: in what follows from others, and in the words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.errors import CorruptRecord
+from perdure.protocols import Problem
+from perdure.stores.engine import Job
+from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.rows import Values
+from perdure.stores.jobs.loading import read_value
+from perdure.stores.postgres.link import Queries
+from perdure.stores.postgres.rows import KEY_IS_SOUND, LOG_IS_SOUND, queries_of, restored
+from perdure.stores.tapes import TapeCache
+
+_COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it anew."
+_BACKUP = "It has changed since it was written. Restore the database, or the session, from a backup."
+_CLAIMS = "A killed run of it would not be found by `recover`. Run `recover` on the session by its id."
+_LEFT_OVER = "SELECT sid FROM claimed WHERE NOT EXISTS (SELECT 1 FROM session WHERE session.sid = claimed.sid) LIMIT 20"
+_UNNOTED = (
+    "SELECT id FROM session WHERE claim IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.sid = session.sid)"
+)
+_UNCLAIMED = "SELECT id FROM session JOIN claimed ON claimed.sid = session.sid WHERE claim IS NULL"
+# What waits is gathered first: one look at it for each message would take forever in a store that nobody searches.
+_NEVER_FOUND = """
+    WITH waiting AS MATERIALIZED (
+        SELECT log, range_agg(int8range(start, stop)) AS stretches FROM unindexed WHERE start < stop GROUP BY log
+    )
+    SELECT msg.log, min(msg.pos) FROM msg LEFT JOIN waiting ON waiting.log = msg.log
+    WHERE NOT coalesce(waiting.stretches @> msg.pos, false)
+        AND NOT EXISTS (SELECT 1 FROM word WHERE word.log = msg.log AND word.pos = msg.pos)
+    GROUP BY msg.log LIMIT 20
+"""
+_HEADS = "SELECT version, crc, body, hashes, wanted FROM head WHERE sid = %s ORDER BY version"
+
+
+def faults() -> Queries[list[Problem]]:
+    found: list[Problem] = []
+    for look in (_sequences, _seals, _claims, _words, _fetched_along):
+        found += yield from look()
+    return found
+
+
+def _sequences() -> Queries[list[Problem]]:
+    found = []
+    if len((yield "SELECT erasures FROM meta", ())) > 1:
+        found.append(Problem(None, "meta erasures", "it is not the number of erasures so far", _COPY))
+    for table in ("session", "log", "run"):
+        number = "sid" if table == "session" else table
+        ((last, highest),) = yield (
+            f"SELECT pg_sequence_last_value(pg_get_serial_sequence('{table}', '{number}')::regclass),"
+            f" (SELECT max({number}) FROM {table})",
+            (),
+        )
+        if highest is not None and (last is None or last < highest):
+            what = "it is behind the highest number in use, so that a number might be given out twice"
+            found.append(Problem(None, f"the sequence of {table}", what, _COPY))
+    return found
+
+
+def _seals() -> Queries[list[Problem]]:
+    found = []
+    for table, number, is_sound in (("key", "sid", KEY_IS_SOUND), ("log", "log", LOG_IS_SOUND)):
+        for place, name in (yield f"SELECT {number}, name FROM {table} WHERE NOT ({is_sound}) LIMIT 20", ()):
+            found.append(Problem(None, f"{table} {place}/{restored(name)}", "its checksum does not match", _BACKUP))
+    return found
+
+
+def _claims() -> Queries[list[Problem]]:
+    left_over = "It takes up some space. `perdure gc`, or copying the store, leaves it behind."
+    found = [
+        Problem(None, f"claimed {sid}", "it belongs to no session", left_over) for (sid,) in (yield _LEFT_OVER, ())
+    ]
+    what = "it is not noted where those who recover look"
+    found += [Problem(session_id, "its claim", what, _CLAIMS) for (session_id,) in (yield _UNNOTED, ())]
+    what = "it is noted where those who recover look, and there is none"
+    return found + [Problem(session_id, "its claim", what, _COPY) for (session_id,) in (yield _UNCLAIMED, ())]
+
+
+def _words() -> Queries[list[Problem]]:
+    found = []
+    for log, first in (yield _NEVER_FOUND, ()):
+        what = f"message {first} of log {log} is not in it, and nobody is going to put it there"
+        found.append(Problem(None, f"the search index of log {log}", what, _COPY))
+    return found
+
+
+def _fetched_along() -> Queries[list[Problem]]:
+    """Compare what a head's columns say again of its body, for one statement to fetch it along."""
+    found = []
+    what = "it does not name the values and the messages that the version is made of"
+    for sid, session_id in (yield "SELECT sid, id FROM session ORDER BY sid", ()):
+        values: Values = {}
+        for version, crc, body, hashes, wanted in (yield _HEADS, (sid,)):
+            try:
+                head = StoredHead(unpacked_head(body, crc, session_id, sid, version), session_id, version)
+                named = yield from queries_of(_gathered(session_id, head, values), None)
+                is_right = {*hashes} == named.keys() and (wanted is None or _is_wanted(head, named, wanted))
+            except CorruptRecord:
+                continue  # a damaged head is reported by those who read the session
+            if not is_right:
+                found.append(Problem(session_id, f"what is fetched along with version {version}", what, _COPY))
+    return found
+
+
+def _gathered(session_id: str, head: StoredHead, known: Values) -> Job[Values]:
+    """Return all values that it takes to rebuild a version; what is read is added to those known."""
+    while missing := [key for key in head.hashes(known) if key not in known]:
+        for key in missing:
+            known[key] = yield from read_value(session_id, key)
+    return {key: known[key] for key in head.hashes(known)}
+
+
+def _is_wanted(head: StoredHead, values: Values, wanted: Sequence[int]) -> bool:
+    threes = list(zip(*(iter(wanted),) * 3, strict=False))
+    tapes = TapeCache("")  # which merges stretches that touch
+    return 3 * len(threes) == len(wanted) and tapes.missing(threes) == tapes.missing(head.wanted(values))

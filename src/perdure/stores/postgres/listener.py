@@ -1,0 +1,85 @@
+"""Hearing at once that a record has grown. The record is the truth: who misses a notification only hears later."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import psycopg
+from psycopg import sql
+
+from perdure.stores.postgres.link import Connection, Link
+
+_LISTENED_FOR = 60.0
+_PAUSE = 0.2
+# Writers notify only while somebody is known to listen: a notification is a lock that all commits would queue for.
+_FOLLOW = (
+    "UPDATE meta SET followed = extract(epoch FROM clock_timestamp()) + %s"
+    " WHERE followed < extract(epoch FROM clock_timestamp()) + %s"
+)
+
+
+class Listener:
+    """One connection that listens for as long as somebody waits for news, and comes back when it is lost."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._task: asyncio.Task[None] | None = None
+        self._listening = asyncio.Event()
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._followed_at = float("-inf")
+
+    async def changed(self, session_id: str, after: int, most: float) -> None:
+        """Return once a session's record goes beyond a number, or after a while in any case."""
+        self._link.check()
+        news = asyncio.Event()
+        self._waiting.setdefault(session_id, set()).add(news)
+        try:
+            async with asyncio.timeout(most):
+                await self._start()
+                # Asked after the ear is open: what was written before is seen here, what comes later is heard.
+                row = await self._link.row("SELECT evt_end FROM session WHERE id = %s", (session_id,))
+                if row is not None and row[0] <= after:
+                    await news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting[session_id].discard(news)
+            if not self._waiting[session_id]:
+                del self._waiting[session_id]
+
+    async def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._listen(), name="perdure listener")
+        await self._listening.wait()
+        clock = asyncio.get_running_loop().time()
+        if clock > self._followed_at + _LISTENED_FOR / 4:
+            await self._link.rows(f"{_FOLLOW} RETURNING 1", (_LISTENED_FOR, _LISTENED_FOR * 3 / 4))
+            self._followed_at = clock
+
+    async def _listen(self) -> None:
+        while not self._link.closed:
+            with suppress(psycopg.Error, OSError):  # it is lost; those who wait look again after their timeout
+                async with await self._link.connect() as connection:
+                    await self._hear(connection)
+            self._listening.clear()
+            await asyncio.sleep(_PAUSE)
+
+    async def _hear(self, connection: Connection) -> None:
+        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._link.channel)))
+        self._listening.set()
+        self._tell_all()
+        async for notification in connection.notifies():
+            for news in self._waiting.get(notification.payload, ()):
+                news.set()
+
+    def _tell_all(self) -> None:
+        """Something may have been missed while nobody listened."""
+        for waiting in self._waiting.values():
+            for news in waiting:
+                news.set()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

@@ -1,0 +1,268 @@
+"""A change on its way to the database: the rows it is sent as, and what is known of the session it is a change to.
+
+It is sent under an operation's id, which the database keeps. Sent again because the connection broke before the
+answer, it is refused, and the id tells that it had been made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from perdure.model.session import AgentSession
+from perdure.stores.cache import CachedSession
+from perdure.stores.format.placement import transcripts_of
+from perdure.stores.format.rows import Stretch, batch_checksum, checksum, seed_of
+from perdure.stores.jobs.claiming import Facts
+from perdure.stores.jobs.saving import Append, Change, Draft, Keep, Place, Take
+from perdure.stores.postgres.rows import given_time, plain
+
+_MOST_WANTED = 16
+_MOST_AT_ONCE = 256
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How the database found a session when a change to it was tried, and whether it was made."""
+
+    n: int
+    done: bool
+    sid: int | None
+    log: int
+    version: int
+    created: float
+    msg_end: int
+    evt_end: int
+    inbox_end: int
+    taken: int
+    epoch: int
+    claim: str | None
+    stands: bool | None
+    op: str
+    erasures: int
+    told: object = None
+
+    @property
+    def facts(self) -> Facts:
+        if self.sid is None:
+            return Facts(erasures=self.erasures)
+        return Facts(
+            *(self.sid, self.log, self.version, self.created, self.msg_end, self.evt_end, self.inbox_end, self.taken),
+            *(self.epoch, None if self.claim is None else self.claim.encode(), bool(self.stands), self.erasures),
+        )
+
+
+class Parcel:
+    """The rows of a batch of changes, on their way into one statement."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ops", "msgs", "runs", "values", "refs")}
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def put(self, table: str, **columns: Any) -> None:
+        self._tables[table].append(columns)
+
+    def bytes_at(self, body: bytes) -> int:
+        """Add bytes. Return where they stand among all that is sent, counted from 1 as SQL does."""
+        self._pieces.append(body)
+        self._size += len(body)
+        return self._size - len(body) + 1
+
+    def put_messages(self, n: int, log: int, start: int, bodies: Sequence[bytes]) -> None:
+        seed = seed_of(log)
+        for pos, body in enumerate(bodies, start):
+            crc = crc32(body, seed + pos)
+            self.put("msgs", n=n, log=log, pos=pos, crc=crc, start=self.bytes_at(body), size=len(body))
+
+    def parameters(self) -> dict[str, Any]:
+        tables: dict[str, Any] = {name: msgspec.json.encode(rows).decode() for name, rows in self._tables.items()}
+        return {**tables, "blob": b"".join(self._pieces)}
+
+
+class Order:
+    """A change that somebody waits for. What it writes depends on where its session stands."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.session_id = str(change.session_id)
+        self.at = given_time()
+        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.may_have_been_made = False
+        self.is_settled = False
+        self.tries = 0
+        self.place = Place(0, 0)
+        self.branch_log: tuple[int, int] | None = None
+        """The number and the end of the log that an append to a branch goes to, once the writer has looked."""
+        self.numbers: Place | None = None
+        """Those of a new session. Sent again, it is sent with the same."""
+        self.refs: Sequence[Stretch] = ()
+        """The stretches of others' logs that are to be noted, once the writer has looked."""
+        self._gone: int | None = None
+        """The epoch of a claim that would stand if its holder were not gone."""
+        self._known: CachedSession | None = change.known if isinstance(change, Keep) else None
+        self._draft: Draft | None = None
+
+    @property
+    def is_new(self) -> bool:
+        return isinstance(self.change, Keep) and self.change.is_new
+
+    @property
+    def branch(self) -> str:
+        return self.change.branch if isinstance(self.change, Append) else ""
+
+    @property
+    def draft(self) -> Draft:
+        assert isinstance(self.change, Keep)
+        if self._draft is None or self._draft.place != self.place:
+            self._draft = self.change.draft(self.place, self._known)
+        return self._draft
+
+    @property
+    def new_refs(self) -> Sequence[Stretch]:
+        """Return the stretches of others' logs that it names, and that may not be noted yet."""
+        return self.draft.new_refs if isinstance(self.change, Keep) else ()
+
+    def refuse(self, facts: Facts) -> None:
+        """Raise what is wrong; return if it may be tried again from where the session stands."""
+        self.change.refuse(facts)
+        if facts.claim is not None and facts.stands:
+            self._gone = facts.epoch
+        self._known = self._draft = None
+
+    def made(self, answer: Answer) -> tuple[Any, Place]:
+        """Return what it came to, and where the session stands now."""
+        change, facts, place = self.change, answer.facts, self.place
+        if isinstance(change, Keep):
+            return change.made(self.draft, facts), place.moved(len(change.messages), change.entries)
+        assert isinstance(change, Append)
+        if isinstance(change, Take) and answer.op == change.op:  # it was made before: these facts are from after it
+            facts = msgspec.structs.replace(facts, epoch=facts.epoch - 1)
+        moved = place.moved(0 if change.branch else len(change.messages), change.entries)
+        return change.made(place, self._start(), facts), moved
+
+    def branch_end(self) -> tuple[int, int] | None:
+        """Return the branch's log and its end after the change."""
+        if self.branch_log is None or not isinstance(self.change, Append):
+            return None
+        return self.branch_log[0], self.branch_log[1] + len(self.change.messages)
+
+    def _start(self) -> tuple[int, int]:
+        return self.branch_log or (int(self.place.log), self.place.msg_end)
+
+    def put_into(self, parcel: Parcel, n: int) -> None:
+        change = self.change
+        assert isinstance(change, Keep | Append)
+        log, start = self._start()
+        parcel.put_messages(n, log, start, change.messages)
+        columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(change)
+        parcel.put("ops", **self._common(n), **columns, **self._put_batch(parcel, n, log, start))
+
+    def _common(self, n: int) -> dict[str, Any]:
+        change = self.change
+        assert isinstance(change, Keep | Append)
+        return {
+            "n": n,
+            "id": self.session_id,
+            "op": change.op,
+            "at": self.at,
+            "sid": self.place.sid,
+            "msg_end": self.place.msg_end,
+            "evt_end": self.place.evt_end,
+            "gone": self._gone,
+            "messages": 0 if self.branch else len(change.messages),
+            "entries": change.entries,
+            "taken": change.taken,
+        }
+
+    def _of_keep(self, parcel: Parcel, n: int, change: Keep) -> dict[str, Any]:
+        draft, sid = self.draft, self.place.sid
+        for key, value in draft.new_values.items():
+            parcel.put("values", n=n, sid=sid, hash=key, start=parcel.bytes_at(value), size=len(value))
+        for log, start, stop in self.refs:
+            parcel.put("refs", n=n, sid=sid, log=log, start=start, stop=stop)
+        info = draft.session.info
+        return {
+            "status": info.status.value,
+            "agent": plain(info.agent_name),
+            "updated": change.at.timestamp(),
+            "created": info.created_at.timestamp(),
+            "head_crc": checksum(draft.head, sid, change.version),
+            "head_from": parcel.bytes_at(draft.head),
+            "head_size": len(draft.head),
+            "hashes": [*draft.values],
+            "wanted": wanted_of(draft.session),
+            "tags": None if draft.tags is None else [plain(tag) for tag in draft.tags],
+            "erasures": self._known.erasures if self._known else None,
+            **(self._of_create(draft) if change.is_new else _of_save(change)),
+        }
+
+    def _of_create(self, draft: Draft) -> dict[str, Any]:
+        info = draft.session.info
+        owner = None if info.owner is None else plain(info.owner)
+        parent = info.parent_id and str(info.parent_id)
+        return {"kind": "create", "log": self.place.log, "owner": owner, "parent": parent}
+
+    def _of_append(self, change: Append) -> dict[str, Any]:
+        if isinstance(change, Take):
+            holder = change.holder.decode()
+            expected = {"version": change.claim.version, "holder": holder, "take_over": change.take_over}
+            return {"kind": "claim", "lease": change.claim.lease, **expected}
+        return {"kind": "append", "lease": change.claim.lease, "epoch": change.claim.epoch}
+
+    def _put_batch(self, parcel: Parcel, n: int, log: int, start: int) -> dict[str, Any]:
+        """Send what goes on record: a row for each run in it. Return the columns of the batch itself."""
+        change, place = self.change, self.place
+        assert isinstance(change, Keep | Append)
+        batch = change.batch
+        if batch is None:
+            return {}
+        first = place.evt_end + 1
+        for loop, (begin, end) in batch.reach.items():
+            seqs = {"first_seq": first + begin, "last_seq": first + end}
+            stretch = {"log": log, "first_pos": start, "end_pos": start + len(change.messages)}
+            parcel.put("runs", n=n, sid=place.sid, loop=plain(loop), **seqs, **stretch)
+        return {
+            "batch_crc": batch_checksum(place.sid, place.evt_end + batch.count, batch),
+            "batch_from": parcel.bytes_at(batch.body),
+            "batch_size": len(batch.body),
+            "batch_run": None if batch.run is None else plain(batch.run),
+        }
+
+
+def _of_save(change: Keep) -> dict[str, Any]:
+    key = change.key
+    return {
+        "kind": "save",
+        "version": change.session.version,
+        "epoch": change.claim.epoch if change.claim else None,
+        "key_name": plain(key.name) if key else None,
+        "key_digest": plain(key.digest) if key else None,
+    }
+
+
+def wanted_of(session: AgentSession) -> list[int] | None:
+    """Return the stretches that a load of a settled session reads, in threes; None if they are many, or long."""
+    merged: list[list[int]] = []
+    views = [session.state.transcript, *_outputs(session)]
+    for span in (span for view in views for span in view.spans()):
+        assert span.tape.ref is not None
+        log, start, stop = int(span.tape.ref.key), span.start, span.stop
+        last = merged[-1] if merged else None
+        if last is not None and last[0] == log and last[1] <= start <= last[2]:
+            last[2] = max(last[2], stop)
+        elif not any(each[0] == log and each[1] <= start and stop <= each[2] for each in merged):
+            merged.append([log, start, stop])
+        if len(merged) > _MOST_WANTED:
+            return None
+    if sum(stop - start for _, start, stop in merged) > _MOST_AT_ONCE:
+        return None
+    return [number for stretch in merged for number in stretch]
+
+
+def _outputs(session: AgentSession) -> Iterable[Any]:
+    """Return the views of outputs: those of a state come as its transcript, then an input and an output a step."""
+    return list(transcripts_of(session.state))[2::2]

@@ -1,0 +1,282 @@
+"""The port's tables as this schema has them: statements as queries, and the columns and tables that follow from others.
+
+One table has its rows as columns (`meta`), two have a seal instead of a checksum, texts hold no NUL, and beside them
+stand `claimed`, `word` and `unindexed`, which say again what `session` and `msg` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from perdure import codec
+from perdure.model.ids import replaced_time
+from perdure.stores.engine import (
+    TABLES,
+    Clock,
+    Count,
+    Delete,
+    Insert,
+    Job,
+    Lock,
+    Pledge,
+    Row,
+    Select,
+    Statement,
+    T,
+    Update,
+)
+from perdure.stores.format import packing
+from perdure.stores.format.blocks import names_in
+from perdure.stores.format.heads import Head, is_block
+from perdure.stores.postgres.link import Queries
+from perdure.stores.sql import Adapter, Again, Dialect, Translator
+
+GATE = 0x70657264
+"""The advisory lock that erasures take for themselves, and shares those who are about to use a value or a log."""
+NOW = "extract(epoch FROM clock_timestamp())::double precision"
+KEY_IS_SOUND = (
+    "key.seal = hashtextextended(key.name, hashtextextended(key.digest, hashint8extended(key.version, key.sid)))"
+    " AND key.name_hash = hashtextextended(key.name, key.sid)"
+)
+LOG_IS_SOUND = "log.seal = hashtextextended(log.name, hashint8extended(log.sid, log.log))"
+
+_SEALED = {"key": KEY_IS_SOUND, "log": LOG_IS_SOUND}
+_TEXTS = frozenset({"agent", "owner", "tag", "name", "loop", "kind", "digest"})
+# In the order in which a batch of changes locks them too, so that no two wait for each other.
+_LOCKED = "SELECT sid FROM session WHERE id = ANY (%s) ORDER BY sid FOR UPDATE"
+_GATES = {
+    "share": "SELECT pg_advisory_xact_lock_shared(%s, hashtext(current_schema()))",
+    "alone": "SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))",
+}
+_CLAIM = "INSERT INTO claimed (sid) SELECT unnest(%s::bigint[]) ON CONFLICT DO NOTHING"
+_FREE = "DELETE FROM claimed WHERE sid = ANY (%s::bigint[])"
+_NOTE = "INSERT INTO unindexed (log, start, stop) SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[])"
+
+
+def plain(text: str) -> str:
+    """Return text as PostgreSQL can hold it: it knows no NUL."""
+    return text.replace("\\", "\\\\").replace("\x00", "\\0") if "\x00" in text or "\\" in text else text
+
+
+def restored(stored: str) -> str:
+    """Return the text that `plain` was given."""
+    if "\\" not in stored:
+        return stored
+    return "\\".join(part.replace("\\0", "\x00") for part in stored.split("\\\\"))
+
+
+def given_time() -> float | None:
+    """Return the time to be used instead of the database's own, if somebody has set one."""
+    time = replaced_time()
+    return None if time is None else time.timestamp()
+
+
+class _Postgres(Dialect):
+    mark = "%s"
+    later = f"coalesce(%s::double precision, {NOW}) + %s"
+    again = {"run": Again("run", {"loop": "loop || '' = %s"})}
+
+    def read(self, table: str, column: str) -> str:
+        if column == "claim":
+            return "convert_to(claim, 'UTF8')"
+        if column == "crc" and table in _SEALED:
+            return f"CASE WHEN {_SEALED[table]} THEN NULL ELSE -1 END"
+        return column
+
+    def adapter(self, table: str, column: str) -> Adapter | None:
+        if column == "claim":
+            return bytes.decode
+        return plain if _is_text(table, column) else None
+
+    def keeps(self, table: str, column: str) -> bool:
+        return column != "crc" or table not in _SEALED
+
+    def among(self, column: str) -> str:
+        return f"{column} = ANY (%s)"
+
+    def adapted_list(self, adapter: Adapter | None, values: Iterable[Any]) -> list[Any]:
+        return [*values] if adapter is None else [adapter(value) for value in values]
+
+    def moment(self, at: float | None, seconds: float) -> tuple[Any, ...]:
+        return at, float(seconds)
+
+
+def _is_text(table: str, column: str) -> bool:
+    """Tell whether a column holds text that a user gives."""
+    return column in _TEXTS or (table, column) == ("inbox", "run")
+
+
+SQL = Translator(_Postgres())
+
+
+Heads = dict[tuple[int, int], Head]
+"""The heads that a job has written, by session and version."""
+
+
+def queries_of(job: Job[T], at: float | None) -> Queries[T]:
+    """Return the queries that a job comes to. `at` is the time that counts instead of the server's, if there is one."""
+    heads: Heads = {}
+    try:
+        statement = next(job)
+        while True:
+            statement = job.send((yield from _answer(statement, at, heads)))
+    except StopIteration as done:
+        result = done.value
+    finally:
+        job.close()
+    if heads:
+        yield from _name_values(heads)
+    return result  # type: ignore[no-any-return]  # what a generator returns has no type here
+
+
+def _name_values(heads: Heads) -> Queries[None]:
+    """Note which values heads name, themselves and by blocks, once all of these are there."""
+    inner: dict[str, list[str]] = {}
+    for (sid, version), head in heads.items():
+        found = dict.fromkeys([head.definition, *head.hashed.values()])
+        todo = [key for part, key in head.hashed.items() if is_block(part)]
+        while todo:
+            if unread := [key for key in todo if key not in inner]:
+                rows = yield "SELECT hash, body FROM value WHERE hash = ANY (%s)", (unread,)
+                inner |= {key: names_in(codec.decode_plain(packing.unpack(body))) for key, body in rows}
+            todo = [name for key in todo for name in inner.get(key, ()) if name not in found]
+            found |= dict.fromkeys(todo)
+        yield "UPDATE head SET hashes = %s WHERE sid = %s AND version = %s", ([*found], sid, version)
+
+
+def _answer(statement: Statement, at: float | None, heads: Heads) -> Queries[list[Any]]:
+    match statement:
+        case Select():
+            return (yield from _select(statement))
+        case Count():
+            return (yield SQL.count(statement))
+        case Insert():
+            return (yield from _insert(statement, heads))
+        case Update():
+            return (yield from _update(statement, at, heads))
+        case Delete():
+            yield from _delete(statement)
+        case Lock(session_ids, gate):
+            if session_ids:
+                yield _LOCKED, ([str(each) for each in session_ids],)
+            if gate:
+                yield _GATES[gate], (GATE,)
+        case Clock():
+            return [(at,)] if at is not None else (yield f"SELECT {NOW}", ())
+        case Pledge():
+            pass  # a commit is not cut short in its middle
+    return []
+
+
+def _select(asked: Select) -> Queries[list[Any]]:
+    if asked.table == "meta":
+        return (yield from _select_meta(asked))
+    if asked.again and asked.table == "session":
+        return []  # there is one index of ids, and PostgreSQL checks it
+    if asked.again and asked.table == "key":  # by the hash of its name: the name or its index may be damaged
+        read = SQL.select(asked._replace(where={}))[0]
+        by_hash = f"{read} WHERE name_hash = hashtextextended(%s, %s::bigint)"
+        return (yield by_hash, (plain(asked.where["name"]), asked.where["sid"]))
+    text, values = SQL.select(asked)
+    if asked.table == "session" and [*asked.where] == ["claim !="]:
+        text = text.replace(" WHERE ", " WHERE sid IN (SELECT sid FROM claimed) AND ", 1)  # no index is on the claim
+    rows = yield text, values
+    texts = [place for place, column in enumerate(asked.columns) if _is_text(asked.table, column)]
+    return [_with_texts(row, texts) for row in rows] if texts else rows
+
+
+def _with_texts(row: Row, places: Sequence[int]) -> Row:
+    found = list(row)
+    for place in places:
+        if type(found[place]) is str:
+            found[place] = restored(found[place])
+    return tuple(found)
+
+
+def _select_meta(asked: Select) -> Queries[list[Any]]:
+    kept = yield "SELECT uid, erasures FROM meta", ()
+    rows = [{"key": key, "value": value} for row in kept for key, value in zip(("uid", "erasures"), row, strict=True)]
+    wanted = asked.where.get("key")
+    return [tuple(row[name] for name in asked.columns) for row in rows if wanted in (None, row["key"])]
+
+
+def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
+    table, columns, rows = asked.table, asked.columns, [*asked.rows]
+    text, bound = SQL.insert(_completed(asked._replace(rows=rows)))
+    answer: list[Any] = [(None,)]
+    if TABLES[table].number:
+        for row in bound:
+            answer = yield text, row
+    else:
+        yield text, [*bound]
+    if table == "msg":
+        log, pos = columns.index("log"), columns.index("pos")
+        yield _NOTE, _stretches((row[log], row[pos]) for row in rows)
+    if table == "head":
+        sid, version, body = (columns.index(name) for name in ("sid", "version", "body"))
+        heads |= {(row[sid], row[version]): _head_in(row[body]) for row in rows}
+    if table == "session" and answer and rows[-1][columns.index("claim")] is not None:
+        yield _CLAIM, ([answer[-1][0]],)
+    return answer
+
+
+def _completed(asked: Insert) -> Insert:
+    """Return new rows with what the schema has beside the port's columns."""
+    table, columns, rows, or_set = asked
+    if table == "head":
+        return Insert(table, (*columns, "op", "hashes"), [(*row, "", []) for row in rows], or_set)
+    if table in ("session", "inbox"):
+        return Insert(table, (*columns, "op"), [(*row, "") for row in rows], or_set)
+    return asked
+
+
+def _head_in(body: bytes) -> Head:
+    return codec.decode(Head, packing.unpack(body))
+
+
+def _stretches(places: Iterable[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
+    """Return stretches of logs that cover messages: the logs, where they start, and where they stop."""
+    logs: list[int] = []
+    starts: list[int] = []
+    stops: list[int] = []
+    for log, pos in sorted(places):
+        if logs and logs[-1] == log and stops[-1] == pos:
+            stops[-1] += 1
+        else:
+            logs.append(log)
+            starts.append(pos)
+            stops.append(pos + 1)
+    return logs, starts, stops
+
+
+def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]:
+    table, values, where = asked
+    if table == "meta":
+        ((key, value),) = values.items()
+        sign = f"{where['key']} + " if key.endswith("+") else ""
+        return (yield f"UPDATE meta SET {where['key']} = {sign}%s", (value,))
+    if table in _SEALED and values.keys() == {"crc"}:
+        return [(1,)]  # the database makes the seal
+    if table == "head" and "body" in values:
+        heads[where["sid"], where["version"]] = _head_in(values["body"])
+    if table == "msg" and "body" in values:
+        text, bound = SQL.delete(Delete("msg", where))
+        gone = yield text.replace("DELETE FROM msg", "DELETE FROM word", 1) + " RETURNING log, pos", bound
+        if gone:
+            yield _NOTE, _stretches(gone)
+    text, bound = SQL.update(asked, at)
+    if table != "session" or "claim" not in values:
+        return (yield text, bound)
+    changed = yield f"{text} RETURNING sid", bound
+    yield _FREE if values["claim"] is None else _CLAIM, ([sid for (sid,) in changed],)
+    return [(len(changed),)]
+
+
+def _delete(asked: Delete) -> Queries[None]:
+    text, values = SQL.delete(asked)
+    if asked.table == "session":
+        gone = yield f"{text} RETURNING sid", values
+        yield _FREE, ([sid for (sid,) in gone],)
+    else:
+        yield text, values  # what is indexed of a message goes with it

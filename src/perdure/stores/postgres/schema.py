@@ -1,0 +1,86 @@
+"""Bringing a schema of a PostgreSQL database up to date, once, whoever else is starting up."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from perdure.errors import InvalidData, StoreError
+from perdure.stores.postgres.link import LIMITS, completed_dsn, limiting, passwords_in
+
+_LOCK = 0x70657265
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
+
+
+def check_schema(name: str) -> str:
+    """The name of a schema; InvalidData if it is not a plain one."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidData("$.schema", f"{name!r} is no name for a schema; use letters, digits and _, 48 at most")
+    return name
+
+
+async def migrate(dsn: str, schema: str) -> None:
+    """Create the schema if there is none, and apply the migrations that it does not have yet."""
+    address, passwords = completed_dsn(dsn), passwords_in(dsn)
+    # No limit for locks: others that start up wait for the migration, however long it takes.
+    limits = limiting(dsn, {name: limit for name, limit in LIMITS.items() if name != "lock_timeout"})
+    try:
+        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
+            await connection.execute("SET client_min_messages = warning")
+            for limit in limits:
+                await connection.execute(limit)
+            await connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+            if await _current(connection, schema) != len(migrations()):
+                async with connection.transaction():
+                    await _apply(connection, schema)
+    except psycopg.Error as error:
+        said = str(error)
+        for password in passwords:
+            said = said.replace(password, "…")
+        raise StoreError(
+            f"The schema {schema!r} cannot be opened: {said}. Check the DSN and the role's rights."
+        ) from None
+
+
+async def _apply(connection: psycopg.AsyncConnection[Any], schema: str) -> None:
+    # Whoever waited here finds the work done: `_current` looks again.
+    await connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, schema))
+    current = await _current(connection, schema)
+    if current is None:
+        await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        await connection.execute("CREATE TABLE perdure_schema (number integer NOT NULL)")
+        await connection.execute("INSERT INTO perdure_schema VALUES (0)")
+        current = 0
+    for script in migrations()[current:]:
+        await connection.execute(script.encode())
+    await connection.execute("UPDATE perdure_schema SET number = %s", (len(migrations()),))
+
+
+async def _current(connection: psycopg.AsyncConnection[Any], schema: str) -> int | None:
+    """The number of the schema; None if there is nothing yet, StoreError if a newer release was here."""
+    # Looked for in the catalog itself: `to_regclass` may answer with what this connection knew before it waited.
+    table = await connection.execute(
+        "SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
+        " WHERE nspname = %s AND relname = 'perdure_schema'",
+        (schema,),
+    )
+    if await table.fetchone() is None:
+        return None
+    row = await (await connection.execute("SELECT number FROM perdure_schema")).fetchone()
+    newest = len(migrations())
+    if row is None or row[0] > newest:
+        raise StoreError(
+            f"The schema {schema!r} has number {row and row[0]}; this release knows up to {newest}. Upgrade perdure."
+        )
+    return int(row[0])
+
+
+def migrations() -> list[str]:
+    """The scripts, in order; their names begin with their numbers."""
+    folder = files("perdure.stores") / "sql" / "postgres"
+    scripts = [entry for entry in folder.iterdir() if entry.name[:1].isdigit()]
+    return [script.read_text() for script in sorted(scripts, key=lambda entry: entry.name)]

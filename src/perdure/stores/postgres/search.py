@@ -1,0 +1,279 @@
+"""Searching messages in PostgreSQL: how their words are indexed, and how the index is asked for them.
+
+What is written is only noted as not indexed yet; whoever searches brings the index up to date before. The server finds
+and ranks what has the words, by its own `ts_rank_cd`, and only the best are read and looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from perdure import codec
+from perdure.errors import InvalidData
+from perdure.model.ids import SessionId
+from perdure.model.message import Message
+from perdure.model.session import AgentSessionInfo, SessionStatus
+from perdure.protocols import SearchHit
+from perdure.stores.format.rows import checksum
+from perdure.stores.postgres.link import Link, Queries
+from perdure.stores.postgres.rows import LOG_IS_SOUND, plain, restored
+from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, age, attributed, show, text_of, words_of
+
+# Other statements look up rows by keys, come what may; these are planned for what they ask for.
+_PLANNED = """
+    SELECT set_config(name, value, true) FROM (VALUES
+        ('plan_cache_mode', 'force_custom_plan'), ('enable_bitmapscan', 'on'), ('enable_hashjoin', 'on'),
+        ('jit', 'off'), ('work_mem', '16MB')
+    ) AS wanted (name, value)
+"""
+_SPARE = 20
+_MOST_LOGS = 1_000
+# Each word weighs the same, wherever it stands. 1: a long text counts for less, by the logarithm of its length.
+_RANK = "ts_rank_cd('{1, 1, 1, 1}', word.words, %(words)s::tsquery, 1)"
+_LOGS = """
+    SELECT log.log FROM log JOIN session ON session.sid = log.sid WHERE session.id = %s
+    UNION SELECT ref.log FROM ref JOIN session ON session.sid = ref.child WHERE session.id = %s
+"""
+# Those of the owner's sessions, and those that they show of sessions that are gone.
+_LOGS_OF_OWNER = """
+    SELECT log.log FROM log JOIN session ON session.sid = log.sid
+    WHERE session.owner = %(owner)s AND session.status <> 'deleted'
+    UNION ALL
+    SELECT ref.log FROM ref JOIN session ON session.sid = ref.child
+    WHERE session.owner = %(owner)s AND NOT EXISTS (
+        SELECT 1 FROM log JOIN session AS own ON own.sid = log.sid WHERE log.log = ref.log AND own.status <> 'deleted'
+    ) LIMIT %(most)s
+"""
+_READ = f"""
+    SELECT msg.log, msg.pos, msg.crc, msg.body, session.id, session.agent, session.status, session.owner
+    FROM unnest(%s::bigint[], %s::bigint[]) AS best (log, pos)
+    JOIN msg ON msg.log = best.log AND msg.pos = best.pos
+    LEFT JOIN log ON log.log = msg.log LEFT JOIN session ON session.sid = log.sid
+    WHERE log.log IS NULL OR {LOG_IS_SOUND}
+"""
+_LENT = """
+    SELECT ref.log, ref.start, ref.stop, session.id, session.agent, session.status, session.owner
+    FROM ref JOIN session ON session.sid = ref.child WHERE ref.log = ANY (%s) ORDER BY session.sid
+"""
+
+_LOCK = 0x70657266
+_STRETCHES_AT_ONCE = 500
+_MESSAGES_AT_ONCE = 2_000
+_STRETCH = 100
+# PostgreSQL's own bounds: 2 KB for a word, 1 MB for all of a message, its highest place, and the places of one word.
+_LONGEST_WORD = 200
+_MOST_BYTES = 1_000_000
+_LAST_PLACE = 16_383
+_MOST_PLACES = 255
+
+_ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))"
+_UNINDEXED = f"""
+    DELETE FROM unindexed WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM (
+            SELECT ctid, sum(stop - start) OVER (ROWS UNBOUNDED PRECEDING) - (stop - start) AS before
+            FROM (SELECT ctid, start, stop FROM unindexed LIMIT {_STRETCHES_AT_ONCE}) AS first
+        ) AS counted WHERE before < {_MESSAGES_AT_ONCE}
+    )) RETURNING log, start, stop
+"""
+# In the order in which they lie there: nearly that in which they were saved, which is how the newest are known.
+_EVERYTHING = f"""
+    INSERT INTO unindexed (log, start, stop)
+    SELECT log, min(pos), max(pos) + 1 FROM msg GROUP BY log, pos / {_STRETCH} ORDER BY max(ctid)
+"""
+# A message that is erased meanwhile waits until the index of it is there, to go with it.
+_MESSAGES = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s ORDER BY pos FOR KEY SHARE"
+_INSERT = """
+    INSERT INTO word (log, pos, size, whole, words)
+    SELECT log, pos, size, whole, words::tsvector
+    FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::boolean[], %s::text[])
+        AS new (log, pos, size, whole, words)
+    ON CONFLICT (log, pos) DO UPDATE SET size = excluded.size, whole = excluded.whole, words = excluded.words
+"""
+
+
+async def search(link: Link, query: Query) -> list[SearchHit]:
+    if not query.terms:
+        return []
+    await index(link)
+    return await link.transact(lambda: _find(query), snapshot=True)
+
+
+def _find(query: Query) -> Queries[list[SearchHit]]:
+    """Return the best hits. Some may turn out not to be shown to who asks: then all are gone through."""
+    yield _PLANNED, ()
+    statement, parameters = yield from _ranking(query)
+    hits: list[SearchHit] = []
+    passed = 0
+    for most in (query.limit + _SPARE, MOST_RANKED):
+        ranked = yield statement, {**parameters, "passed": passed, "most": most}
+        for start in range(0, len(ranked), query.limit):
+            hits += yield from _looked_at(ranked[start : start + query.limit], query)
+            if len(hits) >= query.limit:
+                return hits[: query.limit]
+        if len(ranked) < most:
+            break
+        passed += len(ranked)
+    return hits
+
+
+class _Filter(NamedTuple):
+    joins: str
+    condition: str
+    values: dict[str, Any]
+
+
+def _filter(query: Query) -> Queries[_Filter]:
+    """Return what keeps out others' messages, so that those who ask find their own however many there are of others."""
+    if query.session_id is not None:
+        return _in_logs((yield _LOGS, (query.session_id, query.session_id)))
+    if query.owner is not None:
+        owner = {"owner": plain(query.owner)}
+        # Given the logs, the planner knows how much of the index they are; it cannot know that of a join.
+        rows = yield _LOGS_OF_OWNER, {**owner, "most": _MOST_LOGS + 1}
+        if len(rows) <= _MOST_LOGS:
+            return _in_logs(rows)
+        joins = "LEFT JOIN log ON log.log = word.log LEFT JOIN session ON session.sid = log.sid"
+        condition = "(session.owner = %(owner)s OR session.sid IS NULL OR session.status = 'deleted')"
+        return _Filter(joins, condition, owner)
+    return _Filter("", "true", {})
+
+
+def _in_logs(rows: list[Any]) -> _Filter:
+    return _Filter("", "word.log = ANY (%(logs)s::bigint[])", {"logs": [log for (log,) in rows]})
+
+
+def _ranking(query: Query) -> Queries[tuple[str, dict[str, Any]]]:
+    """Return the statement that ranks the newest messages with all the words, and its parameters."""
+    filter = yield from _filter(query)
+    parameters: dict[str, Any] = {"words": all_words(query.terms), "phrases": all_phrases(query.terms), **filter.values}
+    together = "AND (NOT word.whole OR word.words @@ %(phrases)s::tsquery)"
+    statement = f"""
+        SELECT log, pos, score FROM (
+            SELECT word.log, word.pos, word.number, {_RANK} AS score
+            FROM word {filter.joins}
+            WHERE word.words @@ %(words)s::tsquery AND {filter.condition}
+                {together if any(len(term.words) > 1 for term in query.terms) else ""}
+            ORDER BY word.number DESC LIMIT {MOST_RANKED}
+        ) AS newest
+        ORDER BY score DESC, number DESC LIMIT %(most)s OFFSET %(passed)s
+    """
+    return statement, parameters
+
+
+def _looked_at(ranked: list[Any], query: Query) -> Queries[list[SearchHit]]:
+    """Return the hits among the ranked messages, the best first."""
+    scores = {(log, pos): score for log, pos, score in ranked}
+    rows = yield _READ, ([log for log, _ in scores], [pos for _, pos in scores])
+    lent: dict[int, list[Lent]] = {}
+    gone = sorted({row[0] for row in rows if row[6] in (None, SessionStatus.DELETED)})
+    for log, start, stop, *info in (yield _LENT, (gone,)) if gone else ():
+        lent.setdefault(log, []).append(Lent(start, stop, _info(*info)))
+    found: list[tuple[float, Place]] = []
+    for log, pos, crc, body, *info in rows:
+        message = decoded(log, pos, crc, body)
+        if message is not None:
+            whose = _info(*info) if info[0] is not None else None
+            places = attributed(whose, [(pos, message)], lent.get(log, ()), query)
+            found += ((scores[log, pos], place) for place in places)
+    found.sort(key=lambda each: (each[0], age(each[1])), reverse=True)
+    return [hit for score, place in found if (hit := show(place, query.terms, score))]
+
+
+def _info(session_id: str, agent: str, status: str, owner: str | None) -> AgentSessionInfo:
+    """Return as much of a header as a search asks about."""
+    whose = None if owner is None else restored(owner)
+    return AgentSessionInfo(SessionId(session_id), restored(agent), status=SessionStatus(status), owner=whose)
+
+
+async def index(link: Link, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
+    """Index everything that was committed before, or all of it `anew`. Return how many messages that were."""
+    if anew:
+        await link.transact_in_thread(_forget_all)
+    lacking = 0 if progress is None else await _lacking(link)
+    done = 0
+    while await link.row("SELECT 1 FROM unindexed LIMIT 1") is not None:
+        done += await link.transact_in_thread(_index_some)
+        if progress is not None:
+            progress(done, max(done, lacking))
+    return done
+
+
+async def _lacking(link: Link) -> int:
+    """Return how many messages are not indexed yet."""
+    return int((await link.row("SELECT coalesce(sum(stop - start), 0)::bigint FROM unindexed"))[0])
+
+
+def _forget_all() -> Queries[None]:
+    """Empty the index, and note all messages as not indexed yet."""
+    yield _ONE_AT_A_TIME, (_LOCK,)
+    for statement in ("DELETE FROM word", "DELETE FROM unindexed", _EVERYTHING):
+        yield statement, ()
+
+
+def _index_some() -> Queries[int]:
+    """Index some of what is not indexed yet. Return how many messages; one who waited may find it done."""
+    yield _ONE_AT_A_TIME, (_LOCK,)
+    indexed: dict[tuple[int, int], tuple[int, bool, str]] = {}
+    for log, start, stop in (yield _UNINDEXED, ()):
+        for pos, crc, body in (yield _MESSAGES, (log, start, stop)):
+            message = decoded(log, pos, crc, body)
+            if message is not None:
+                indexed[log, pos] = vector_of(message)
+    if indexed:
+        columns = zip(*((*key, *vector) for key, vector in indexed.items()), strict=True)
+        yield _INSERT, tuple(list(column) for column in columns)
+    return len(indexed)
+
+
+def decoded(log: int, pos: int, crc: int, body: bytes) -> Message | None:
+    """Return a message, or None if it is damaged: then others are found all the same."""
+    try:
+        return codec.decode_message(body) if checksum(body, log, pos) == crc else None
+    except InvalidData:
+        return None
+
+
+def vector_of(message: Message) -> tuple[int, bool, str]:
+    """Return how many words a message has, whether its vector has all of their places, and the vector as text."""
+    words = words_of(text_of(message))
+    places: dict[str, list[int]] = {}
+    room, whole = _MOST_BYTES, len(words) <= _LAST_PLACE
+    for place, word in enumerate((each[:_LONGEST_WORD] for each in words), 1):
+        found = places.get(word)
+        # A place takes two bytes; a new word itself, how many places it has, and what aligns them.
+        room -= 2 if found else len(word.encode()) + 6
+        if room < 0:
+            whole = False
+            break
+        if found is None:
+            places[word] = [min(place, _LAST_PLACE)]
+        elif len(found) < _MOST_PLACES:
+            found.append(min(place, _LAST_PLACE))
+        else:
+            whole = False
+    return len(words), whole, " ".join(f"{_quoted(word)}:{','.join(map(str, at))}" for word, at in places.items())
+
+
+def lexemes(term: Term) -> list[str]:
+    """Return a tsquery for each of a term's words."""
+    last = len(term.words) - 1
+    return [_lexeme(word, term.prefix and place == last) for place, word in enumerate(term.words)]
+
+
+def _lexeme(word: str, is_stem: bool) -> str:
+    return _quoted(word[:_LONGEST_WORD]) + (":*" if is_stem or len(word) > _LONGEST_WORD else "")
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def all_words(terms: tuple[Term, ...]) -> str:
+    """Return a tsquery for the messages that have all words of all terms."""
+    return " & ".join(dict.fromkeys(each for term in terms for each in lexemes(term)))
+
+
+def all_phrases(terms: tuple[Term, ...]) -> str:
+    """Return a tsquery for those among them, as far as their vectors are whole, whose phrases stand together."""
+    return " & ".join(f"({' <-> '.join(lexemes(term))})" for term in terms)

@@ -1,0 +1,300 @@
+"""One writer a process: the changes that wait go out together, as one statement on one connection.
+
+While a batch is on its way the next one gathers; so a lone save goes at once, and a crowd shares a round trip and a
+commit. A cancelled caller does not cancel its change: what was handed in is carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+
+from perdure.errors import ClaimLost, PerdureError, SessionNotFound, StoreError
+from perdure.stores.cache import LRU
+from perdure.stores.engine import Job, Lock
+from perdure.stores.format.rows import Stretch
+from perdure.stores.jobs.claiming import Facts
+from perdure.stores.jobs.saving import Append, Change, Keep, Place, must_note
+from perdure.stores.postgres import link as lines
+from perdure.stores.postgres.link import Connection, Link, as_store_error, ask, fetched, is_lost, is_passing
+from perdure.stores.postgres.orders import Answer, Order, Parcel
+from perdure.stores.postgres.rows import GATE, plain, queries_of
+
+MOST_PER_BATCH = 256
+_MOST_TRIES = 40
+_PAUSE = 0.05
+
+_WRITE = (files("perdure.stores") / "sql" / "postgres" / "write.sql").read_text()
+_PLACES = "SELECT id, sid, log, msg_end, evt_end FROM session WHERE id = ANY (%s)"
+_NUMBERS = (
+    "SELECT nextval(pg_get_serial_sequence('session', 'sid')), nextval(pg_get_serial_sequence('log', 'log'))"
+    " FROM generate_series(1, %s)"
+)
+_BRANCH = """
+    WITH made AS (
+        INSERT INTO log (sid, name)
+        SELECT sid, %(name)s FROM session WHERE id = %(id)s AND epoch = %(epoch)s AND claim IS NOT NULL
+        ON CONFLICT DO NOTHING RETURNING log
+    )
+    SELECT log, 0 FROM made
+    UNION ALL
+    SELECT log.log, (SELECT coalesce(max(pos) + 1, 0) FROM msg WHERE msg.log = log.log)
+    FROM log JOIN session ON session.sid = log.sid WHERE session.id = %(id)s AND log.name = %(name)s
+"""
+_OP_OF_HEAD = (
+    "SELECT head.op FROM head JOIN session ON session.sid = head.sid WHERE session.id = %s AND head.version = %s"
+)
+
+
+class Writer:
+    """Carries out changes. Each is told what came of it, though its caller may be gone."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._waiting: list[Order] = []
+        self._under_way: list[Order] = []
+        self._task: asyncio.Task[None] | None = None
+        self._places: LRU[str, Place] = LRU(4096)
+        self._branches: LRU[tuple[str, str], tuple[int, int]] = LRU(4096)
+
+    async def make(self, change: Change) -> Any:
+        """Return what comes of a change, or raise the error that refused it."""
+        self._link.check()
+        order = Order(change)
+        self._waiting.append(order)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._serve(), name="perdure writer")
+            self._task.add_done_callback(self._ended)
+        return await order.done
+
+    def note(self, session_id: str, place: Place) -> None:
+        """Note where a session was seen to stand. If it has moved on since, that is found out."""
+        self._places.keep(session_id, place)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Answer those who wait, if somebody has cancelled the task, as a shutdown does that cancels all of them."""
+        if task.cancelled():
+            unanswered, self._waiting = [*self._under_way, *self._waiting], []
+            self._fail(
+                [order for order in unanswered if not order.is_settled],
+                StoreError(
+                    "The store's writer was cancelled before it had an answer. Whether this was written is not known: "
+                    "load the session to see."
+                ),
+            )
+
+    async def close(self) -> None:
+        """Carry out what is waiting."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def _serve(self) -> None:
+        lost_since: float | None = None
+        clock = asyncio.get_running_loop().time
+        while self._waiting:
+            batch = self._under_way = self._next_batch()
+            try:
+                await self._carry_out(batch)
+                lost_since = None
+            except Exception as error:  # around a request: without an answer those who wait would wait for ever
+                lost_since = lost_since or clock()
+                if is_lost(error) and clock() < lost_since + lines.PATIENCE:
+                    left = [order for order in batch if not order.is_settled and order not in self._waiting]
+                    self._waiting[:0] = left
+                    await asyncio.sleep(_PAUSE)
+                else:
+                    self._fail([order for order in batch if order not in self._waiting], error)
+        self._under_way = []
+
+    def _next_batch(self) -> list[Order]:
+        """Return changes to different sessions; a second one to the same waits for what becomes of the first."""
+        batch: list[Order] = []
+        rest: list[Order] = []
+        taken: set[str] = set()
+        for order in self._waiting:
+            if len(batch) < MOST_PER_BATCH and order.session_id not in taken:
+                batch.append(order)
+            else:
+                rest.append(order)
+            taken.add(order.session_id)
+        self._waiting = rest
+        return batch
+
+    async def _carry_out(self, batch: list[Order]) -> None:
+        async with self._link.connection() as connection:
+            found = await self._located(connection, batch)
+            careful = [order for order in found if order.new_refs]
+            together = [order for order in found if not order.new_refs]
+            if together:
+                together.sort(key=lambda order: order.place.sid)  # the order in which their rows are locked
+                await self._send(connection, together)
+            for order in careful:
+                await self._send_carefully(connection, order)
+
+    async def _send(self, connection: Connection, batch: list[Order]) -> None:
+        try:
+            answers = await self._execute(connection, batch)
+        except psycopg.Error as error:
+            if is_lost(error):
+                raise
+            await self._after_failure(connection, batch, error)
+            return
+        await self._deliver(connection, batch, answers)
+
+    async def _execute(self, connection: Connection, batch: list[Order]) -> list[Answer]:
+        parcel = Parcel()
+        for n, order in enumerate(batch):
+            order.put_into(parcel, n)
+            order.tries += 1
+        parameters = {**parcel.parameters(), "gate": GATE, "channel": self._link.channel}
+        try:
+            return [Answer(*row) for row in await fetched(connection, _WRITE, parameters)]
+        except psycopg.Error as error:
+            if is_lost(error):
+                for order in batch:
+                    order.may_have_been_made = True
+            raise
+
+    async def _after_failure(self, connection: Connection, batch: list[Order], error: psycopg.Error) -> None:
+        """Nothing of the batch was written. Alone, each finds out whether it was the one that is wrong."""
+        if len(batch) > 1:
+            for each in batch:
+                await self._send(connection, [each])
+            return
+        (order,) = batch
+        self._forget(order)
+        if is_passing(error) and order.tries < _MOST_TRIES:
+            self._waiting.insert(0, order)
+        else:
+            self._fail([order], error)
+
+    async def _deliver(self, connection: Connection, batch: list[Order], answers: list[Answer]) -> None:
+        again = []
+        for answer in answers:
+            order = batch[answer.n]
+            try:
+                if answer.done or (order.may_have_been_made and await _was_made(connection, order.change, answer)):
+                    self._answer(order, answer)
+                else:
+                    self._refuse(order, answer.facts)
+                    again.append(order)
+            except psycopg.Error:
+                raise
+            except Exception as error:  # around a request: those that share its batch are not to suffer
+                self._fail([order], error)
+        self._waiting[:0] = again
+
+    def _refuse(self, order: Order, facts: Facts) -> None:
+        """Raise why a change was refused; return if it is to be sent again, since the session stands elsewhere."""
+        self._forget(order)
+        order.refuse(facts)
+        if order.tries >= _MOST_TRIES:
+            raise StoreError(f"Session {order.session_id!r} changes faster than it can be written. Try again.")
+        if facts.sid is not None:
+            self._places.keep(order.session_id, Place(facts.sid, facts.log, facts.msg_end, facts.evt_end))
+
+    def _answer(self, order: Order, answer: Answer) -> None:
+        result, place = order.made(answer)
+        self._places.keep(order.session_id, place)
+        if (end := order.branch_end()) is not None:
+            self._branches.keep((order.session_id, order.branch), end)
+        result = order.change.finish(result)
+        order.is_settled = True
+        if not order.done.done():
+            order.done.set_result(result)
+
+    def _fail(self, orders: Iterable[Order], error: BaseException) -> None:
+        for order in orders:
+            failure = as_store_error(error)
+            if order.may_have_been_made and not isinstance(error, PerdureError):
+                failure = StoreError(
+                    f"The connection to PostgreSQL was lost, and not made again in {lines.PATIENCE:g} s ({error}). "
+                    "Whether this was written is not known: load the session to see."
+                )
+            if not order.done.done() and not order.is_settled:
+                order.done.set_exception(failure)
+            order.is_settled = True
+
+    def _forget(self, order: Order) -> None:
+        self._places.pop(order.session_id, None)
+        self._branches.pop((order.session_id, order.branch), None)
+        order.branch_log = None
+
+    async def _located(self, connection: Connection, batch: list[Order]) -> list[Order]:
+        """Find where sessions stand. Return those that are there; changes to others are refused at once."""
+        unknown = [each.session_id for each in batch if not each.is_new and each.session_id not in self._places]
+        if unknown:
+            for session_id, *numbers in await fetched(connection, _PLACES, (unknown,)):
+                self._places.keep(session_id, Place(*numbers))
+        new = [order for order in batch if order.is_new and order.numbers is None]
+        for order, numbers in zip(new, await fetched(connection, _NUMBERS, (len(new),)) if new else [], strict=True):
+            order.numbers = Place(*numbers)
+        found = []
+        for order in batch:
+            place = order.numbers if order.is_new else self._places.recall(order.session_id)
+            try:
+                if place is None:
+                    order.refuse(Facts())
+                    raise SessionNotFound(order.session_id)
+                order.place = place
+                await self._find_branch(connection, order)
+                found.append(order)
+            except PerdureError as error:
+                self._fail([order], error)
+        return found
+
+    async def _find_branch(self, connection: Connection, order: Order) -> None:
+        """Find the log of the branch that an append goes to, if it goes to one; ClaimLost if the claim is lost."""
+        change = order.change
+        if not isinstance(change, Append) or not change.branch:
+            return
+        if order.branch_log is not None:  # sent before, and to be sent the same: its answer may have been lost
+            return
+        known = self._branches.recall((order.session_id, change.branch))
+        if known is None:
+            asked = {"id": order.session_id, "name": plain(change.branch), "epoch": change.claim.epoch}
+            rows = await fetched(connection, _BRANCH, asked)
+            if not rows:
+                raise ClaimLost(change.session_id, change.claim.epoch)
+            known = (rows[0][0], rows[0][1])
+        order.branch_log = known
+
+    async def _send_carefully(self, connection: Connection, order: Order) -> None:
+        """Write what names others' logs, while nobody can erase them."""
+        try:
+            async with connection.transaction():
+                order.refs = await ask(connection, queries_of(_must_be_noted(order), order.at))
+                answers = await self._execute(connection, [order])
+        except SessionNotFound as error:
+            self._fail([order], error)
+        except psycopg.Error as error:
+            if is_lost(error):
+                order.may_have_been_made = True
+                raise
+            await self._after_failure(connection, [order], error)
+        else:
+            await self._deliver(connection, [order], answers)
+
+
+def _must_be_noted(order: Order) -> Job[list[Stretch]]:
+    """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased."""
+    assert isinstance(order.change, Keep)
+    yield Lock((order.change.session_id,), "share")
+    found = []
+    for stretch in order.new_refs:
+        if (yield from must_note(order.place.sid, stretch, order.change.session.info.parent_id)):
+            found.append(stretch)
+    return found
+
+
+async def _was_made(connection: Connection, change: Change, answer: Answer) -> bool:
+    """Tell whether a change that is refused now was made when it was sent before."""
+    if answer.op == change.op:
+        return True
+    if not isinstance(change, Keep):
+        return False
+    return [(change.op,)] == await fetched(connection, _OP_OF_HEAD, (str(change.session_id), change.version))

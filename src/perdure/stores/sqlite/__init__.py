@@ -1,0 +1,32 @@
+"""Sessions in one SQLite file, which any number of processes may share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from perdure.errors import InvalidData
+from perdure.model.checks import expect_count, expect_wait
+from perdure.stores.file_lock import LOCK_TIMEOUT
+from perdure.stores.sqlite.engine import SqliteEngine
+from perdure.stores.store import IndexedStore
+
+
+class SqliteStore(IndexedStore):
+    """Keeps sessions in a SQLite file: durable to a power cut, one fsync for all the saves that wait together.
+
+    `cache` is how many sessions are kept at hand; a cached session is checked against the file at every load.
+    `lock_timeout` is how many seconds a writer waits for another process before it raises SessionLocked.
+    """
+
+    _engine: SqliteEngine
+
+    def __init__(self, path: str | os.PathLike[str], *, cache: int = 128, lock_timeout: float = LOCK_TIMEOUT) -> None:
+        if not isinstance(path, str | os.PathLike) or str(path) in ("", ":memory:"):
+            raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
+        engine = SqliteEngine(Path(path), expect_wait(lock_timeout, "$.lock_timeout"))
+        super().__init__(engine, cache=expect_count(cache, "$.cache"))
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine.is_open

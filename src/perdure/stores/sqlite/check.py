@@ -1,0 +1,80 @@
+"""A SQLite file looked at beneath its rows: its pages, its schema, its counters and its search index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+
+from perdure.protocols import Problem
+from perdure.stores.sqlite.schema import first_row, migrate, rows_of
+from perdure.stores.sqlite.search_check import check_index
+
+_FILE = (
+    "Stop all writers, keep a copy of the file, and restore it from a backup. An index alone is mended by "
+    "`sqlite3 FILE REINDEX`; of a file with damaged pages `sqlite3 FILE .recover` saves what it can."
+)
+# How SQLite says in a list of what is damaged that it could not read a page.
+_UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
+_COPY = "Nothing that was said is touched by it. Copying the store into a new file makes it anew."
+
+
+def faults(db: apsw.Connection) -> list[Problem]:
+    """All that is wrong. Each look is taken by itself, since a damaged page stops the one that meets it.
+
+    The search index comes first: seen before the store, it can be behind it, but never ahead.
+    """
+    looks = (_search, _pages, _schema, _meta)
+    return [problem for look in looks for problem in _surely(look, db)]
+
+
+def _surely(look: Callable[[apsw.Connection], Iterator[Problem]], db: apsw.Connection) -> Iterator[Problem]:
+    try:
+        yield from look(db)
+    except apsw.IOError:
+        raise  # the disk failed, which says nothing of what is on it
+    except (apsw.Error, UnicodeError) as error:
+        yield Problem(None, "the database file", f"it cannot be read throughout: {error}", _FILE)
+
+
+def _search(db: apsw.Connection) -> Iterator[Problem]:
+    return check_index(db, Path(db.filename))
+
+
+def _pages(db: apsw.Connection) -> Iterator[Problem]:
+    for (line,) in db.execute("PRAGMA integrity_check(20)"):
+        unread = _UNREAD.search(line)
+        if unread and int(unread[1]) & 0xFF == apsw.SQLITE_IOERR:
+            raise apsw.IOError(line)
+        if line != "ok":
+            yield Problem(None, f"the database file: {line}"[:200], "SQLite finds it damaged", _FILE)
+
+
+def _schema(db: apsw.Connection) -> Iterator[Problem]:
+    """Against a new file's."""
+    new = apsw.Connection(":memory:")
+    migrate(new)
+    # What a table's own text says beyond its name, older releases may have said otherwise.
+    sql = "SELECT type, name, iif(type = 'index', sql, '') FROM sqlite_schema WHERE substr(name, 1, 7) <> 'sqlite_'"
+    expected, found = set(rows_of(new, sql, ())), set(rows_of(db, sql, ()))
+    new.close()
+    for kind, name, _ in sorted(expected - found):
+        yield Problem(None, f"{kind} {name}", "it is missing, or not that of a new file", _COPY)
+
+
+def _meta(db: apsw.Connection) -> Iterator[Problem]:
+    row = first_row(db, "SELECT typeof(value), value FROM meta WHERE key = 'erasures'")
+    if row is None or row[0] != "integer" or row[1] < 0:
+        yield Problem(None, "meta erasures", "it is not the number of erasures so far", _COPY)
+    for table in ("session", "log", "run"):
+        number = "sid" if table == "session" else table
+        last, highest = first_row(
+            db,
+            f"SELECT (SELECT seq FROM sqlite_sequence WHERE name = ?), (SELECT max({number}) FROM {table})",
+            (table,),
+        )
+        if highest is not None and (last is None or last < highest):
+            what = "it is behind the highest number in use, so that a number might be given out twice"
+            yield Problem(None, f"the sequence of {table}", what, _COPY)

@@ -1,0 +1,331 @@
+"""The tables in a SQLite file: a thread that writes, one that reads, and a connection for a glance in passing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import apsw
+import msgspec
+
+from perdure.aio import finish_despite_cancel
+from perdure.errors import CorruptRecord, StoreError
+from perdure.model.ids import now
+from perdure.protocols import Problem, SearchHit
+from perdure.stores.engine import (
+    Change,
+    Clock,
+    Count,
+    Delete,
+    Fetch,
+    IndexedEngine,
+    Insert,
+    Job,
+    Kind,
+    Request,
+    Row,
+    Select,
+    Statement,
+    T,
+    Update,
+    drive,
+)
+from perdure.stores.file_lock import FileLock
+from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
+from perdure.stores.jobs.listing import HeaderRow, Page
+from perdure.stores.jobs.loading import Load, Loaded
+from perdure.stores.sql import Adapter, Again, Dialect, Translator
+from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
+from perdure.stores.sqlite.worker import Worker, WritingWorker, as_store_error, require_in_place
+
+if TYPE_CHECKING:
+    from perdure.stores.search import Query
+    from perdure.stores.sqlite.erasure import Erasure
+    from perdure.stores.sqlite.search import SearchThread
+
+_ERASURES = "(SELECT value FROM meta WHERE key = 'erasures')"
+_PEEK = f"SELECT version, {_ERASURES} FROM session WHERE id = ?"
+_FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE id = ?"
+
+
+class SqliteEngine(IndexedEngine):
+    """Keeps the tables in a SQLite file."""
+
+    def __init__(self, path: Path, lock_timeout: float) -> None:
+        self._path = path
+        self._timeout = lock_timeout
+        self._open: OpenFile | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    @property
+    def origin(self) -> str:  # type: ignore[override]  # it is read only
+        return "" if self._open is None else self.opened.origin
+
+    @property
+    def opened(self) -> OpenFile:
+        """Return the open file; StoreError if there is none, or it is another process's."""
+        if self._open is None:
+            raise StoreError("This store is not open. Use it inside `async with SqliteStore(path) as store:`.")
+        self._open.check_process()
+        return self._open
+
+    async def __aenter__(self) -> Self:
+        if self._open is not None:
+            raise StoreError("This store is open already.")
+        path = await asyncio.to_thread(prepare, self._path, self._timeout)
+        self._open = OpenFile(path, self._timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            await finish_despite_cancel(opened.close())
+
+    async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
+        at = now().timestamp()
+        if kind == "erase":
+            return await self._erase(job, at)
+        driven = partial(_drive, job, at)
+        if kind == "glance":
+            return self.opened.look(driven)
+        worker = self.opened.writer if kind == "write" else self.opened.reader
+        return await worker.run(driven)  # type: ignore[no-any-return]
+
+    async def commit(self, change: Change) -> Any:
+        return await self.opened.writer.run(partial(_commit, change, now().timestamp()), change.finish)
+
+    async def fetch(self, load: Fetch[Any]) -> Any:
+        if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
+            # By one statement, since most loads need no more. What is not as it is known, the job looks into.
+            seen = self.opened.peek(_PEEK, (str(load.session_id),))
+            if seen == (load.known.session.version, load.known.erasures):
+                return Loaded(load.known.erasures)
+        return await self.run(load.job)
+
+    async def page(self, page: Request[Any]) -> Any:
+        if not isinstance(page, Page):
+            return await super().page(page)
+        return await self.opened.reader.run(partial(_read_page, page))
+
+    async def _erase(self, job: Callable[[], Job[T]], at: float) -> T:
+        """Drive a job that erases something; leave nothing of that, in the file or in the search index."""
+        from perdure.stores.sqlite.erasure import Erasure
+
+        opened = self.opened
+        erasure = Erasure(opened.path, indexed=search_path(opened.path).exists())
+        done: T = await opened.writer.run(partial(erasure.carry_out, job, at), alone=True)
+        if erasure.has_erased:
+            await self._leave_no_trace(erasure)
+        return done
+
+    async def _leave_no_trace(self, erasure: Erasure) -> None:
+        opened = self.opened
+        start: int | None = 1
+        while start is not None:  # others write in between
+            start = await opened.writer.run(partial(erasure.scrub, start), alone=True)
+        if search_path(opened.path).exists():
+            await opened.searching.erase(erasure.erased)
+
+    async def search(self, query: Query) -> Sequence[SearchHit]:
+        return await self.opened.searching.search(query)
+
+    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+        return await self.opened.searching.index(anew=anew, progress=progress)
+
+    async def faults(self) -> Sequence[Problem]:
+        from perdure.stores.sqlite.check import faults
+
+        found: Sequence[Problem] = await self.opened.reader.run(faults)
+        return found
+
+
+class OpenFile:
+    """An open file: its threads, and its connection for looking at a row or two in passing."""
+
+    def __init__(self, path: Path, lock_timeout: float) -> None:
+        self.path = path
+        self._pid = os.getpid()
+        self._peeking = threading.Lock()
+        self._peeker = connect(path, reader=True)
+        self.origin = str(self._surely(lambda db: meta(db, "uid")))
+        self._lock = FileLock(lock_path(path), lock_timeout)
+        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
+        self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
+        self._searching: SearchThread | None = None
+
+    def check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
+
+    @property
+    def searching(self) -> SearchThread:
+        """Return the thread that searches, whose code is imported when it is first needed."""
+        if self._searching is None:
+            from perdure.stores.sqlite.search import SearchThread
+
+            self._searching = SearchThread(self.path)
+        return self._searching
+
+    def look(self, job: Callable[[apsw.Connection], T]) -> T:
+        """Read at once: a few microseconds, less than handing it to a thread."""
+        return self._surely(partial(_in_one_state, job))
+
+    def peek(self, sql: str, bindings: tuple[Any, ...]) -> Any:
+        """Return the first row of one statement, or None."""
+        return self._surely(lambda db: db.execute(sql, bindings).fetchone())
+
+    def _surely(self, job: Callable[[apsw.Connection], T]) -> T:
+        try:
+            with self._peeking:
+                require_in_place(self._peeker)
+                return job(self._peeker)
+        except (apsw.Error, UnicodeError) as error:
+            raise as_store_error(error) from None
+
+    async def close(self) -> None:
+        """End the threads, after what they were asked to do."""
+        if self._pid != os.getpid():
+            return  # the threads, the locks and the file's handles are the parent's
+        if self._searching is not None:
+            await self._searching.close()
+        await self.reader.close()
+        await self.writer.close()
+        self._lock.close()
+        with self._peeking:  # another event loop may be looking
+            self._peeker.close()
+
+
+def _in_one_state(job: Callable[[apsw.Connection], T], db: apsw.Connection) -> T:
+    db.execute("BEGIN")
+    try:
+        return job(db)
+    finally:
+        db.execute("ROLLBACK")
+
+
+_TEXTS = {
+    "session": {"id", "status", "agent", "owner", "parent"},
+    "tag": {"tag"},
+    "log": {"name"},
+    "value": {"hash"},
+    "uses": {"hash"},
+    "run": {"loop"},
+    "inbox": {"run", "kind"},
+    "key": {"name", "digest"},
+    "meta": {"key"},
+}
+
+
+class SqliteDialect(Dialect):
+    """SQLite's SQL. A checksum that damage has made NULL is read as one that is never right."""
+
+    again = {
+        "session": Again("session INDEXED BY session_again", {"id": "substr(id, -4) = substr(?, -4) AND +id = ?"}),
+        "run": Again("run INDEXED BY run_by_session", {"loop": "+loop = ?"}),
+        # From the index alone, which has a name of its own.
+        "key": Again("key INDEXED BY key_again", {"name": "substr(name, -4) = substr(?, -4) AND name = ?"}),
+    }
+
+    def read(self, table: str, column: str) -> str:
+        return f"coalesce({column}, -1)" if column.endswith("crc") else column
+
+    def among(self, column: str) -> str:
+        return f"{column} IN (SELECT value FROM json_each(?))"
+
+    def adapted_list(self, adapter: Adapter | None, values: Iterable[Any]) -> str:
+        return msgspec.json.encode(list(values)).decode()
+
+
+class _DamagedTexts(SqliteDialect):
+    """Reads texts as the bytes that they are in the file, since those may be no UTF-8."""
+
+    def read(self, table: str, column: str) -> str:
+        is_text = column.rpartition(".")[2] in _TEXTS.get(table, ())
+        return f"CAST({column} AS BLOB)" if is_text else super().read(table, column)
+
+
+TRANSLATOR = Translator(SqliteDialect())
+_OF_DAMAGED = Translator(_DamagedTexts())
+
+
+def _drive(job: Callable[[], Job[T]], at: float, db: apsw.Connection) -> T:
+    return drive(job(), Rows(db, at).answer)
+
+
+def _commit(change: Any, at: float, db: apsw.Connection) -> Any:
+    """Make a change. How its session stands is read by one statement: where many save at once, that counts."""
+    row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
+    if row is None or type(row[-1]) is not int:
+        return _drive(change.job, at, db)
+    *columns, claim, expires, erasures = row
+    facts = Facts(*columns, claim, claim is not None and expires > at, erasures)  # type: ignore[call-arg]
+    return drive(change.made_to(facts), Rows(db, at).answer)
+
+
+class Rows:
+    """The tables of a connection, inside a transaction. `at` is the time of its caller's clock."""
+
+    def __init__(self, db: apsw.Connection, at: float) -> None:
+        self._db = db
+        self._at = at
+
+    def answer(self, statement: Statement) -> list[Any]:
+        match statement:
+            case Select():
+                return self._select(statement)
+            case Insert():
+                return self._insert(statement)
+            case Update():
+                self._db.execute(*TRANSLATOR.update(statement, self._at))
+                return [(self._db.changes(),)]
+            case Delete():
+                self._db.execute(*TRANSLATOR.delete(statement))
+            case Count():
+                return self._db.execute(*TRANSLATOR.count(statement)).fetchall()
+            case Clock():
+                return [(self._at,)]
+        return []
+
+    def _select(self, statement: Select) -> list[Any]:
+        try:
+            return self._db.execute(*TRANSLATOR.select(statement)).fetchall()
+        except UnicodeDecodeError:
+            rows = self._db.execute(*_OF_DAMAGED.select(statement)).fetchall()
+            texts = [column in _TEXTS[statement.table] for column in statement.columns]
+            return [_decoded(row, texts) for row in rows]
+        except (apsw.CorruptError, apsw.NotADBError) as error:
+            raise as_store_error(error) from None  # for the job, which may have something else to look at
+
+    def _insert(self, statement: Insert) -> list[Any]:
+        text, rows = TRANSLATOR.insert(statement)
+        if "RETURNING" not in text:
+            self._db.executemany(text, rows)
+            return []
+        return [self._db.execute(text, row).fetchone() for row in rows][-1:]
+
+
+def _read_page(page: Page, db: apsw.Connection) -> list[HeaderRow]:
+    try:
+        rows = list(map(HeaderRow._make, db.execute(*TRANSLATOR.page(page))))
+    except UnicodeDecodeError:
+        texts = [name in _TEXTS["session"] for name in HeaderRow._fields]
+        rows = [HeaderRow(*_decoded(row, texts)) for row in db.execute(*_OF_DAMAGED.page(page))]
+    if any(newer[:2] <= older[:2] for newer, older in pairwise(rows)):
+        raise CorruptRecord(None, "of the session table", "its rows are out of order")
+    return rows
+
+
+def _decoded(row: Row, texts: Sequence[bool]) -> Row:
+    return tuple(
+        value.decode(errors="replace") if is_text and value is not None else value
+        for value, is_text in zip(row, texts, strict=True)
+    )

@@ -1,0 +1,431 @@
+"""The search index of a SQLite store: a file of its own beside the store, which lags behind and catches up when asked.
+
+A save knows nothing of it. A search first reads the messages that were committed since the last one: rowids are in
+the order of commits. The index holds words and no texts, and can be made anew at any time. What is erased from the
+store is erased here too; the store's count of erasures, noted here, tells when somebody was killed in between.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+
+from perdure import codec
+from perdure.errors import InvalidData, StoreError
+from perdure.protocols import SearchHit
+from perdure.stores.format.rows import checksum
+from perdure.stores.search import Query, text_of, words_of
+from perdure.stores.sqlite.ranking import Scorer, find, owner_token
+from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
+from perdure.stores.sqlite.scrub import scrub
+from perdure.stores.sqlite.worker import Worker, as_store_error
+
+T = TypeVar("T")
+
+_APPLICATION_ID = 0x70657273  # "pers"
+_FORMAT = 1
+"""Raised whenever words are read from messages in another way: what was indexed before is then indexed anew."""
+_CHUNK = 2_000
+_PATIENCE = 2.0
+_PAUSE = 0.003
+_ATTEMPTS = 20
+_SCHEMA = """
+    CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE place (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, owner TEXT) STRICT;
+    CREATE VIRTUAL TABLE message USING fts5(text, place, content='', tokenize='unicode61');
+    INSERT INTO message(message, rank) VALUES ('secure-delete', 1);
+"""
+
+
+def is_index(db: apsw.Connection) -> bool:
+    """Whether a file is an index as this release writes it."""
+    return (db.pragma("application_id"), db.pragma("user_version")) == (_APPLICATION_ID, _FORMAT)
+
+
+class Changed(NamedTuple):
+    """A message that was erased, or that has another text now."""
+
+    rowid: int
+    log: int
+    old: bytes
+    new: bytes | None = None
+
+
+UNKNOWN = -1
+"""Stands for a count of erasures where it is not known what has been erased: the index is then made anew."""
+
+
+class Erased(NamedTuple):
+    """What one erasure has changed: the count of erasures before and after it, and the last rowid that it has left."""
+
+    before: int
+    after: int
+    newest: int
+    changed: Sequence[Changed]
+    touched: frozenset[int] | None = None
+    """The pages of the store's file that may hold remains of it; None if any page may."""
+
+    def counted_up_to(self, count: int) -> Erased:
+        """The same after its traces have been removed, which counts as one; unknown, if others came between."""
+        return self._replace(before=self.before if count == self.after + 1 else UNKNOWN, after=count)
+
+
+class SearchThread:
+    """A thread that searches, started when it is first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._index = SearchIndex(path)
+        self._starting = threading.Lock()
+        self._worker: Worker | None = None
+
+    async def search(self, query: Query) -> list[SearchHit]:
+        return await self._run(partial(self._index.search, query=query))
+
+    async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
+        """Index what is not indexed yet, piece by piece, so that others' searches and a cancellation get their turn."""
+        if anew:
+            await self._run(self._index.forget)
+        lacking: int = await self._run(self._index.lacking)
+        done = 0
+        while (step := await self._run(self._index.index_some)) is not None:
+            done += step
+            if progress is not None:
+                progress(done, max(done, lacking))
+        return done
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether there is an index from which something may have to be erased."""
+        return self._index.path.exists()
+
+    async def erase(self, erased: Erased) -> None:
+        """Erase from the index what has been erased from the store, which counts its erasures up to `after` now."""
+        if self.is_indexed:
+            await self._run(partial(self._index.erase, erased=erased))
+
+    async def _run(self, job: Callable[[apsw.Connection], T]) -> T:
+        with self._starting:
+            if self._worker is None:
+                self._worker = Worker(f"perdure search {self._path.name}", partial(connect, self._path, reader=True))
+        result: T = await self._worker.run(job, alone=True)
+        return result
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            await self._worker.close(lambda _: self._index.close())
+
+
+class SearchIndex:
+    """The index, for the use of one thread. Every method is given a reading connection to the store."""
+
+    def __init__(self, main: Path) -> None:
+        self.path = search_path(main)
+        self._open: _IndexFile | None = None
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def search(self, db: apsw.Connection, query: Query) -> list[SearchHit]:
+        if not query.terms:
+            return []
+        return self._surely(lambda index: _search(index, db, query))
+
+    def forget(self, db: apsw.Connection) -> None:
+        """Empty the index, to be made anew."""
+        self._surely(lambda index: _forget(index, db))
+
+    def lacking(self, db: apsw.Connection) -> int:
+        """How many messages are not indexed yet."""
+        return self._surely(lambda index: _lacking(index, db))
+
+    def index_some(self, db: apsw.Connection) -> int | None:
+        """Index some messages and say how many; None if none is lacking."""
+        return self._surely(lambda index: None if _reached(index, db) is not None else _step(index, db))
+
+    def erase(self, db: apsw.Connection, erased: Erased) -> None:
+        try:
+            self._surely(lambda index: _erase(index, db, erased))
+            self.close()
+            _leave_no_trace(self.path)
+        except apsw.BusyError:
+            raise StoreError(
+                "It is erased from the store. Its words are still in the search index, which another process holds: "
+                "call gc(), or perdure gc, to have them erased there too."
+            ) from None
+
+    def _surely(self, job: Callable[[_IndexFile], T]) -> T:
+        """Do something with the index; with a new one, if the one there is damaged or has been removed."""
+        try:
+            return job(self._opened())
+        except (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError, _Gone):
+            self.close()
+            self.path.unlink(missing_ok=True)
+            self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+        try:
+            return job(self._opened())
+        except apsw.Error as error:
+            raise as_store_error(error) from None
+
+    def _opened(self) -> _IndexFile:
+        if self._open is not None and not self._open.is_in_place():
+            self.close()
+        if self._open is None:
+            self._open = _IndexFile(self.path)
+        return self._open
+
+
+class _Gone(Exception):
+    """What was noted in the index is not there any more."""
+
+
+class _IndexFile:
+    """The open file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = _connected(path)
+        try:
+            found = os.stat(path, follow_symlinks=False)
+            self._identity = (found.st_dev, found.st_ino)
+            _prepare(self.db, path)
+            self.scorer = Scorer(self.db)
+            self.behind_since: float | None = None
+        except BaseException:
+            self.db.close()
+            raise
+
+    def is_overdue(self) -> bool:
+        """Whether an erasure from the store has been waited for long enough; its process may have been killed."""
+        self.behind_since = self.behind_since or time.monotonic()
+        return time.monotonic() > self.behind_since + _PATIENCE
+
+    def is_in_place(self) -> bool:
+        """Whether it is still this file that has the name; another process may have made the index anew."""
+        try:
+            found = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return self._identity == (found.st_dev, found.st_ino)
+
+    def close(self) -> None:
+        self.db.close()
+
+    def note(self, key: str) -> Any:
+        found = first_row(self.db, "SELECT value FROM note WHERE key = ?", (key,))
+        return None if found is None else found[0]
+
+    def take_note(self, **values: Any) -> None:
+        self.db.executemany("INSERT OR REPLACE INTO note VALUES (?, ?)", list(values.items()))
+
+    def clear(self, uid: str, erasures: int) -> None:
+        """Forget everything. `secure_delete` overwrites it."""
+        self.db.execute("INSERT INTO message(message) VALUES ('delete-all')")
+        self.db.execute("DELETE FROM place")
+        self.take_note(uid=uid, erasures=erasures, cursor=0)
+        self.behind_since = None
+
+
+def _wait_for_lock(tries: int) -> bool:
+    """Ask again every millisecond for 10 s: who indexes much lets go of the lock for no longer than a moment."""
+    time.sleep(0.001)
+    return tries < 10_000
+
+
+def _connected(path: Path) -> apsw.Connection:
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW)
+    db.set_busy_handler(_wait_for_lock)
+    # Without a write-ahead log: what has been erased must not stand there until the last reader goes.
+    db.execute("PRAGMA journal_mode = delete").fetchall()
+    db.execute("PRAGMA secure_delete = 1").fetchall()
+    db.execute("PRAGMA synchronous = 1").fetchall()
+    db.execute("PRAGMA cache_size = -65536").fetchall()
+    return db
+
+
+def _prepare(db: apsw.Connection, path: Path) -> None:
+    """Create the tables, unless they are there."""
+    if is_index(db):
+        return
+    with exclusively(db):
+        if is_index(db):
+            return
+        if db.pragma("application_id") == _APPLICATION_ID:
+            raise _Gone  # another release's: it is removed and made anew
+        if db.pragma("application_id") or db.execute("SELECT 1 FROM sqlite_schema").fetchall():
+            raise StoreError(f"{path} is not a search index of perdure's. Move it away; the index goes there.")
+        db.execute(_SCHEMA).fetchall()
+        db.pragma("user_version", _FORMAT)
+        db.pragma("application_id", _APPLICATION_ID)
+
+
+@contextmanager
+def _snapshot(db: apsw.Connection) -> Iterator[None]:
+    """One state of the store for all that is read."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _catch_up(index: _IndexFile, db: apsw.Connection) -> int:
+    """Index what has been committed since, and say how far."""
+    while (reached := _reached(index, db)) is None:
+        _step(index, db)
+    return reached
+
+
+def _step(index: _IndexFile, db: apsw.Connection) -> int:
+    """Index some messages and say how many; begin anew if an erasure from the store is not carried out here in time."""
+    done = 0
+    with exclusively(index.db), _snapshot(db):
+        uid, erasures = meta(db, "uid"), meta(db, "erasures")
+        if (index.note("uid"), index.note("erasures")) == (uid, erasures):
+            index.behind_since = None
+            done = _index_some(index, db)
+        elif index.note("uid") != uid or index.is_overdue():
+            index.clear(uid, erasures)
+    if not 0 < done < _CHUNK:
+        time.sleep(_PAUSE)  # whoever erases something from the store is to erase it here, too, and wants the lock
+    return done
+
+
+def _forget(index: _IndexFile, db: apsw.Connection) -> None:
+    with exclusively(index.db), _snapshot(db):
+        index.clear(meta(db, "uid"), meta(db, "erasures"))
+
+
+def _lacking(index: _IndexFile, db: apsw.Connection) -> int:
+    with _snapshot(index.db), _snapshot(db):
+        noted, known = ((index.note("uid"), index.note("erasures")), (meta(db, "uid"), meta(db, "erasures")))
+        cursor = index.note("cursor") if noted == known else 0
+        (number,) = first_row(db, "SELECT count(*) FROM msg WHERE rowid > ?", (cursor,))
+    return int(number)
+
+
+def _reached(index: _IndexFile, db: apsw.Connection, least: int | None = None) -> int | None:
+    """The last rowid in the index; None if it lacks something: of all that is in the store, or up to that rowid."""
+    noted = dict(rows_of(index.db, "SELECT key, value FROM note", ()))
+    uid, erasures, newest = first_row(
+        db,
+        "SELECT (SELECT value FROM meta WHERE key = 'uid'), (SELECT value FROM meta WHERE key = 'erasures'),"
+        " (SELECT coalesce(max(rowid), 0) FROM msg)",
+    )
+    if (noted.get("uid"), noted.get("erasures")) != (uid, erasures):
+        return None
+    wanted = newest if least is None else min(least, newest)
+    return noted["cursor"] if noted["cursor"] >= wanted else None
+
+
+_OWNER = """
+    SELECT coalesce(
+        (SELECT owner FROM log JOIN session USING (sid) WHERE log.log = ?1),
+        (SELECT owner FROM ref JOIN session ON session.sid = ref.child WHERE ref.log = ?1 AND owner IS NOT NULL
+            ORDER BY child LIMIT 1))
+"""
+
+
+def _index_some(index: _IndexFile, db: apsw.Connection) -> int:
+    rows = rows_of(
+        db,
+        "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?",
+        (index.note("cursor"), _CHUNK),
+    )
+    if not rows:
+        return 0
+    for log, group in groupby(rows, key=itemgetter(1)):
+        (owner,) = first_row(db, _OWNER, (log,))
+        places = _tokens(log, owner)
+        held = [(rowid, _words(body, log, pos, crc)) for rowid, _, pos, crc, body in group]
+        index.db.executemany("INSERT INTO place VALUES (?, ?, ?)", [(rowid, log, owner) for rowid, _ in held])
+        index.db.executemany(
+            "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)",
+            [(rowid, words, places) for rowid, words in held],
+        )
+    index.take_note(cursor=rows[-1][0])
+    return len(rows)
+
+
+def _words(body: bytes, *row: int) -> str:
+    """The words of a message, folded; none if its row is damaged, which a load reports."""
+    if row and (type(body) is not bytes or checksum(body, *row[:2]) != row[2]):
+        return ""
+    try:
+        return " ".join(words_of(text_of(codec.decode_message(body))))
+    except InvalidData:
+        return ""
+
+
+def _tokens(log: int, owner: str | None) -> str:
+    """Words that stand for a message's log and its owner, so that a search can be narrowed to them."""
+    return f"l{log}" if owner is None else f"l{log} {owner_token(owner)}"
+
+
+def _search(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
+    """Catch up and search; once more, if somebody has made the index anew between the two."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        reached = _catch_up(index, db)
+        with _snapshot(index.db), _snapshot(db):
+            if attempt == _ATTEMPTS or _reached(index, db, reached) is not None:
+                return find(index.db, index.scorer, db, query)
+    raise AssertionError("the last attempt returns")
+
+
+def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
+    """Take out the words of what has been erased; all words, if others have erased something too meanwhile."""
+    with exclusively(index.db), _snapshot(db):
+        uid, erasures = meta(db, "uid"), meta(db, "erasures")
+        noted = (index.note("uid"), index.note("erasures"))
+        if noted != (uid, erased.before) or erasures != erased.after:
+            index.clear(uid, erasures)
+            return
+        cursor = index.note("cursor")
+        for each in erased.changed:
+            if each.rowid <= cursor:
+                _exchange(index, each)
+        index.take_note(erasures=erasures, cursor=min(cursor, erased.newest))
+
+
+def _exchange(index: _IndexFile, changed: Changed) -> None:
+    row = first_row(index.db, "SELECT log, owner FROM place WHERE id = ?", (changed.rowid,))
+    if row is None or row[0] != changed.log:
+        raise _Gone
+    tokens = _tokens(*row)
+    index.db.execute(
+        "INSERT INTO message(message, rowid, text, place) VALUES ('delete', ?, ?, ?)",
+        (changed.rowid, _words(changed.old), tokens),
+    )
+    if changed.new is None:
+        index.db.execute("DELETE FROM place WHERE id = ?", (changed.rowid,))
+    else:
+        index.db.execute(
+            "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)", (changed.rowid, _words(changed.new), tokens)
+        )
+
+
+def _leave_no_trace(path: Path) -> None:
+    """Overwrite what SQLite has left in the unused parts of pages."""
+    db = _connected(path)
+    more: int | None = 1
+    try:
+        while more is not None:  # those who search get their turn in between
+            with exclusively(db):
+                more = scrub(db, path, start=more)
+                db.execute("UPDATE note SET value = value WHERE key = 'cursor'")
+    finally:
+        db.close()

@@ -1,0 +1,47 @@
+"""What an engine has to do, as a test class. Apply it to yours in three lines:
+
+    class TestMyEngine(EngineContract):
+        def open_engine(self, where):
+            return MyEngine(where / "sessions")
+
+It tries every statement of `perdure.stores.engine`, then everything that a store promises over them. As for a store,
+set `shared = True` if several processes may open the tables there at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perdure.stores.engine import IndexedEngine
+from perdure.stores.store import IndexedStore, Store
+from perdure.testing.contract import (
+    ArchiveContract,
+    CheckContract,
+    ErasureContract,
+    JournalContract,
+    NamesContract,
+    SearchContract,
+    StoreContract,
+)
+from perdure.testing.parts.damages import Damages
+from perdure.testing.parts.statements import Reading, Transactions, Writing
+
+
+class EngineContract(
+    Reading,
+    Writing,
+    Transactions,
+    Damages,
+    StoreContract,
+    JournalContract,
+    SearchContract,
+    ErasureContract,
+    ArchiveContract,
+    CheckContract,
+    NamesContract,
+):
+    """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
+
+    def open_store(self, where: Path) -> Store:
+        engine = self.open_engine(where)
+        return IndexedStore(engine) if isinstance(engine, IndexedEngine) else Store(engine)

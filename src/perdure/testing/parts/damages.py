@@ -1,0 +1,126 @@
+"""Rows that are damaged are named by a check, each in one way; and nothing but what was damaged is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perdure.stores.engine import Delete, Insert, Job, Select, Statement, Update
+from perdure.stores.jobs.checking import check
+from perdure.stores.store import Store
+from perdure.testing.parts.checking import fill
+from perdure.testing.parts.statements import EngineScene, Tried
+from perdure.testing.scene import in_directory
+
+
+class Numbers(NamedTuple):
+    """The numbers of the sessions that are damaged."""
+
+    talk: int
+    log: int | str
+    """The log of `talk`."""
+    child: int
+    killed: int
+    orphan: int
+
+
+class Damage(NamedTuple):
+    """Rows that are changed, and what is to be said of it: of which session, and in which words."""
+
+    done: Statement
+    session: str | None
+    said: str
+
+
+def _in_row(sid: int, session: str, said: str, values: Mapping[str, Any]) -> Damage:
+    return Damage(Update("session", values, {"sid": sid}), session, said)
+
+
+def damages(at: Numbers) -> Sequence[Damage]:
+    talk = {"sid": at.talk}
+    no_range = "its epoch: it is out of the session's range"
+    return (
+        _in_row(at.talk, "talk", "its newest version: it is not what", {"version +": 1}),
+        _in_row(at.talk, "talk", "the end of its log: it is not what", {"msg_end +": 1}),
+        _in_row(at.talk, "talk", "the end of its record: it is not what", {"evt_end +": -1}),
+        _in_row(at.talk, "talk", "the end of its inbox: it is not what", {"inbox_end +": 1}),
+        _in_row(at.talk, "talk", "inbox is taken: it is noted to be taken to where it does not", {"taken": 9}),
+        _in_row(at.talk, "talk", "inbox is taken: it is noted to be taken to where it does not", {"taken": -1}),
+        *([_in_row(at.talk, "talk", no_range, {"epoch": 7})] if isinstance(at.log, int) else []),
+        _in_row(at.talk, "talk", "its claim: it has a holder and no end, or an end and no holder", {"expires": 5.0}),
+        _in_row(at.killed, "killed", "its claim: it has a holder and no end", {"expires": None}),
+        _in_row(at.killed, "killed", "claim: ", {"claim": b"nobody"}),
+        _in_row(at.talk, "talk", "column status: it says 'suspended'", {"status": "suspended"}),
+        _in_row(at.talk, "talk", "column agent: it says 'nobody', and the newest version", {"agent": "nobody"}),
+        _in_row(at.talk, "talk", "column owner: it says 'eve', and the newest version 'ada'", {"owner": "eve"}),
+        _in_row(at.talk, "talk", "column parent: it says 'views', and the newest version None", {"parent": "views"}),
+        _in_row(at.talk, "talk", "column created: it says", {"created +": 1.0}),
+        _in_row(at.talk, "talk", "column updated: it says", {"updated +": 1.0}),
+        Damage(Insert("tag", ("tag", "sid"), [("extra", at.talk)]), "talk", "tags: they are not those of"),
+        Damage(Delete("tag", {"tag": "vip"}), "talk", "tags: they are not those of"),
+        Damage(Update("key", {"version": 99}, talk), "talk", "key 'first': it stands for a version that there is not"),
+        Damage(Delete("ref", {"child": at.child}), "child", "that is not noted where deletions look"),
+        Damage(Update("ref", {"stop +": 1000}, {"child": at.child}), "child", "that does not reach so far"),
+        Damage(Update("ref", {"start": -1}, {"child": at.child}), "child", "of others: it is a stretch of a log"),
+        Damage(Insert("ref", ("log", "child", "start", "stop"), [(at.log, at.orphan, 0, 1)]),
+               "orphan", "it is noted that the session shows it, and no version does"),
+        Damage(Delete("ref", {"child": at.orphan}), None, "are left of an erased session, and nobody shows them"),
+        Damage(Delete("uses", talk), "talk", "a version names it, and that is not noted where deletions look"),
+        Damage(Insert("value", ("hash", "body"), [("nobody", b"{}")]), None, "value nobody: it belongs to no session"),
+        Damage(Update("meta", {"value": -1}, {"key": "erasures"}), None, "meta erasures: it is not the number"),
+        Damage(Delete("batch", {**talk, "last": 1}), "talk", "its record: its entries are not numbered from 1 on"),
+        Damage(Update("run", {"end_pos +": 1000}, talk), "talk", "the stretch of one of its runs: it goes beyond"),
+        Damage(Update("run", {"first_pos": -1}, talk), "talk", "the stretch of one of its runs: it goes beyond"),
+        Damage(Delete("log", {**talk, "name": "b"}), "talk", "the log of one of its runs: it is missing"),
+        Damage(Delete("msg", {"log": at.log, "pos": 1}), "talk", "its messages are not numbered from 0 on"),
+        Damage(Delete("head", {**talk, "version": 2}), "talk", "its versions: they are not numbered from 1 on"),
+        Damage(Delete("inbox", {**talk, "seq": 1}), "talk", "its inbox: an item is missing from it"),
+        Damage(Delete("session", talk), None, "it belongs to no session"),
+    )  # fmt: skip
+
+
+class Damages(EngineScene):
+    """A check over rows finds what is wrong with them, and is ended by none of it."""
+
+    @in_directory
+    async def test_damaged_rows_are_named(self, where: Path) -> None:
+        """Each by itself, with what to do about it; and once it is undone, all is well again."""
+        async with self.open_store(where) as store:
+            assert isinstance(store, Store)
+            await fill(store)
+            tried = Tried(store._engine)
+            assert [*await store.check()] == []
+            for damage in damages(await _numbers(tried)):
+                found = await _checked_with(tried, damage.done)
+                told = [f"{each.where}: {each.what}" for each in found if each.session_id == damage.session]
+                assert any(damage.said in each for each in told), (damage, found)
+                assert all(len(each.repair) > 30 for each in found), damage
+            assert [*await store.check()] == []
+
+
+async def _numbers(tried: Tried) -> Numbers:
+    rows = await tried.ask(Select("session", ("id", "sid", "log"), {}))
+    sids = {session_id: (sid, log) for session_id, sid, log in rows}
+    return Numbers(*sids["talk"], sids["child"][0], sids["killed"][0], sids["orphan"][0])
+
+
+class _Undone(Exception):
+    """Ends a transaction whose changes are not to be kept."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__("this transaction is not to be kept")
+        self.found = found
+
+
+async def _checked_with(tried: Tried, damage: Statement) -> Any:
+    """Return what a check says in a transaction in which rows were damaged, which is then undone."""
+
+    def job() -> Job[None]:
+        yield damage
+        raise _Undone((yield from check()))
+
+    try:
+        await tried.engine.run(job, "write", long=True)
+    except _Undone as undone:
+        return undone.found

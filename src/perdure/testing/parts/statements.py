@@ -1,0 +1,422 @@
+"""The port between sessions and whatever keeps them: every statement, and what a transaction promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from perdure.model.ids import SessionId, now
+from perdure.protocols import Claim
+from perdure.stores.engine import (
+    Clock,
+    Count,
+    Delete,
+    Engine,
+    Insert,
+    Job,
+    Kind,
+    Later,
+    Lock,
+    Pledge,
+    Select,
+    Statement,
+    Update,
+)
+from perdure.stores.jobs.saving import EMPTY_SESSION, Append, Take, info_columns
+from perdure.stores.jobs.saving import new_session as new_session_rows
+from perdure.testing.samples import new_session
+from perdure.testing.scene import Contract, in_directory, refused
+
+INBOX = ("sid", "seq", "run", "kind", "crc", "body")
+
+
+class Refusal(Exception):
+    """Something that a job raises."""
+
+
+class EngineScene(Contract):
+    """What a contract for engines asks of the class that applies it: how to open one."""
+
+    def open_engine(self, where: Path) -> Engine:
+        """Return the engine, not yet entered, that keeps its tables in the directory `where`."""
+        raise NotImplementedError("this contract needs to know how your engine is opened: define open_engine(…)")
+
+
+def in_engine(test: Callable[[Any, Tried], Awaitable[None]]) -> Callable[[Any, Path], None]:
+    """Make a test of one open engine."""
+
+    async def scene(self: EngineScene, where: Path) -> None:
+        async with opened(self, where) as tried:
+            await test(self, tried)
+
+    scene.__name__, scene.__qualname__, scene.__doc__ = test.__name__, test.__qualname__, test.__doc__
+    return in_directory(scene)
+
+
+@asynccontextmanager
+async def opened(contract: EngineScene, where: Path) -> AsyncIterator[Tried]:
+    async with contract.open_engine(where) as engine:
+        yield Tried(engine)
+
+
+class Tried:
+    """An engine that is tried statement by statement."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def ask(self, *statements: Statement, kind: Kind = "read") -> Any:
+        """Run statements as one job, and return the answer to the last."""
+
+        def job() -> Job[Any]:
+            answer: list[Any] = []
+            for statement in statements:
+                answer = yield statement
+            return answer
+
+        return await self.engine.run(job, kind)
+
+    async def do(self, *statements: Statement) -> Any:
+        return await self.ask(*statements, kind="write")
+
+    async def session(self, session_id: str = "it") -> tuple[int, int | str]:
+        """Add a session and its log; return the numbers of both."""
+        info = new_session(id=session_id).info
+        columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": 0, "updated": now().timestamp()}
+        return await self.engine.run(lambda: new_session_rows({**columns, **EMPTY_SESSION}), "write")
+
+    async def inbox(self, session_id: str = "it") -> int:
+        """Add a session with five items in its inbox: of runs a, b, a and of none; return its number."""
+        sid, _ = await self.session(session_id)
+        runs = ("a", None, "b", "a", None)
+        rows = [(sid, seq, run, f"k{seq % 2}", seq * 10, bytes([seq])) for seq, run in enumerate(runs, 1)]
+        await self.do(Insert("inbox", INBOX, rows))
+        return sid
+
+    async def seqs(self, where: Mapping[str, Any], order: str = "seq", limit: int | None = None) -> list[int]:
+        return [seq for (seq,) in await self.ask(Select("inbox", ("seq",), where, order, limit))]
+
+
+class Reading(EngineScene):
+    """Select and Count: which rows, which columns, in which order, how many."""
+
+    @in_engine
+    async def test_rows_are_tuples_in_the_order_of_the_columns(self, tried: Tried) -> None:
+        """Whichever columns are asked for."""
+        sid = await tried.inbox()
+        where = {"sid": sid, "seq": 3}
+        assert await tried.ask(Select("inbox", ("body", "seq", "kind", "run"), where)) == [(b"\x03", 3, "k1", "b")]
+        assert await tried.ask(Select("inbox", ("seq",), {"sid": sid, "seq": 99})) == []
+
+    @in_engine
+    async def test_all_conditions_hold(self, tried: Tried) -> None:
+        """Each comparison by itself, and several at once."""
+        sid = await tried.inbox()
+        for condition, expected in (
+            ({"seq": 2}, [2]),
+            ({"seq =": 2}, [2]),
+            ({"seq !=": 2}, [1, 3, 4, 5]),
+            ({"seq <": 3}, [1, 2]),
+            ({"seq <=": 3}, [1, 2, 3]),
+            ({"seq >": 3}, [4, 5]),
+            ({"seq >=": 3}, [3, 4, 5]),
+            ({"seq in": [5, 1, 1, 9]}, [1, 5]),
+            ({"seq in": []}, []),
+            ({"seq >=": 2, "seq <": 5, "kind": "k0"}, [2, 4]),
+            ({"kind in": ("k1",), "run": "a"}, [1]),
+        ):
+            assert await tried.seqs({"sid": sid, **condition}) == expected, condition
+            assert await tried.ask(Count("inbox", {"sid": sid, **condition})) == [(len(expected),)], condition
+
+    @in_engine
+    async def test_nothing_is_a_value_that_can_be_asked_for(self, tried: Tried) -> None:
+        """None is compared as IS NULL."""
+        sid = await tried.inbox()
+        assert await tried.seqs({"sid": sid, "run": None}) == [2, 5]
+        assert await tried.seqs({"sid": sid, "run !=": None}) == [1, 3, 4]
+        assert await tried.ask(Select("inbox", ("run",), {"sid": sid, "seq": 2})) == [(None,)]
+
+    @in_engine
+    async def test_rows_come_in_the_order_that_was_asked_for(self, tried: Tried) -> None:
+        """By several columns, up or down, and no more than were asked for."""
+        sid = await tried.inbox()
+        assert await tried.seqs({"sid": sid}, "-seq") == [5, 4, 3, 2, 1]
+        assert await tried.seqs({"sid": sid}, "kind -seq") == [4, 2, 5, 3, 1]
+        assert await tried.seqs({"sid": sid}, "-kind seq", 4) == [1, 3, 5, 2]
+        assert await tried.seqs({"sid": sid}, "-seq", 1) == [5]
+
+    @in_engine
+    async def test_text_is_ordered_as_ascii_is(self, tried: Tried) -> None:
+        """Lists of ids by their beginning depend on it."""
+        for session_id in ("b", "a", "B", "a-", "a1", "9"):
+            await tried.session(session_id)
+        rows = await tried.ask(Select("session", ("id",), {"id >=": "9", "id <": "b"}, "id"))
+        assert [found for (found,) in rows] == ["9", "B", "a", "a-", "a1"]
+
+    @in_engine
+    async def test_one_session_is_not_another(self, tried: Tried) -> None:
+        """Rows of the same number in two sessions are two."""
+        one, other = await tried.inbox("one"), await tried.inbox("other")
+        await tried.do(Delete("inbox", {"sid": one, "seq >": 2}))
+        assert (await tried.seqs({"sid": one}), await tried.seqs({"sid": other})) == ([1, 2], [1, 2, 3, 4, 5])
+        assert await tried.ask(Count("inbox", {})) == [(7,)]
+
+    @in_engine
+    async def test_looking_again_finds_the_same(self, tried: Tried) -> None:
+        """By whichever other way."""
+        sid, _ = await tried.session()
+        await tried.do(Insert("key", ("sid", "name", "digest", "version", "crc"), [(sid, "k", "d", 1, 7)]))
+        for table, where in (("session", {"id": "it"}), ("key", {"sid": sid, "name": "k"})):
+            assert await tried.ask(Select(table, ("sid",), where, again=True)) == [(sid,)]
+        assert await tried.ask(Select("session", ("sid",), {"id": "nobody"}, again=True)) == []
+
+
+class Writing(EngineScene):
+    """Insert, Update and Delete."""
+
+    @in_engine
+    async def test_values_are_read_as_they_were_written(self, tried: Tried) -> None:
+        """Bytes of every kind, texts of every script, the greatest numbers, exact times."""
+        sid, _ = await tried.session()
+        body, texts, most = bytes(range(256)) * 300, ("", "münchen 🎈", "a'b\"c%\\"), 2**63 - 1
+        rows = [(sid, seq, text, text, 2**32 - 1, body) for seq, text in zip((1, 2, most), texts, strict=True)]
+        await tried.do(Insert("inbox", INBOX, iter(rows)))
+        found = await tried.ask(Select("inbox", ("sid", "seq", "run", "kind", "body"), {"sid": sid}, "seq"))
+        assert found == [(*row[:4], body) for row in rows]
+        exact = 1754000000.123456
+        await tried.do(Update("session", {"expires": exact, "claim": b'{"owner":"\xc3\xa4"}'}, {"sid": sid}))
+        assert await tried.ask(Select("session", ("expires", "claim"), {"sid": sid})) == [
+            (exact, b'{"owner":"\xc3\xa4"}')
+        ]
+
+    @in_engine
+    async def test_an_insert_of_no_rows_is_nothing(self, tried: Tried) -> None:
+        """And an update or a deletion of none says so."""
+        sid, _ = await tried.session()
+        await tried.do(Insert("tag", ("tag", "sid"), []))
+        assert await tried.ask(Count("tag", {})) == [(0,)]
+        assert await tried.do(Update("session", {"taken": 1}, {"sid": sid + 1})) == [(0,)]
+        await tried.do(Delete("tag", {"sid": sid}))
+
+    @in_engine
+    async def test_a_row_that_is_there_already_is_refused_left_or_set(self, tried: Tried) -> None:
+        """As `or_set` says; and the number that is told is that of the row that is there."""
+        sid, log = await tried.session()
+        columns = ("sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
+        ((number,),) = await tried.do(Insert("run", columns, [(sid, "r", 1, 2, log, 0, 1)]))
+        again = (sid, "r", 8, 9, log, 8, 9)
+        with refused(Exception, of="a second row of the same key"):
+            await tried.do(Insert("run", columns, [again]))
+        for or_set, expected in (((), (1, 2, 0, 1)), (("last_seq", "end_pos"), (1, 9, 0, 9))):
+            answer = await tried.do(Insert("run", columns, [again], or_set))
+            assert answer == [(number,)] or not or_set
+            found = await tried.ask(Select("run", ("first_seq", "last_seq", "first_pos", "end_pos"), {"run": number}))
+            assert found == [expected]
+        assert await tried.ask(Count("run", {"sid": sid})) == [(1,)]
+
+    @in_engine
+    async def test_numbers_go_up_and_none_is_given_out_twice(self, tried: Tried) -> None:
+        """Though the row that had it is gone."""
+        met = []
+        for _ in range(4):
+            sid, log = await tried.session()
+            assert type(log) is tried.engine.key_of_log
+            met.append((sid, log))
+            await tried.do(Delete("log", {"sid": sid}), Delete("session", {"sid": sid}))
+        assert [sid for sid, _ in met] == sorted({sid for sid, _ in met})
+        assert len({log for _, log in met}) == 4
+
+    @in_engine
+    async def test_an_update_sets_and_adds(self, tried: Tried) -> None:
+        """In all rows that meet the conditions, and it says in how many."""
+        sid, _ = await tried.session()
+        changes = {"version +": 2, "taken": 7, "claim": b"{}", "expires": 0.5}
+        assert await tried.do(Update("session", changes, {"sid": sid, "claim": None})) == [(1,)]
+        found = await tried.ask(Select("session", ("version", "taken", "claim", "expires"), {"sid": sid}))
+        assert found == [(3, 7, b"{}", 0.5)]
+        assert await tried.do(Update("session", {"claim": None, "expires": None}, {"sid": sid})) == [(1,)]
+        assert await tried.ask(Select("session", ("claim", "expires"), {"sid": sid})) == [(None, None)]
+        await tried.do(Update("meta", {"value +": 1}, {"key": "erasures"}))
+        assert await tried.ask(Select("meta", ("value",), {"key": "erasures"})) == [(1,)]
+
+    @in_engine
+    async def test_later_is_by_the_clock(self, tried: Tried) -> None:
+        """A lease ends so many seconds after the time that the clock tells."""
+        sid, _ = await tried.session()
+        ((before,),) = await tried.ask(Clock())
+        await tried.do(Update("session", {"expires": Later(30.0)}, {"sid": sid}))
+        ((after,),) = await tried.ask(Clock())
+        ((expires,),) = await tried.ask(Select("session", ("expires",), {"sid": sid}))
+        assert before + 30.0 <= expires <= after + 30.0
+        assert abs(before - now().timestamp()) < 3600
+
+    @in_engine
+    async def test_a_deletion_takes_what_meets_the_conditions(self, tried: Tried) -> None:
+        """And nothing else."""
+        sid = await tried.inbox()
+        await tried.do(Delete("inbox", {"sid": sid, "seq in": [2, 4, 9]}))
+        assert await tried.seqs({"sid": sid}) == [1, 3, 5]
+
+    @in_engine
+    async def test_locks_and_pledges_are_answered(self, tried: Tried) -> None:
+        """Also by an engine that has nothing to do for them, and for sessions that are not there."""
+        sid, _ = await tried.session()
+        locks = (Lock(("it",)), Lock(("it", "nobody"), "share"), Lock(("it",), "alone"), Lock((), "alone"))
+        for lock in locks:
+            await tried.do(lock, Pledge("it", b"{}"), Update("session", {"taken +": 1}, {"sid": sid}))
+        assert await tried.ask(Select("session", ("taken",), {"sid": sid})) == [(4,)]
+
+
+class Transactions(EngineScene):
+    """What a job is given: one state of all tables, and all of its changes or none."""
+
+    @in_engine
+    async def test_a_write_that_raises_changes_nothing(self, tried: Tried) -> None:
+        """Whatever it had written by then; and what it raised is what its caller is told."""
+        sid = await tried.inbox()
+
+        def job() -> Job[None]:
+            yield Lock(("it",))
+            yield Insert("tag", ("tag", "sid"), [("t", sid)])
+            yield Insert("inbox", INBOX, [(sid, 6, None, "k", 0, b"")])
+            yield Update("inbox", {"body": b"changed"}, {"sid": sid, "seq": 1})
+            yield Delete("inbox", {"sid": sid, "seq": 2})
+            yield Update("session", {"taken": 5}, {"sid": sid})
+            assert (yield Count("inbox", {"sid": sid})) == [(5,)], "a job sees what it has written"
+            raise Refusal
+
+        with refused(Refusal):
+            await tried.engine.run(job, "write")
+        assert await tried.seqs({"sid": sid}) == [1, 2, 3, 4, 5]
+        assert await tried.ask(Select("inbox", ("body",), {"sid": sid, "seq": 1})) == [(b"\x01",)]
+        assert await tried.ask(Count("tag", {})) == [(0,)]
+        assert await tried.ask(Select("session", ("taken",), {"sid": sid})) == [(0,)]
+
+    @in_engine
+    async def test_a_write_with_a_row_too_many_changes_nothing(self, tried: Tried) -> None:
+        """A key that is taken undoes what came before it."""
+        sid = await tried.inbox()
+        with refused(Exception, of="a second row of the same key"):
+            await tried.do(
+                Update("session", {"taken": 5}, {"sid": sid}), Insert("inbox", INBOX, [(sid, 5, None, "k", 0, b"")])
+            )
+        assert await tried.ask(Select("session", ("taken",), {"sid": sid})) == [(0,)]
+
+    @in_engine
+    async def test_writes_at_once_lose_nothing(self, tried: Tried) -> None:
+        """Each reads what the one before it has written, once it has locked the session."""
+        sid, _ = await tried.session()
+
+        def job() -> Job[None]:
+            yield Lock(("it",))
+            ((taken,),) = yield Select("session", ("taken",), {"sid": sid})
+            yield Update("session", {"taken": taken + 1}, {"sid": sid})
+
+        await asyncio.gather(*(tried.engine.run(job, "write") for _ in range(20)))
+        assert await tried.ask(Select("session", ("taken",), {"sid": sid})) == [(20,)]
+
+    @in_engine
+    async def test_a_read_sees_one_state(self, tried: Tried) -> None:
+        """However many statements it takes, and whoever writes meanwhile."""
+        one, _ = await tried.session("one")
+        other, _ = await tried.session("other")
+
+        def move(number: int) -> Callable[[], Job[None]]:
+            def job() -> Job[None]:
+                yield Lock(("one", "other"))
+                yield Update("session", {"taken": number}, {"sid": one})
+                yield Update("session", {"taken": -number}, {"sid": other})
+
+            return job
+
+        def add() -> Job[int]:
+            total = 0
+            for sid in (one, other, one, other):
+                ((taken,),) = yield Select("session", ("taken",), {"sid": sid})
+                total += taken
+            return total
+
+        async def write() -> None:
+            for number in range(40):
+                await tried.engine.run(move(number), "write")
+
+        writing = asyncio.ensure_future(write())
+        while not writing.done():
+            assert await tried.engine.run(add) == 0
+            await asyncio.sleep(0)
+        await writing
+
+    @in_engine
+    async def test_every_kind_of_job_returns_what_it_returns(self, tried: Tried) -> None:
+        """A glance, a read, a write, an erasure, long or not."""
+        sid, _ = await tried.session()
+
+        def job() -> Job[int]:
+            ((found,),) = yield Select("session", ("sid",), {"id": "it"})
+            return int(found)
+
+        for kind in ("glance", "read", "write", "erase"):
+            assert await tried.engine.run(job, kind) == sid
+            assert await tried.engine.run(job, kind, long=True) == sid
+
+    @in_engine
+    async def test_a_change_is_finished_though_nobody_waits(self, tried: Tried) -> None:
+        """`finish` is called in the caller's event loop, also for a caller that was cancelled meanwhile."""
+        sid, _ = await tried.session()
+        finished: list[bool] = []
+        loop = asyncio.get_running_loop()
+
+        def finish(result: Any) -> Any:
+            finished.append(asyncio.get_running_loop() is loop)
+            return result
+
+        take = Take(Claim(SessionId("it"), 0, 1, "me", 30.0), tried.engine.origin, [], None, take_over=False)
+        take.finish = finish
+        claim, _ = await tried.engine.commit(take)
+        assert finished == [True]
+        append = Append(claim, tried.engine.origin, [], None, taken=3)
+        append.finish = finish
+        waiting = asyncio.ensure_future(tried.engine.commit(append))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        ((taken,),) = await tried.do(Select("session", ("taken",), {"sid": sid}))
+        expected = [True, True] if taken else [True]
+        for _ in range(200):
+            if finished != expected:  # the caller was let go before the change was made
+                await asyncio.sleep(0.01)
+        assert finished == expected
+
+    @in_engine
+    async def test_the_store_has_an_id_of_its_own(self, tried: Tried) -> None:
+        """It is in the table `meta`, beside the number of erasures."""
+        assert tried.engine.origin
+        assert await tried.ask(Select("meta", ("value",), {"key": "uid"})) == [(tried.engine.origin,)]
+        assert await tried.ask(Select("meta", ("value",), {"key": "erasures"})) == [(0,)]
+
+    @in_directory
+    async def test_all_of_it_is_there_after_reopening(self, where: Path) -> None:
+        """The rows, the store's id, and which numbers were given out; of an engine that can be shared."""
+        if not self.shared:
+            return
+        async with opened(self, where) as tried:
+            origin, sid = tried.engine.origin, await tried.inbox()
+            gone, _ = await tried.session("gone")
+            await tried.do(Delete("log", {"sid": gone}), Delete("session", {"sid": gone}))
+        async with opened(self, where) as tried:
+            assert tried.engine.origin == origin
+            assert await tried.seqs({"sid": sid}) == [1, 2, 3, 4, 5]
+            assert (await tried.session("next"))[0] > gone
+
+    @in_directory
+    async def test_no_two_stores_have_the_same_id(self, where: Path) -> None:
+        """One that is new is another's."""
+        origins = set()
+        for name in ("one", "other"):
+            (where / name).mkdir()
+            async with opened(self, where / name) as tried:
+                origins.add(tried.engine.origin)
+        assert len(origins) == 2
