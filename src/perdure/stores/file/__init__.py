@@ -5,6 +5,122 @@
 
 from __future__ import annotations
 
-from perdure.stores.file.store import FileStore
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
-__all__ = ["FileStore"]
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionBusy, SessionNotFound
+from perdure.model.checks import expect_wait
+from perdure.model.ids import SessionId, now
+from perdure.model.session import SessionInfoList
+from perdure.protocols import Claim, Filters, SessionQuery
+from perdure.stores import checked
+from perdure.stores.engine import Job, Lock, Pledge
+from perdure.stores.file.engine import FileEngine
+from perdure.stores.jobs import claiming
+from perdure.stores.jobs.listing import Page
+from perdure.stores.store import Store
+
+if TYPE_CHECKING:
+    from perdure.stores.jobs.redaction import Request
+
+
+class FileStore(Store):
+    """Keeps each session in files of its own: durable to a power cut, readable by people.
+
+    `lock_timeout` is how many seconds a writer waits for another one before it raises SessionLocked.
+    """
+
+    _engine: FileEngine
+
+    def __init__(self, directory: str | os.PathLike[str], *, lock_timeout: float = 10.0) -> None:
+        if not isinstance(directory, str | os.PathLike) or not str(directory):
+            raise InvalidData("$.directory", "a FileStore needs the name of a directory; '.' is the current one")
+        timeout = expect_wait(lock_timeout, "$.lock_timeout")
+        super().__init__(FileEngine(Path(directory).absolute(), timeout), cache=0)
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine.is_open
+
+    async def _lapse(self, claims: Sequence[Claim]) -> None:
+        # Behind all that still waits for a lock, and where a lock is not free the claim lapses with its lease.
+        self._engine.last_jobs = [partial(claiming.lapse, [claim]) for claim in claims]
+
+    async def exists(self, session_id: str) -> bool:
+        return await self._engine.exists(SessionId(session_id))
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        return await self._engine.list(Page(SessionQuery.of(filters)))
+
+    async def delete(self, session_id: str) -> None:
+        """Erase a session. What forks show of it stays, so a redaction of it that was cut short is finished first."""
+        key = SessionId(session_id)
+        with suppress(CorruptRecord, InvalidSessionFile):  # what is damaged can be erased, too
+            await self._finish_redaction(key)
+        try:
+            await super().delete(key)
+        except SessionNotFound:
+            await self._engine.sweep(key)
+            await super().gc()
+            raise
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        keys = checked.session_ids(session_ids)
+        for key in keys:
+            with suppress(CorruptRecord, InvalidSessionFile, SessionBusy):
+                await self._finish_redaction(key)
+        return await super().delete_many(keys)
+
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        from perdure.stores.jobs.redaction import Request
+
+        return await self._redact(Request.of(session_id, message_ids, replacement))
+
+    async def gc(self) -> int:
+        """Finish what was cut short, as far as its sessions are free and sound, and erase what nobody shows."""
+        fresh = 0
+        for session_id in await self._engine.pledged():
+            with suppress(SessionBusy, CorruptRecord, InvalidSessionFile):
+                fresh += await self._finish_redaction(session_id)
+        return fresh + await super().gc()
+
+    async def _finish_redaction(self, session_id: str) -> int:
+        try:
+            return await self._redact(SessionId(session_id)) if session_id in await self._engine.pledged() else 0
+        except (SessionNotFound, InvalidData):  # its files have been removed, or older ones put in their place
+            await self._engine.run(partial(_forget_pledge, session_id), "write")
+            return 0
+
+    async def _redact(self, asked: Request | SessionId) -> int:
+        self._forget_all()
+        try:
+            return await self._engine.run(partial(self._redaction, asked, now()), "erase", long=True)
+        finally:
+            self._forget_all()
+
+    def _redaction(self, asked: Request | SessionId, at: datetime) -> Job[int]:
+        """Redact, or finish what was begun. What was begun before is done along with it: its note is written over."""
+        from perdure.stores.jobs.redaction import Request, redact
+
+        session_id = asked.session_id if isinstance(asked, Request) else asked
+        yield Lock((session_id,), "alone")
+        pledge = self._engine.pledge_of(session_id)
+        begun = None if pledge is None else Request.of_pledge(session_id, pledge)
+        if not isinstance(asked, Request):
+            if begun is None:
+                return 0
+            request = begun
+        else:
+            request = asked if begun is None else asked._replace(ids=tuple(dict.fromkeys((*asked.ids, *begun.ids))))
+        yield Pledge(session_id, request.pledge)
+        return (yield from redact(request, at, self._pack))
+
+
+def _forget_pledge(session_id: str) -> Job[None]:
+    yield Lock((session_id,))
+    yield Pledge(session_id, b"")
