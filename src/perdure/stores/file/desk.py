@@ -84,8 +84,8 @@ class Desk:
     def end(self) -> None:
         """Take back what is not written, and let go of logs that nobody has asked for lately, or that are damaged."""
         self.tables.take_back()
-        damaged = [stem for stem, rows in self._kept.items() if rows.log.damage]
-        for stem in (*self._doubtful, *damaged, *list(self._kept)[:-_AT_HAND]):
+        odd = [stem for stem, rows in self._kept.items() if rows.log.damage or rows.broken or rows.is_left_over]
+        for stem in (*self._doubtful, *odd, *list(self._kept)[:-_AT_HAND]):
             self.forget(stem)
 
     def forget(self, stem: str) -> None:
@@ -124,6 +124,8 @@ class Desk:
                 if or_set is not None:
                     self._prepare_insert(statement)
             case Update(table, values, where):
+                if not self.held and table == "session" and "id" in where:
+                    self.lock([where["id"]])
                 self._prepare(table, where)
                 statement = Update(table, {name: self._settled(each) for name, each in values.items()}, where)
             case Select(table=table, where=where) | Count(table, where) | Delete(table, where):
@@ -137,7 +139,7 @@ class Desk:
         """Tell whether documents' headers answer it, so that logs need not be read."""
         asked = {key.partition(" ")[0] for key in where}
         is_scan = bool(asked) and "id" not in where and "sid" not in asked
-        return is_scan and self._is_strict and {*columns, *asked} <= ROW_OF_HEADER
+        return is_scan and self._is_strict and not self.held and {*columns, *asked} <= ROW_OF_HEADER
 
     def _select_headers(self, statement: Select) -> list[Any]:
         few = Tables()
@@ -155,11 +157,18 @@ class Desk:
 
     def _prepare(self, table: str, where: Where) -> None:
         """Bring the rows up to date that a statement may concern."""
-        if table != "meta":
-            for rows in self._concerned(table, where):
+        if table == "meta":
+            return
+        named = self._named(table, where)
+        for rows in self.look_at_all() if named is None else named:
+            try:
                 rows.make(table)
+            except CorruptRecord:
+                if named is not None or self._is_erasing:
+                    raise
 
-    def _concerned(self, table: str, where: Where) -> Iterable[LogRows]:
+    def _named(self, table: str, where: Where) -> Iterable[LogRows] | None:
+        """Return the logs that a statement names; None if it may concern any."""
         given = {key.removesuffix(" in"): value if key.endswith(" in") else [value] for key, value in where.items()}
         if table in ("value", "uses") and "sid" not in given:
             # A value stands in the log of every session that names it: only those looked at can be meant.
@@ -172,7 +181,7 @@ class Desk:
             return [self.look(self._stems[sid]) for sid in given[number] if sid in self._stems]
         if table in ("msg", "log") and "log" in given:
             return [rows for key in given["log"] if (rows := self.log_of(key)) is not None]
-        return () if table == "run" and "run" in given else self.look_at_all()
+        return () if table == "run" and "run" in given else None
 
     def look(self, stem: str) -> LogRows:
         """Return the rows of a log, as far as they are made."""
@@ -193,6 +202,7 @@ class Desk:
     def _take(self, stem: str, rows: LogRows) -> LogRows:
         if self._stems.get(rows.sid, stem) != stem:
             rows.give_another_number()  # two sessions were born at the same time
+        rows.is_left_over = self._is_erasing and owner_of(stem) == stem and self.directory.has(rows.log)
         self._kept[stem] = self.seen[stem] = rows
         self._stems[rows.sid] = stem
         self._without_values.append(rows)
@@ -222,10 +232,8 @@ class Desk:
             self.directory.sound(rows.log)
             if rows.log.key != rows.key:
                 raise CorruptRecord(session_id, rows.log.file, f"it is the log of {rows.log.key!r}")
-        if self._is_erasing:
-            if rows.log.damage and not rows.log.key:
-                rows = self._named_by_others(rows)
-            rows.is_left_over = self.directory.has(rows.log)
+        if self._is_erasing and rows.log.damage and not rows.log.key:
+            return self._named_by_others(rows)
         return rows
 
     def _named_by_others(self, rows: LogRows) -> LogRows:

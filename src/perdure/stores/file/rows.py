@@ -45,7 +45,9 @@ class LogRows:
         self.key = log.key if is_own else ""
         self.sid = key.birth if key is not None and is_own else number_of(log.stem)
         self.is_left_over = False
-        """Whether a session is to be seen where there is nothing but damage: it can be erased."""
+        """Whether a session is to be seen even where there is nothing but damage: it can be erased."""
+        self.broken: dict[str, CorruptRecord] = {}
+        """What cannot be made into rows, though each line is sound."""
         self._tables = tables
         self._made: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -69,11 +71,16 @@ class LogRows:
     def make(self, table: str) -> None:
         """Bring the rows of a table up to date."""
         together = _TOGETHER.get(table, table)
+        if together in self.broken:
+            raise self.broken[together]
         if self._made.get(together) != self.log.end:
-            self._made[together] = -1
-            with self._tables.unnoted():
-                self._makers[together]()
             self._made[together] = self.log.end
+            try:
+                with self._tables.unnoted():
+                    self._makers[together]()
+            except CorruptRecord as error:
+                self.broken[together] = error
+                raise
         if table == "run":
             self._reach()
 
@@ -92,11 +99,14 @@ class LogRows:
             return
         row = {**EMPTY_SESSION, "id": log.stem, "version": 0, "created": 0.0, "updated": 0.0, "log": self.key}
         tags: tuple[str, ...] = ()
-        if log.version:
-            info = decode_info(log.heads[log.version], log.stem, log.version)
+        try:
+            info = decode_info(log.heads.get(log.version, b""), log.stem, log.version)
             row |= {**info_columns(info), "id": log.stem, "version": log.version}
             row |= {"updated": info.updated_at.timestamp()}
             tags = tuple(info.tags)
+        except CorruptRecord:
+            if not self.is_left_over:
+                raise
         row |= {"msg_end": log.end_of(""), "evt_end": len(log.events), "inbox_end": len(log.inbox)}
         row |= {"taken": log.taken, "epoch": log.epoch}
         if log.held is not None:
