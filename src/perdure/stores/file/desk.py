@@ -283,7 +283,8 @@ class Desk:
             return None
         if table == "msg":
             key = LogKey.parse(row["log"])
-            return key and (key.base if key.base in self.seen else key.owner)
+            remainder = key and self.seen.get(key.base)
+            return key and (key.base if remainder and remainder.key == key.base else key.owner)
         return self._stems.get(row["child" if table == "ref" else "sid"])
 
     def rows_of(self, table: str) -> Rows:

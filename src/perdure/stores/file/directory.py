@@ -66,6 +66,10 @@ class Directory:
         found = map(_REMAINDER.fullmatch, self.folder.names())
         return {match["base"] for match in found if match}
 
+    def exists(self, session_id: str) -> bool:
+        """Tell whether there is a session, sound or damaged."""
+        return self.folder.size(document_file(session_id)) is not None or self.has(self.log(session_id))
+
     def has(self, log: SessionLog) -> bool:
         """Tell whether there is a session, sound or damaged, to a log."""
         return log.version > 0 or bool(log.damage) or self.folder.size(document_file(log.stem)) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -68,14 +68,14 @@ class FileEngine(Engine):
         if thread.is_inherited:
             thread.let_go()
             return
-        jobs, at = [_Task(each, "write", now().timestamp()) for each in self.last_jobs], 0.0
+        last = [_Task(each, "write", now().timestamp()) for each in self.last_jobs]
         self.last_jobs = ()
-        await finish_despite_cancel(thread.close(lambda directory: self._do_at_once(directory, jobs, at)))
+        await finish_despite_cancel(thread.close(lambda directory: self._do_at_once(directory, last)))
 
-    def _do_at_once(self, directory: Directory, tasks: Sequence[_Task], deadline: float) -> None:
+    def _do_at_once(self, directory: Directory, tasks: Iterable[_Task]) -> None:
         for task in tasks:
-            with suppress(PerdureError, OSError), directory.folder.taking(Turn(deadline)):
-                self._drive(directory, task)
+            with suppress(PerdureError, OSError), directory.folder.taking(Turn(deadline=0.0)):
+                self._drive(task)
 
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
         return cast(T, await self._ask(_Task(job, kind, now().timestamp())))
@@ -100,7 +100,7 @@ class FileEngine(Engine):
 
     async def exists(self, session_id: str) -> bool:
         """Tell whether there is a session, sound or damaged."""
-        return cast(bool, await self._opened.run(lambda directory: directory.has(directory.log(session_id))))
+        return cast(bool, await self._opened.run(lambda directory: directory.exists(session_id)))
 
     async def sweep(self, session_id: str) -> None:
         """Remove what a killed writer or deletion has left of a session that is not there."""
@@ -119,10 +119,11 @@ class FileEngine(Engine):
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.file.check import faults
 
-        desk = self._desk
-        assert desk is not None
-        found: list[Problem] = await self._opened.run(lambda directory: faults(directory, desk), patient=True)
-        return found
+        def look(directory: Directory) -> Sequence[Problem]:
+            assert self._desk is not None
+            return faults(directory, self._desk)
+
+        return cast("Sequence[Problem]", await self._opened.run(look, patient=True))
 
     @property
     def _opened(self) -> FileThread:
@@ -131,9 +132,9 @@ class FileEngine(Engine):
         return self._thread
 
     async def _ask(self, task: _Task, finish: Callable[[Any], Any] | None = None) -> Any:
-        return await self._opened.run(lambda directory: self._drive(directory, task), finish=finish)
+        return await self._opened.run(lambda _: self._drive(task), finish=finish)
 
-    def _drive(self, directory: Directory, task: _Task) -> Any:
+    def _drive(self, task: _Task) -> Any:
         """Drive a job, again and again until all are locked whom it concerns."""
         assert self._desk is not None
         ids, is_sure = set[str](), False
