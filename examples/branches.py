@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import perdure
+from perdure.parallel import FewestTokens
 
 BY_HEAD = perdure.AgentDefinition("cashier", system_prompt="Work it out in your head.", tools=())
 WITH_TOOLS = perdure.AgentDefinition("cashier", system_prompt="Use your tools.")
@@ -31,7 +32,7 @@ async def main() -> None:
             "What is 19 * 21?",
             sessions.loops,
             configs=[WITH_TOOLS, BY_HEAD],
-            strategy=perdure.FewestTokens(),
+            strategy=FewestTokens(),
         )
         await sessions.execute(chat.id, question)
         for loop in (await chat.record()).loops:

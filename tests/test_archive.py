@@ -29,9 +29,8 @@ from perdure import (
     StoreError,
     recover,
 )
-from perdure.archive import MoveReport, export_sessions, import_sessions
-from perdure.archive_lines import encode_session, first_line, last_line
-from perdure.fsck import fsck
+from perdure.archive import MoveReport, export_sessions, fsck, import_sessions
+from perdure.archive.lines import encode_session, first_line, last_line
 from perdure.model.ids import use
 from perdure.protocols import Archive, ArchivedSession, Entry
 from perdure.testing import FrozenClock
@@ -231,7 +230,7 @@ def _without(kind: str) -> Callable[[list[Any]], list[Any]]:
 
 def resealed(lines: list[dict[str, Any]]) -> bytes:
     """Lines by one who knows how checksums are made: what they say has to be right as well."""
-    from perdure.archive_lines import _encoded, _end
+    from perdure.archive.lines import _encoded, _end
 
     raw, block = b"", list[bytes]()
     for line in lines:

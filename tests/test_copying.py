@@ -27,8 +27,7 @@ from perdure import (
     StoreError,
     recover,
 )
-from perdure.copying import copy
-from perdure.fsck import fsck
+from perdure.archive import copy, fsck
 from perdure.model.ids import use
 from perdure.testing import FailingStore, FrozenClock
 from perdure.testing.samples import new_session, texts

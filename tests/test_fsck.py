@@ -15,8 +15,7 @@ from tests.stories import KINDS, opened
 
 import perdure
 from perdure import ConfigurationError, Entry, SessionNotFound, SessionRuntime, SqliteStore, StoreError, recover
-from perdure.copying import copy
-from perdure.fsck import FsckReport, fsck
+from perdure.archive import FsckReport, copy, fsck
 from perdure.model.ids import use
 from perdure.stores.engine import Delete
 from perdure.testing import FrozenClock, ScriptedDriver

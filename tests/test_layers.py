@@ -11,28 +11,30 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "perdure"
 
-LAYERS = (
+LEVELS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
-    {"codec", "protocols", "recording", "redaction", "waiting"},
-    {"loop", "runtime", "recorder"},
-    {
-        "archive",
-        "archive_lines",
-        "copying",
-        "fsck",
-        "sessions",
-        "workflow",
-        "definition_files",
-        "actions",
-        "adapters",
-        "stores",
-    },
-    {"__init__", "__main__", "cli", "server", "testing"},
+    {"codec", "protocols", "redaction", "paging", "aio", "events"},
+    {"stores", "run_journal", "recorder", "records", "definition_files", "testing"},
+    {"loop", "runtime"},
+    {"actions", "parallel", "archive", "copying", "fsck"},
+    {"sessions"},
+    {"workflow", "adapters", "workers", "server", "cli", "__init__", "__main__"},
 )
-HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
-STRANGERS = {"loop", "runtime", "recorder"}  # they stand side by side and do not know each other
-BELOW_STORES = {"errors", "model", "codec", "protocols", "redaction", "waiting"}
+HEIGHT = {unit: height for height, level in enumerate(LEVELS) for unit in level}
+# Those of one level do not know each other, but for these.
+NEIGHBOURS = {
+    "redaction": {"codec", "protocols"},
+    "paging": {"protocols"},
+    "records": {"stores", "recorder"},
+    "testing": {"stores"},  # the contract for engines drives their port
+    "parallel": {"actions"},
+    "copying": {"archive"},
+    "fsck": {"archive"},
+    "cli": {"__init__"},
+    "__main__": {"cli"},
+    "__init__": {"workflow"},
+}
 # `to_dict` and `from_dict` stand on the values, and the codec alone knows the form.
 MAY_DEFER_UPWARD = PACKAGE / "model" / "value.py"
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess", "threading", "time", "uuid"}
@@ -82,13 +84,8 @@ def unit_named(parts: list[str]) -> str:
 
 
 def may_import(importer: str, imported: str) -> bool:
-    if importer == imported:
-        return True
-    if importer == "stores":
-        return imported in BELOW_STORES
-    if {importer, imported} <= STRANGERS:
-        return False
-    return HEIGHT.get(imported, len(LAYERS)) <= HEIGHT[importer]
+    is_below = HEIGHT.get(imported, len(LEVELS)) < HEIGHT[importer]
+    return importer == imported or is_below or imported in NEIGHBOURS.get(importer, ())
 
 
 def external_imports(tree: ast.AST) -> Iterator[str]:
@@ -105,9 +102,9 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_point_down(path: Path) -> None:
-    """A file imports its own layer and those below it: at the top, in functions and under TYPE_CHECKING alike."""
+    """A file imports its own unit and levels below it: at the top, in functions and under TYPE_CHECKING alike."""
     unit = unit_of(path)
-    assert unit in HEIGHT, f"{unit} has no layer yet: give it one in LAYERS"
+    assert unit in HEIGHT, f"{unit} has no level yet: give it one in LEVELS"
     wrong = [
         f"line {found.line}: {unit} imports {found.unit}"
         for found in imports(path)
@@ -137,11 +134,27 @@ def test_the_model_is_pure(path: Path) -> None:
         ("model", "codec", False),
         ("runtime", "loop", False),
         ("recorder", "runtime", False),
-        ("runtime", "recording", True),
-        ("stores", "recording", False),
-        ("recording", "loop", False),
+        ("runtime", "run_journal", True),
+        ("stores", "run_journal", False),
+        ("run_journal", "loop", False),
         ("stores", "runtime", False),
         ("stores", "actions", False),
+        ("stores", "redaction", True),
+        ("stores", "recorder", False),
+        ("recorder", "stores", False),
+        ("recorder", "redaction", True),
+        ("definition_files", "stores", False),
+        ("archive", "stores", True),
+        ("archive", "actions", False),
+        ("actions", "stores", True),
+        ("loop", "runtime", False),
+        ("sessions", "archive", True),
+        ("actions", "sessions", False),
+        ("testing", "runtime", False),
+        ("workflow", "sessions", True),
+        ("sessions", "workflow", False),
+        ("workflow", "cli", False),
+        ("codec", "protocols", False),
         ("runtime", "__init__", False),
         ("errors", "model", False),
     ],
@@ -149,3 +162,104 @@ def test_the_model_is_pure(path: Path) -> None:
 def test_the_rule_itself(importer: str, imported: str, allowed: bool) -> None:
     """The rule tells a legal import from an illegal one."""
     assert may_import(importer, imported) is allowed
+
+
+ENGINES = ("sqlite", "postgres", "file", "memory")
+STORES = PACKAGE / "stores"
+MAY_OPEN_ENGINES = {"perdure", "perdure.stores.urls"}
+"""The package's table of names, and what makes a store of a URL."""
+ROWS = ("perdure.stores.jobs", "perdure.stores.format")
+"""What a session means in rows, and the bytes of rows: without an engine, and without anything that waits."""
+NOT_OF_ROWS = {"asyncio", "threading", "os", "time", "socket"}
+
+
+def engines_here() -> set[str]:
+    """The engines that have a room of their own by now: a folder, or a module beside the port."""
+    folders = {name for name in ENGINES if (STORES / name).is_dir()}
+    modules = {name for name in ENGINES if (STORES / f"{name}.py").is_file() and (STORES / "engine.py").is_file()}
+    return folders | modules
+
+
+def is_within(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+def engine_of(module: str) -> str | None:
+    """The engine that a module belongs to."""
+    return next((name for name in ENGINES if is_within(module, f"perdure.stores.{name}")), None)
+
+
+def store_fault(importer: str, imported: str, engines: set[str] | None = None) -> str | None:
+    """The rule of the stores' layout that an import breaks, in words; None for one that is legal."""
+    mine, other = engine_of(importer), engine_of(imported)
+    if any(is_within(importer, room) for room in ROWS):
+        if other is not None:
+            return "jobs and formats know no engine"
+        if imported.partition(".")[0] in NOT_OF_ROWS:
+            return "jobs and formats neither wait nor look at the clock or the disk"
+    here = engines_here() if engines is None else engines
+    if mine in here and other not in (None, mine):
+        return "an engine knows no other engine"
+    # A room's own address holds the store that users open, over the engine behind it.
+    is_address = importer == f"perdure.stores.{mine}"
+    if mine in here and not is_address and is_within(imported, "perdure.stores.store"):
+        return "an engine does not know the store that drives it"
+    if other in here and mine != other and importer not in MAY_OPEN_ENGINES:
+        return "an engine is imported by its URL, or by the package's table of names"
+    return None
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(("perdure", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def modules_imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, perdure's own by their dotted names."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    yield from (name for name in external_imports(tree) if name != "perdure")
+    for node in ast.walk(tree):
+        yield from (".".join(("perdure", *parts)) for parts in imported_names(node, path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_rooms_of_stores(path: Path) -> None:
+    """Jobs know no engine, engines do not know each other, and nobody else knows one."""
+    importer = module_of(path)
+    faults = {(name, store_fault(importer, name)) for name in modules_imported(path)}
+    assert {each for each in faults if each[1] is not None} == set()
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "legal"),
+    [
+        ("perdure.stores.jobs.saving", "perdure.stores.engine", True),
+        ("perdure.stores.jobs.saving", "perdure.stores.format.heads", True),
+        ("perdure.stores.jobs.saving", "perdure.stores.sqlite.engine", False),
+        ("perdure.stores.jobs.saving", "perdure.stores.memory", False),
+        ("perdure.stores.jobs.saving", "collections", True),
+        ("perdure.stores.jobs.saving", "asyncio", False),
+        ("perdure.stores.format.blocks", "zlib", True),
+        ("perdure.stores.format.blocks", "os", False),
+        ("perdure.stores.format.blocks", "perdure.stores.file", False),
+        ("perdure.stores.sqlite.engine", "perdure.stores.sqlite.worker", True),
+        ("perdure.stores.sqlite.engine", "perdure.stores.engine", True),
+        ("perdure.stores.sqlite.engine", "perdure.stores.jobs.saving", True),
+        ("perdure.stores.sqlite.engine", "threading", True),
+        ("perdure.stores.sqlite.engine", "perdure.stores.postgres.writer", False),
+        ("perdure.stores.file.engine", "perdure.stores.memory", False),
+        ("perdure.stores.sqlite.engine", "perdure.stores.store", False),
+        ("perdure.stores.memory", "perdure.stores.store.Store", True),
+        ("perdure.stores.sqlite", "perdure.stores.store.IndexedStore", True),
+        ("perdure.stores.urls", "perdure.stores.sqlite", True),
+        ("perdure", "perdure.stores.postgres.engine", True),
+        ("perdure.stores.store", "perdure.stores.engine", True),
+        ("perdure.stores.store", "perdure.stores.sqlite", False),
+        ("perdure.sessions.sessions", "perdure.stores.file.engine", False),
+        ("perdure.sessions.sessions", "perdure.stores.urls", True),
+        ("perdure.stores.sqlite.engine", "perdure.stores.file_lock", True),
+    ],
+)
+def test_the_rule_of_stores_itself(importer: str, imported: str, legal: bool) -> None:
+    """The rule tells a legal import from an illegal one, whichever engines have moved in by now."""
+    assert (store_fault(importer, imported, set(ENGINES)) is None) is legal

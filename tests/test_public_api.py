@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,38 @@ OPTIONAL = {
 }
 
 
+# Every name that could be imported from the root in 0.1.0. Add to it, and take nothing away.
+NAMES = """
+Action ActionContext AdoptBranch AgentContext AgentDefinition AgentEnd AgentLoop AgentSession AgentSessionInfo
+AgentStart AgentState AgentStep AgentStepType AgentStop Ancestry ApproveToolCalls AutoCompaction Block Blocked
+BlockingSessions Branch BudgetGuard ChangeDefinition ChangeModel ChangeSystemPrompt Chat ChildLoopRef Chosen Chunk
+Claim ClaimConflict ClaimLost ClearSession CompactTranscript Compaction CompactionBlock CompactionFailed
+CompactionOptions CompleteSession ConfigurationError ContextTooLong CorruptRecord DeleteSession Delta DenyToolCalls
+Diff Driver DriverError Entry Erasure ErrorRecord EventBus EventHandler ExecutionBudget ExecutionContinuation
+ExecutionState ExecutionStatus FailSession FewestTokens FileRecordStore FileStore First ForkSession FunctionTool
+IllegalStatusChange Indexed InferenceResponse InjectMessage InputRefused InputRejected Interceptor InvalidData
+InvalidSessionFile InvalidSessionId Journal JournalEntry Judge LongestAnswer LoopBuilder LoopEvent LoopFactory
+LoopRecord LoopSetup LoopStatus Media MemoryStore Message MessageEnd MessageStart MessageUpdate ModelConfig ModelReply
+ModelRequest NotLoaded OfflineDriver Opaque Outcome ParallelGroupRecord ParallelLoopEnd ParallelLoopStart
+PassThroughSessionController PendingCall PendingCallsChanged PerdureError PostgresStore ProviderDriver RecoveryReport
+Redacted Rejected RenameSession Reply RequestRefused ResetTranscript ResumeExecution ResumeSession RetriesExhausted
+RetryingDriver Rewind RunFailed RunInterrupted Search SearchHit SendMessage SendParallel SessionActionExecuted
+SessionBusy SessionConflict SessionController SessionFactory SessionHookStack SessionId SessionInfoList
+SessionLoadFailed SessionLoaded SessionLocked SessionManager SessionNotActive SessionNotFound SessionRecord
+SessionRecordList SessionRecorder SessionRecorderConfig SessionRepository SessionRuntime SessionSaveFailed
+SessionSaved SessionStage SessionStatus SessionStore Sessions SpawnRef Spent SqliteStore Stage StageFailed
+StepExecution StopReason StopSignal StoreError SubagentPolicy Subscription SuspendSession TagSession Text Thinking
+Tool ToolCall ToolContext ToolError ToolExecution ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate ToolRegistry
+ToolResult ToolSpec Transcript TransientDriverError TrimTranscript Turn TurnEnd TurnStart UncompactTranscript Undo
+UnknownEvent UnreadableFile UpdateTask Usage UseGuards Warned Workflow WorkflowResult WriteMetadata connect
+connect_blocking current_session delete_session final_value list_session_ids load_definition load_definitions
+load_session load_sessions_for_agent recover redact_session save_session schema_of store_of tool
+"""
+IMPORTABLE = NAMES.split()
+HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocols", "records", "testing")
+"""Modules that show names beside the root."""
+
+
 def test_all_is_sorted() -> None:
     """A reader finds a name where the alphabet puts it, and each name once."""
     assert list(perdure.__all__) == sorted(set(perdure.__all__))
@@ -33,9 +66,37 @@ def test_all_is_sorted() -> None:
 
 @pytest.mark.parametrize("name", perdure.__all__)
 def test_a_name_resolves(name: str) -> None:
-    """Every public name is there for getattr and for dir."""
+    """Every shown name is there for getattr and for dir."""
     assert getattr(perdure, name) is not None
     assert name in dir(perdure)
+
+
+@pytest.mark.parametrize("name", IMPORTABLE)
+def test_a_name_stays_importable(name: str) -> None:
+    """Shown or not, a name of the root stays one."""
+    assert getattr(perdure, name) is not None
+
+
+def test_what_is_shown_can_be_read_at_a_glance() -> None:
+    """The root shows the names of every day, and each of them is known to be importable."""
+    assert 80 <= len(perdure.__all__) <= 95
+    assert set(perdure.__all__) <= set(IMPORTABLE)
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_a_home_shows_what_it_says(home: str) -> None:
+    """Each of its names resolves, and is the same as the root's where the root has it."""
+    module = import_module(f"perdure.{home}")
+    for name in getattr(module, "__all__", ()):
+        assert name not in IMPORTABLE or getattr(module, name) is getattr(perdure, name)
+
+
+def test_what_the_root_does_not_show_is_shown_elsewhere() -> None:
+    """The names of events, records and branches are in the modules that are called so."""
+    homes = {home: set(import_module(f"perdure.{home}").__all__) for home in ("events", "records", "parallel")}
+    assert {"AgentStart", "AgentEnd", "SessionSaved", "UnknownEvent"} <= homes["events"]
+    assert {"SessionRecorder", "save_session", "load_session", "delete_session", "LoopRecord"} <= homes["records"]
+    assert {"SendParallel", "AdoptBranch", "Branch", "Judge"} <= homes["parallel"]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -54,4 +115,4 @@ def test_import_brings_in_no_optional_dependency() -> None:
 def test_the_reference_has_every_public_name() -> None:
     """`make docs` generates the reference from the names on its pages, so a name must be on one."""
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-    assert [name for name in perdure.__all__ if not re.search(rf"^::: perdure\..*\b{name}$", pages, re.MULTILINE)] == []
+    assert [name for name in IMPORTABLE if not re.search(rf"^::: perdure\..*\b{name}$", pages, re.MULTILINE)] == []

@@ -1,4 +1,8 @@
-"""perdure gives an LLM agent a session that lasts. The daily names; each is imported when it is first used."""
+"""perdure gives an LLM agent a session that lasts. The daily names; each is imported when it is first used.
+
+Names of fewer days can be imported from here as well. They are shown by `perdure.events`, `perdure.records`,
+`perdure.parallel`, `perdure.protocols` and `perdure.errors`.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +73,8 @@ if TYPE_CHECKING:
     from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
-    from perdure.loop.compaction_auto import AutoCompaction as AutoCompaction
-    from perdure.loop.compaction_options import CompactionOptions as CompactionOptions
+    from perdure.loop.compaction.auto import AutoCompaction as AutoCompaction
+    from perdure.loop.compaction.options import CompactionOptions as CompactionOptions
     from perdure.loop.drivers.offline import OfflineDriver as OfflineDriver
     from perdure.loop.drivers.provider import ProviderDriver as ProviderDriver
     from perdure.loop.drivers.retry import RetryingDriver as RetryingDriver
@@ -160,6 +164,7 @@ if TYPE_CHECKING:
     from perdure.model.value import ErrorRecord as ErrorRecord
     from perdure.protocols import Action as Action
     from perdure.protocols import ActionContext as ActionContext
+    from perdure.protocols import Answer as Answer
     from perdure.protocols import Claim as Claim
     from perdure.protocols import Delta as Delta
     from perdure.protocols import Driver as Driver
@@ -172,6 +177,7 @@ if TYPE_CHECKING:
     from perdure.protocols import LoopBuilder as LoopBuilder
     from perdure.protocols import ModelReply as ModelReply
     from perdure.protocols import ModelRequest as ModelRequest
+    from perdure.protocols import Next as Next
     from perdure.protocols import Search as Search
     from perdure.protocols import SearchHit as SearchHit
     from perdure.protocols import SessionController as SessionController
@@ -194,11 +200,11 @@ if TYPE_CHECKING:
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
     from perdure.sessions.connect import connect_blocking as connect_blocking
-    from perdure.sessions.face import Sessions as Sessions
-    from perdure.sessions.family import Ancestry as Ancestry
-    from perdure.sessions.family import Diff as Diff
+    from perdure.sessions.lineage import Ancestry as Ancestry
+    from perdure.sessions.lineage import Diff as Diff
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
+    from perdure.sessions.sessions import Sessions as Sessions
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
@@ -238,8 +244,8 @@ _HOMES = {
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError UnreadableFile "
     "TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",
-    "loop.compaction_auto": "AutoCompaction",
-    "loop.compaction_options": "CompactionOptions",
+    "loop.compaction.auto": "AutoCompaction",
+    "loop.compaction.options": "CompactionOptions",
     "loop.drivers.offline": "OfflineDriver",
     "loop.drivers.provider": "ProviderDriver",
     "loop.drivers.retry": "RetryingDriver",
@@ -270,9 +276,9 @@ _HOMES = {
     "model.transcript": "Block Transcript",
     "model.usage": "Usage",
     "model.value": "ErrorRecord",
-    "protocols": "Action ActionContext Claim Delta Driver Entry Erasure EventHandler Indexed Journal JournalEntry "
-    "LoopBuilder ModelReply ModelRequest Search SearchHit SessionController SessionManager SessionStage SessionStore "
-    "Tool ToolContext ToolSpec",
+    "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
+    "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
+    "SessionStage SessionStore Tool ToolContext ToolSpec",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
@@ -281,8 +287,8 @@ _HOMES = {
     "sessions.blocking": "BlockingSessions",
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
-    "sessions.face": "Sessions",
-    "sessions.family": "Ancestry Diff",
+    "sessions.sessions": "Sessions",
+    "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
@@ -295,7 +301,26 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOME_OF)  # one list of names, not two to keep in step
+_SHOWN = """
+connect connect_blocking Sessions Chat Reply
+AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message ModelConfig SessionId SessionInfoList
+SessionStatus ToolCall Usage
+AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
+CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
+ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
+UncompactTranscript Undo UpdateTask WriteMetadata
+EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
+AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
+load_definitions schema_of tool
+FileStore MemoryStore PostgresStore SqliteStore store_of
+Stage Workflow WorkflowResult
+ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile
+InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound
+StoreError ToolError
+"""
+"""What is shown: the face, values, actions, the runtime, the loop, stores, workflows, and the errors most caught."""
+
+__all__ = sorted(_SHOWN.split())
 
 
 def __getattr__(name: str) -> Any:

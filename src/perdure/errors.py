@@ -1,5 +1,7 @@
 """Every error perdure raises. A constructor takes facts, keeps them, and says what to do next.
 
+A program decides by classes and attributes, never by the words: those may change.
+
 PerdureError
 ├── SessionNotFound
 ├── SessionConflict
@@ -36,36 +38,65 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from os import PathLike
+from typing import Literal
 
 
 class PerdureError(Exception):
-    """The root of every error that perdure raises on purpose."""
+    """The root of every error that perdure raises on purpose: what happened, and what to do about it in Python."""
+
+    advice: str = ""
+    """The end of the message that says what to do; empty where nothing is said of it, or not at the end."""
+
+    def __init__(self, what: str = "", advice: str = "") -> None:
+        self.advice = advice
+        super().__init__(f"{what} {advice}" if advice else what)
+
+    @property
+    def what(self) -> str:
+        """Return what happened: the message without its advice."""
+        return str(self).removesuffix(self.advice).rstrip()
 
 
 class SessionNotFound(PerdureError):
     """No session with this id (or no such version of it) is in the store."""
 
-    def __init__(self, session_id: str, version: int | None = None, reason: str | None = None) -> None:
+    def __init__(
+        self, session_id: str, version: int | None = None, reason: str | None = None, advice: str = ""
+    ) -> None:
         self.session_id = session_id
         self.version = version
-        super().__init__(reason or self._reason())
-
-    def _reason(self) -> str:
-        if self.version is None:
+        what = f"There is no session {session_id!r} in this store."
+        if reason is not None:
+            what = reason
+        elif version is None:
             advice = "Create it first, or list the sessions to find its id."
-            return f"There is no session {self.session_id!r} in this store. {advice}"
-        advice = "Versions are numbered from 1; the newest is loaded without a number."
-        return f"There is no version {self.version} of session {self.session_id!r} in this store. {advice}"
+        else:
+            what = f"There is no version {version} of session {session_id!r} in this store."
+            advice = "Versions are numbered from 1; the newest is loaded without a number."
+        super().__init__(what, advice)
 
 
 class SessionConflict(PerdureError):
-    """Somebody else saved this session since it was loaded, or its id is taken."""
+    """Somebody else saved this session since it was loaded, or its id is taken.
 
-    def __init__(self, session_id: str, expected: int, found: int | None, reason: str | None = None) -> None:
+    `agent` has the name of the agent that the session belongs to, where it was opened for another one.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        expected: int,
+        found: int | None,
+        reason: str | None = None,
+        advice: str = "",
+        *,
+        agent: str | None = None,
+    ) -> None:
         self.session_id = session_id
         self.expected = expected
         self.found = found
-        super().__init__(reason or self._sentence())
+        self.agent = agent
+        super().__init__(reason or self._sentence(), advice)
 
     def _sentence(self) -> str:
         if self.expected == 0:
@@ -87,11 +118,8 @@ class SessionBusy(PerdureError):
         self.session_id = session_id
         self.owner = owner
         by = f" by {owner}" if owner else ""
-        super().__init__(
-            reason
-            or f"Session {session_id!r} is being run{by}. Wait for the run to end, cancel it, or send with "
-            "when_busy='queue' or 'steer'."
-        )
+        advice = "Wait for the run to end, cancel it, or send with when_busy='queue' or 'steer'."
+        super().__init__(reason or f"Session {session_id!r} is being run{by}.", "" if reason else advice)
 
 
 class RunInterrupted(SessionBusy):
@@ -147,20 +175,30 @@ class SessionNotActive(PerdureError):
         if self.pending:
             calls = ", ".join(self.pending)
             advice = f"It waits for a person to approve or deny what it is about to call: {calls}."
-        super().__init__(f"Session {session_id!r} is {status}, not active. {advice}")
+        super().__init__(f"Session {session_id!r} is {status}, not active.", advice)
 
 
 class IllegalStatusChange(PerdureError):
-    """A session cannot move from its status to the one asked for."""
+    """A session cannot move from its status to the one asked for; `pending` has the calls that it waits with."""
 
     def __init__(
-        self, session_id: str, current: str, wanted: str, allowed: Iterable[str], reason: str | None = None
+        self,
+        session_id: str,
+        current: str,
+        wanted: str,
+        allowed: Iterable[str],
+        reason: str | None = None,
+        pending: Iterable[str] = (),
     ) -> None:
         self.session_id = session_id
         self.current = current
         self.wanted = wanted
         self.allowed = tuple(sorted(allowed))
+        self.pending = tuple(pending)
         why = reason or f"it can become {', '.join(self.allowed) or 'nothing else'}"
+        if self.pending:
+            calls = ", ".join(self.pending)
+            why = f"tool calls wait for approval ({calls}): execute ApproveToolCalls or DenyToolCalls instead"
         super().__init__(f"Session {session_id!r} is {current} and cannot become {wanted}; {why}.")
 
 
@@ -171,8 +209,9 @@ class InvalidSessionId(PerdureError):
         self.value = value
         shown = repr(value)[:80] if isinstance(value, str) else f"A {type(value).__name__}"
         super().__init__(
-            f"{shown} is not a session id. Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a "
-            "letter or digit, or SessionId.generate()."
+            f"{shown} is not a session id.",
+            "Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a letter or digit, or "
+            "SessionId.generate().",
         )
 
 
@@ -284,12 +323,22 @@ class CompactionFailed(DriverError):
 
 
 class RunFailed(DriverError):
-    """A run ended without an answer. What was said until then is kept."""
+    """A run ended without an answer. What was said until then is kept.
 
-    def __init__(self, session_id: str, version: int, reason: str, *, is_shown: bool = True) -> None:
+    `kind` is the class of the error that ended it, as it is on record, and `problem` what that said.
+    """
+
+    kind: str | None = None
+    problem: str = ""
+
+    def __init__(
+        self, session_id: str, version: int, reason: str, *, is_shown: bool = True, kind: str | None = None
+    ) -> None:
         self.session_id = session_id
         self.version = version
-        self.reason = reason
+        self.kind = kind
+        self.problem = reason
+        self.reason = reason = f"{kind}: {reason}" if kind else reason
         advice = "send again to continue, or undo() to take the message back"
         if not is_shown:  # undo() would take back what was said before it
             advice = "the message is on record and was shown to no model; send it again once that is mended"
@@ -337,7 +386,7 @@ class RequestRefused(DriverError):
         self.reason = reason
         self.status = status
         answered = f" (HTTP {status})" if status else ""
-        super().__init__(f"{model} refused the request{answered}: {reason}. {self.advice}")
+        super().__init__(f"{model} refused the request{answered}: {reason}.", self.advice)
 
     advice = "Asking again will not help; change the request, the model's settings or its key."
 
@@ -353,7 +402,25 @@ class ToolError(PerdureError):
 
 
 class ConfigurationError(PerdureError):
-    """Something is set up wrong: a missing dependency, an unknown name, a missing context."""
+    """Something is set up wrong: a missing dependency, an unknown name, a missing context.
+
+    `missing` says that no model is named, or that a tool is not here; `name` is the agent's or the tool's.
+    """
+
+    missing: Literal["model", "tool"] | None = None
+    name: str | None = None
+
+    def __init__(
+        self,
+        what: str = "",
+        advice: str = "",
+        *,
+        missing: Literal["model", "tool"] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.missing = missing
+        self.name = name
+        super().__init__(what, advice)
 
 
 class AgentStop(PerdureError):

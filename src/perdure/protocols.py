@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
@@ -45,7 +46,8 @@ class SessionController(Protocol):
 class ClaimingRecord(Protocol):
     """A record whose first write claims a session."""
 
-    was_claimed: bool
+    @property
+    def was_claimed(self) -> bool: ...
 
     async def leave(self) -> None:
         """Give the claim back without a save; a run that is on record without its end is left for recovery."""
@@ -73,51 +75,89 @@ class UnderWay(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class ActionContext:
-    """What the runtime gives an action beside the session. Most actions ignore it.
+    """What the runtime gives an action beside the session. Most actions ignore it, and none can change it."""
 
-    An action that has run an agent tells here how its result is to be saved.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        emit: Callable[[object], Awaitable[None]],
-        execute: Callable[[str, Action], Awaitable[AgentSession]],
-        journal: Journal | None,
-        create: Callable[[AgentSession], Awaitable[AgentSession]] | None = None,
-        under_way: UnderWay | None = None,
-    ) -> None:
-        self.store = store
-        self.emit = emit
-        self.execute = execute
-        self.create = create or store.create
-        """Keeps a new session, through the stages that every other goes through."""
-        self.journal = journal
-        """The store again, if it has one; None if its runs are unrecorded."""
-        self.under_way = under_way
-        self.saving: Saving | None = None
-        self.record: ClaimingRecord | None = None
-        """The record of the run that the action has begun, which holds the session's claim."""
-        self.sequel: Sequel | None = None
-        """What follows in a task of the runtime's own once the session's claim is given back, however that came."""
-        self.answer: AgentSession | None = None
-        """Set where there is nothing to save: what the caller is given instead."""
-        self.tells: list[object] = []
-        """Events that are emitted once the action's result is saved."""
-        self.interrupted: AgentSession | None = None
-        """Set where the action was cancelled: what is to be saved before the cancellation goes on."""
+    store: SessionStore
+    emit: Callable[[object], Awaitable[None]]
+    execute: Callable[[str, Action], Awaitable[AgentSession]]
+    create: Callable[[AgentSession], Awaitable[AgentSession]]
+    """Keeps a new session, through the stages that every other goes through."""
+    journal: Journal | None
+    """The store again, if it has one; None if its runs are unrecorded."""
+    under_way: UnderWay
+    hold: Callable[[ClaimingRecord, Sequel | None], None]
+    """Makes the runtime see to a claim: it is left unless the action's result is saved with it. The sequel is carried
+    out once the claim is given back, however that came."""
 
     @property
     def is_closing(self) -> bool:
         """Tell whether a cancelled run is to be left for recovery instead of ended."""
-        return self.under_way is not None and self.under_way.is_closing
+        return self.under_way.is_closing
 
 
+class Next(msgspec.Struct, frozen=True):
+    """What an action has made: the next version of the session, and what goes with its save.
+
+    An action that has nothing to add returns the session alone.
+    """
+
+    session: AgentSession
+    saving: Saving | None = None
+    """What the save of a run carries: its claim, and what is on record already."""
+    tells: Sequence[object] = ()
+    """Events that are emitted once the session is saved."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an action came to without a new version: nothing is saved, and the caller is given this session."""
+
+    session: AgentSession
+    sequel: Sequel | None = None
+    """What follows in a task of the runtime's own."""
+
+
+ActionResult = AgentSession | Next | Answer
+"""What an action may return. Without a context it is always a session."""
+
+
+class Interrupted(asyncio.CancelledError):
+    """The cancellation of an action that has something to be saved first. The runtime saves it, then cancels."""
+
+    def __init__(self, made: Next) -> None:
+        self.made = made
+        super().__init__()
+
+
+@runtime_checkable
 class Action(Protocol):
-    """Turns a session into the next one. Anything with this method is an action."""
+    """Turns a session into the next one. Anything with this method is an action.
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession: ...
+    It returns the next session, a `Next` where more goes with the save, or an `Answer` where there is nothing to save.
+    It is executed once: only a `Repeatable` one is applied again where somebody else has saved meanwhile.
+    """
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult: ...
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """An action that says whether `on_conflict="retry"` may apply it again, as `may_be_repeated = True` on its class.
+
+    It may be if it does nothing but make the next session. One that asks a model, or writes elsewhere, may not.
+    """
+
+    @property
+    def may_be_repeated(self) -> bool: ...
+
+
+@runtime_checkable
+class EndsInterruption(Protocol):
+    """An action that deals with a run that was killed: what it fails with is not that run."""
+
+    @property
+    def ends_interruption(self) -> bool: ...
 
 
 class SessionManager(Protocol):
@@ -354,6 +394,37 @@ class SessionStore(Protocol):
 
 
 @runtime_checkable
+class Opened(Protocol):
+    """A store that can be opened once for several who use it: whoever opened it closes it."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """A store that keeps sessions at hand, and can be told which."""
+
+    def pin(self, session_id: str) -> None:
+        """Keep a session at hand, however long nobody asks for it."""
+        ...
+
+    def unpin(self, session_id: str) -> None: ...
+
+    def evict(self, session_id: str) -> None:
+        """Let go of what is held of a session, unless it is pinned."""
+        ...
+
+
+@runtime_checkable
+class Immediate(Protocol):
+    """A store whose verbs never wait: nothing can come between their beginning and their end."""
+
+    @property
+    def never_waits(self) -> bool: ...
+
+
+@runtime_checkable
 class Names(Protocol):
     """A store that finds sessions by the beginning of their id, at the cost of what it finds."""
 
@@ -464,6 +535,9 @@ class Saving(msgspec.Struct, frozen=True):
     key: Key | None = None
 
 
+NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What an append came to: where each message now stands, and the last sequence number."""
 
@@ -483,13 +557,29 @@ class Saved(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Journal(Protocol):
-    """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere.
+    """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere."""
 
-    Stores with a journal also take `save(session, claim=…, written=…, entries=…, taken=…, key=…)`, the fields of
-    `Saving`: the save is fenced by the claim, refers to the messages already written, appends the entries, and
-    releases the claim, all in one commit. A save without a claim is refused while one lies on the session: with
-    SessionBusy while it stands, with RunInterrupted once it has lapsed.
-    """
+    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
+        """Keep a session of version 0 as version 1, with references to the messages already written."""
+        ...
+
+    async def save(
+        self,
+        session: AgentSession,
+        *,
+        claim: Claim | None = None,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        entries: Sequence[Entry] = (),
+        taken: int = 0,
+        key: Key | None = None,
+    ) -> AgentSession:
+        """Keep the next version. These are the fields of `Saving`.
+
+        The save is fenced by the claim, refers to the messages already written, appends the entries, and releases the
+        claim, all in one commit. A save without a claim is refused while one lies on the session: with SessionBusy
+        while it stands, with RunInterrupted once it has lapsed.
+        """
+        ...
 
     async def claim(
         self,
@@ -597,9 +687,6 @@ class Watch(Protocol):
         ...
 
 
-NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
-
-
 class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """One session whole, as it moves between stores. Its logs are named so that the names mean the same anywhere.
 
@@ -650,6 +737,11 @@ class Archive(Protocol):
         else SessionNotFound. A dump names such a log by what follows the `~`, as `lent`: moving on changes nothing.
         """
         ...
+
+
+@runtime_checkable
+class ArchivingStore(SessionStore, Archive, Protocol):
+    """A store whose sessions can be moved."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -731,4 +823,13 @@ class Erasure(Protocol):
 
     async def gc(self) -> int:
         """Erase what stands in logs and nothing points to; how many messages that were."""
+        ...
+
+
+@runtime_checkable
+class BulkErasure(Protocol):
+    """A store that erases many sessions at once, at less cost than one by one."""
+
+    async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
+        """Erase sessions, except those that are being run or are not there. Return the ids erased."""
         ...

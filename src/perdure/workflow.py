@@ -12,7 +12,7 @@ from itertools import count
 import msgspec
 
 from perdure.actions.definition import ChangeDefinition
-from perdure.actions.take_back import TakeBackRun
+from perdure.actions.undo_run import TakeBackRun
 from perdure.errors import (
     ConfigurationError,
     InvalidData,
@@ -28,8 +28,8 @@ from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.model.value import brief
-from perdure.sessions.face import Sessions
 from perdure.sessions.reply import Reply
+from perdure.sessions.sessions import Sessions
 
 Results = Mapping[str, str]
 """What stages have come to, by their names; and under `input`, what the workflow was given."""

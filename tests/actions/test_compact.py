@@ -57,8 +57,8 @@ from perdure import (
     save_session,
     tool,
 )
-from perdure.fsck import fsck
-from perdure.loop.compaction_summary import INSTRUCTIONS
+from perdure.archive import fsck
+from perdure.loop.compaction.summary import INSTRUCTIONS
 from perdure.loop.replay import Replay
 from perdure.model.ids import use
 from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver

@@ -212,7 +212,7 @@ async def test_a_store_that_fails_once_sends_a_queued_message_once(when: str) ->
 async def test_a_queued_message_comes_behind_one_that_was_queued_before() -> None:
     """A run whose save failed leaves what was queued; a later one of the queue does not pass it."""
     store = FailingStore(perdure.MemoryStore())
-    async with perdure.connect(store, driver=ScriptedDriver(lambda request: Delay(0.02, "So."))) as sessions:
+    async with perdure.connect(store, driver=ScriptedDriver(lambda request: Delay(0.2, "So."))) as sessions:
         chat = await sessions.open("s")
         run = asyncio.ensure_future(chat.send("First."))
         await asyncio.sleep(0.005)

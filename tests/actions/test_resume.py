@@ -88,3 +88,25 @@ async def test_a_run_that_is_claimed_is_left_alone() -> None:
     await store.claim(session.id, version=1, owner="ann")
     with pytest.raises(SessionBusy):
         await SessionRuntime(store).execute(session.id, ResumeExecution(loops_of([])))
+
+
+async def test_a_recovery_reads_its_run_once() -> None:
+    """What was read to continue from is handed on: the run's events once, its messages once."""
+    clock, looked = FrozenClock(tick=0.0001), []
+
+    @tool(name="pay", idempotent=True)
+    def look() -> str:
+        looked.append("up")
+        return "seen"
+
+    with use(clock=clock):
+        store = MemoryStore()
+        session = await SessionRuntime(store).create(AGENT)
+        await _killed_in_the_model_call(store, session.id)
+        clock.advance(3600)
+        counting = FailingStore(store)
+        loops = loops_of([ToolCall("pay"), "Done."], look)
+        after = await SessionRuntime(counting).execute(session.id, ResumeExecution(loops))
+        assert (after.state.messages[-1].text, looked) == ("Done.", ["up"])
+        assert (counting.calls["messages"], counting.calls["runs"]) == (1, 0)
+        assert counting.calls.total() <= 14

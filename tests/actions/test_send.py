@@ -40,7 +40,7 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.fsck import fsck
+from perdure.archive import fsck
 from perdure.model.loop_events import InputRejected
 from perdure.model.message import UnknownPart
 from perdure.protocols import Entry

@@ -42,7 +42,7 @@ from perdure import (
     connect,
     tool,
 )
-from perdure.actions.running import owner_here
+from perdure.run_journal import owner_here
 from perdure.testing import FailingStore, ScriptedDriver
 
 STORES: dict[str, Any] = {

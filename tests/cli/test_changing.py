@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import AgentDefinition, ModelRequest, ToolCall, connect_blocking
-from perdure.cli import progress as bars
+from perdure.cli import terminal as bars
 from perdure.testing import ScriptedDriver
 
 from .conftest import COMMAND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import errors
-from perdure.cli import changing, moving
+from perdure.cli import changing, keeping
 from perdure.cli.errors import EXIT_CODES, FAILED, exit_code_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -100,7 +101,7 @@ def test_a_fault_of_perdures_own(perdure: Callable[..., Any], monkeypatch: pytes
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(changing, "_carry_out", broken)
+    monkeypatch.setattr(changing, "on_session", broken)
     assert "ZeroDivisionError: oh" in (shown := perdure("suspend", "s", code=1).err)
     assert "--debug" in shown
 
@@ -111,7 +112,7 @@ def test_ctrl_c(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(changing, "_carry_out", interrupted)
+    monkeypatch.setattr(changing, "on_session", interrupted)
     assert perdure("suspend", "s", code=130).err == "perdure: interrupted\n"
 
 
@@ -164,7 +165,7 @@ def test_ctrl_c_in_the_middle_of_a_move(
     perdure("export", "-o", "in.jsonl")
     target = [] if arguments[0] != "import" else ["--store", "new.db"]
     with monkeypatch.context() as patched:
-        patched.setattr(moving, "progress", _interrupted_after_one)
+        patched.setattr(keeping, "progress", _interrupted_after_one)
         stopped = perdure(*arguments, *target, code=130)
     assert told in stopped.err
     assert not (home / "out.jsonl").exists()
@@ -178,3 +179,21 @@ def _interrupted_after_one(label: str) -> Iterator[Callable[[int, int], None]]:
             raise KeyboardInterrupt
 
     yield tell
+
+
+def test_a_store_that_may_not_be_written(
+    perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint says so, by what the file system says of the store's place and not by anybody's words."""
+    (home / "text.db").write_text("This is no database, and long enough to be looked at as one. " * 20)
+    assert "perdure doctor" in perdure("ls", "--store", "text.db", code=7).err
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert "Copy it to where you may write" in perdure("ls", "--store", "text.db", code=7).err
+
+
+def test_no_hint_is_chosen_by_words() -> None:
+    """The command line looks at what errors are, and never for a sentence in what they say."""
+    searched = re.compile(r"""in str\(\w*error\w*\)|str\(\w*error\w*\)\.(partition|startswith|split\()""")
+    for path in sorted(Path(changing.__file__).parent.glob("*.py")):
+        found = [line for line in path.read_text(encoding="utf-8").splitlines() if searched.search(line)]
+        assert [line for line in found if '" ".join' not in line and "' '.join" not in line] == [], path.name

@@ -9,8 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from perdure.cli.examples import EXAMPLES
-from perdure.cli.main import COMMANDS, cli
+from perdure.cli.main import COMMANDS, EXAMPLES, cli
 
 CONTEXT = click.Context(cli)
 

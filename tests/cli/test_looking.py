@@ -16,8 +16,8 @@ from tests import stories
 
 from perdure import SqliteStore
 from perdure.cli.main import cli
-from perdure.cli.naming import ids_beginning_with
 from perdure.cli.options import settings_of
+from perdure.cli.session_ids import ids_beginning_with
 from perdure.model.ids import use
 from perdure.testing import FrozenClock
 from perdure.testing.samples import new_session

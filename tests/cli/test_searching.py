@@ -16,7 +16,7 @@ from perdure.testing.samples import new_session
 from .terminal_session import TerminalSession, clean_environment
 
 # As the installed command, but for a bar that does not wait for a second to pass.
-HURRIED = "from perdure.cli import progress; progress.PATIENCE = 0.0; from perdure.cli.main import main; main()"
+HURRIED = "from perdure.cli import terminal; terminal.PATIENCE = 0.0; from perdure.cli.main import main; main()"
 
 
 async def fill(path: Path, messages: int) -> None:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from perdure import FileStore, SqliteStore
-from perdure.copying import copy
+from perdure.archive import copy
 
 
 def store_at(place: str) -> Any:

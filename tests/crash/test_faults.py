@@ -36,7 +36,7 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.fsck import fsck
+from perdure.archive import fsck
 from perdure.loop.prompt import compile_prompt
 from perdure.model.ids import use
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver

@@ -17,7 +17,7 @@ from tests.crash import agent_process
 from tests.crash.addresses import address_of, store_at, wait_for_server
 
 from perdure import AgentSession, ExecutionStatus, SessionRuntime, recover
-from perdure.fsck import fsck
+from perdure.archive import fsck
 from perdure.loop.prompt import compile_prompt
 
 ROUNDS = 500 if os.environ.get("PERDURE_TORTURE") else 30

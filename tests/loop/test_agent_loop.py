@@ -36,6 +36,7 @@ from perdure import (
     tool,
 )
 from perdure.errors import TransientDriverError
+from perdure.loop.agent_loop import RunStart
 from perdure.model.loop_events import LoopEvent
 from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 
@@ -116,7 +117,7 @@ async def test_events_come_in_order_and_are_numbered() -> None:
     heard = Heard()
     state = asked()
     loop = loop_of([ADD, Chunks(["It ", "is 5."])], add, events=heard)
-    async for _ in loop.start(state, session_id="s", inputs=list(state.messages)).steps():
+    async for _ in loop.start(state, RunStart(session_id="s", inputs=list(state.messages))).steps():
         pass
     assert heard.names == [
         *("AgentStart", "MessageEnd"),
@@ -251,7 +252,7 @@ async def test_a_record_that_refuses_ends_the_run_and_is_heard(at: int, calls: l
     """What cannot be recorded does not happen: the store's error is raised, not made into a failed run."""
     loop: AgentLoop = loop_of([calls, "5"], add)
     with pytest.raises(ClaimLost):
-        await _drained(loop.start(asked(), record=Refusing(at)).steps())
+        await _drained(loop.start(asked(), RunStart(record=Refusing(at))).steps())
 
 
 async def test_a_call_id_that_a_model_uses_twice_is_made_distinct() -> None:

@@ -22,6 +22,7 @@ from perdure import (
     UseGuards,
     tool,
 )
+from perdure.loop.agent_loop import RunStart
 from perdure.loop.tool_use import Decisions, call_hash
 from perdure.model.ids import use
 from perdure.testing.scripted import Delay, ScriptedDriver
@@ -150,7 +151,7 @@ async def test_time_that_a_run_waited_for_a_person_does_not_count() -> None:
             pending = state.execution.pending_calls
             going_on = state.with_execution(state.execution.with_pending_calls(()))
             approved = Decisions(approved={call.id: call_hash(call) for call in pending})
-            execution = loop.start(going_on, decisions=approved)
+            execution = loop.start(going_on, RunStart(decisions=approved))
             async for _ in execution.steps():
                 pass
             state = execution.state

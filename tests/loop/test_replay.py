@@ -40,6 +40,7 @@ from perdure import (
     tool,
 )
 from perdure.actions.inbox import STEER
+from perdure.loop.agent_loop import RunStart
 from perdure.loop.replay import Replay
 from perdure.model.record import STATUS_ON_RECORD
 from perdure.protocols import Entry
@@ -202,7 +203,7 @@ async def test_messages_between_any_steps_are_replayed(story: tuple[list[Any], A
     script = [*replies, ending, *["After all."] * 4]
     loop = LoopFactory(driver=ScriptedDriver(script), tools=TOOLS, events=heard).build(AgentDefinition("agent"))
     before, asked = AgentState(), Message.user("Go.")
-    run = loop.start(before.with_messages(asked), inputs=[asked], session_id="sess")
+    run = loop.start(before.with_messages(asked), RunStart(inputs=[asked], session_id="sess"))
     async for state in run.steps():
         if state.step_count in steer_at:
             await run.steer([Message.user(f"steering {state.step_count}")])

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Media, Message, ModelConfig, ModelRequest, ToolCall, ToolSpec
 from perdure.loop import tokens
-from perdure.loop.compaction_windows import window_of
+from perdure.loop.compaction.windows import window_of
 from perdure.loop.tokens import TokenEstimator, by_characters
 
 

@@ -27,6 +27,7 @@ from perdure import (
     current_session,
     tool,
 )
+from perdure.loop.agent_loop import RunStart
 from perdure.testing.scripted import ScriptedDriver
 
 from .scenes import Heard, answer_of, asked, loop_of, results_in, run
@@ -289,7 +290,7 @@ async def test_a_tool_knows_what_it_serves() -> None:
         seen.append((context.call_id, context.session_id, current_session()))
 
     driver = ScriptedDriver([[ToolCall("look", {}, "c1"), ToolCall("look", {}, "c2")], "done"])
-    run = loop_of(driver, look).start(asked(), session_id="s-1")
+    run = loop_of(driver, look).start(asked(), RunStart(session_id="s-1"))
     async for _ in run.steps():
         pass
     assert sorted(seen) == [("c1", "s-1", "s-1"), ("c2", "s-1", "s-1")]

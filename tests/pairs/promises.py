@@ -11,7 +11,7 @@ from tests.pairs.model import Made, words_in
 from tests.pairs.world import World, pending_in
 
 from perdure import AgentSession, LoopRecord, LoopStatus
-from perdure.fsck import fsck
+from perdure.archive import fsck
 from perdure.model.session import SessionStatus
 
 Promise = Callable[[World], AsyncIterator[str]]

@@ -23,7 +23,7 @@ from perdure import (
     StopReason,
     ToolCall,
 )
-from perdure.loop.compaction_draft import MARK
+from perdure.loop.compaction.draft import MARK
 
 Step = Callable[[World, Process], Awaitable[None]]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
+from tests.loop.scenes import loops_of
 
 from perdure import (
     AgentDefinition,
     AgentSession,
     AgentState,
+    Answer,
     ConfigurationError,
     EventBus,
     ForkSession,
@@ -17,6 +21,8 @@ from perdure import (
     InvalidSessionId,
     MemoryStore,
     Message,
+    Next,
+    SendMessage,
     SessionActionExecuted,
     SessionConflict,
     SessionHookStack,
@@ -31,6 +37,7 @@ from perdure import (
     SessionStatus,
     WriteMetadata,
 )
+from perdure.protocols import Interrupted
 
 AGENT = AgentDefinition("support", system_prompt="Be brief.", metadata={"tier": 1})
 
@@ -68,6 +75,61 @@ async def test_create_passes_its_stages_in_order() -> None:
     assert recorder.events == [SessionSaved(session.id, 1, SessionStatus.ACTIVE)]
     assert (session.version, session.info.owner, session.info.tags) == (1, "ann", ("vip",))
     assert session.state.context.system_prompt == "Be brief."
+
+
+CREATION = ["before_create", "before_save", "after_save", "after_create", "SessionSaved"]
+
+
+async def test_a_fork_passes_the_stages_of_a_creation() -> None:
+    """A session that is forked off another comes to be like any other."""
+    recorder = Recorder()
+    runtime = runtime_with(recorder)
+    session = await runtime.create(AGENT)
+    await runtime.execute(session.id, WriteMetadata("k", 1))
+    recorder.story.clear()
+    fork = await runtime.branch(session.id, ForkSession(dst="fork"), version=1)
+    assert recorder.story == ["after_load", "SessionLoaded", *CREATION]
+    assert (fork.id, fork.version, fork.info.parent_id) == ("fork", 1, session.id)
+    assert "k" not in fork.state.metadata
+
+
+async def test_a_fork_that_a_conflict_makes_passes_the_stages_of_a_creation() -> None:
+    """What on_conflict="fork" keeps is a new session, which a controller sees as one."""
+    recorder, store = Recorder(), MemoryStore()
+    runtime = runtime_with(recorder, store)
+    session = await runtime.create(AGENT)
+    meddler = Meddler(SessionRuntime(store), 1)
+    recorder.story.clear()
+    await runtime.execute(session.id, meddler, on_conflict="fork")
+    assert recorder.story == [
+        "after_load",
+        "SessionLoaded",
+        "after_action",
+        "before_save",
+        "SessionActionExecuted",
+        "SessionSaveFailed",
+        *CREATION,
+    ]
+
+
+async def test_only_a_new_session_can_be_branched_off() -> None:
+    """An action that makes the next version of a session makes no other session."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    with pytest.raises(InvalidData, match="a new session has version 0"):
+        await runtime.branch(session.id, WriteMetadata("k", 1))
+    with pytest.raises(ConfigurationError, match="execute_on"):
+        await runtime.branch(session.id, ForkSession)  # type: ignore[arg-type]
+
+
+async def test_a_claim_does_not_outlive_an_action_that_makes_no_new_session() -> None:
+    """Whatever an action holds is given back when it is over."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    with pytest.raises(InvalidData):
+        await runtime.branch(session.id, SendMessage("Hi", loops_of(["Hello."])))
+    assert runtime.journal is not None
+    assert not await runtime.journal.is_claimed(session.id)
 
 
 async def test_execute_passes_its_stages_in_order() -> None:
@@ -228,7 +290,7 @@ async def test_execute_refuses_what_is_not_an_action_or_makes_another_session() 
     """ForkSession inside execute is told where it belongs; nothing is saved."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
-    with pytest.raises(ConfigurationError, match=r"store\.create"):
+    with pytest.raises(ConfigurationError, match=r"runtime\.branch"):
         await runtime.execute(session.id, ForkSession())
     with pytest.raises(ConfigurationError, match="execute_on"):
         await runtime.execute(session.id, "send")  # type: ignore[arg-type]
@@ -276,33 +338,106 @@ async def test_a_seed_is_filled_up_from_the_definition() -> None:
 class Meddler:
     """An action during which somebody else saves the session, a given number of times."""
 
-    def __init__(self, runtime: SessionRuntime, times: int, *, runs_model: bool = False) -> None:
+    def __init__(self, runtime: SessionRuntime, times: int) -> None:
         self.runtime = runtime
         self.left = times
-        self.runs_model = runs_model
+        self.executions = 0
 
     async def execute_on(self, session: AgentSession, context: object = None) -> AgentSession:
+        self.executions += 1
         if self.left:
             self.left -= 1
             await self.runtime.execute(session.id, WriteMetadata(f"other-{self.left}", True))
         return session.with_state(session.state.with_messages(Message.user("mine")))
 
 
+class RepeatableMeddler(Meddler):
+    may_be_repeated = True
+
+
 async def test_retry_applies_an_action_anew() -> None:
-    """on_conflict="retry" loads again and repeats the action, so that both changes stand."""
+    """on_conflict="retry" loads again and repeats an action that says it may be, so that both changes stand."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
-    kept = await runtime.execute(session.id, Meddler(runtime, 2), on_conflict="retry")
+    action = RepeatableMeddler(runtime, 2)
+    kept = await runtime.execute(session.id, action, on_conflict="retry")
+    assert action.executions == 3
     assert (kept.version, kept.state.metadata["other-0"], kept.state.metadata["other-1"]) == (4, True, True)
     assert [message.text for message in kept.state.messages] == ["mine"]
 
 
-async def test_retry_does_not_repeat_an_action_that_has_run_a_model() -> None:
-    """What a model was paid for is not done again behind the caller's back."""
+async def test_retry_does_not_repeat_an_action_that_does_not_say_it_may() -> None:
+    """An action may have paid a model, or written elsewhere: that is not done again behind the caller's back."""
     runtime = SessionRuntime(MemoryStore())
     session = await runtime.create(AGENT)
-    with pytest.raises(SessionConflict):
-        await runtime.execute(session.id, Meddler(runtime, 1, runs_model=True), on_conflict="retry")
+
+    class Unrepeatable(Meddler):
+        may_be_repeated = False
+
+    for action in (Meddler(runtime, 1), Unrepeatable(runtime, 1)):
+        with pytest.raises(SessionConflict):
+            await runtime.execute(session.id, action, on_conflict="retry")
+        assert action.executions == 1
+
+
+class Returns:
+    """An action that returns what it is given a function for."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+
+    async def execute_on(self, session: AgentSession, context: object = None) -> Any:
+        return self._made(session)
+
+
+async def test_an_action_that_answers_saves_nothing() -> None:
+    """The caller is given the session of the Answer, and the version stays."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+    other = session.with_name("other")
+    answered = await runtime.execute(session.id, Returns(lambda _: Answer(other)))
+    assert answered is other
+    assert (await runtime.get_session(session.id)).version == 1
+
+
+async def test_what_a_next_tells_is_told_once_it_is_saved() -> None:
+    """Next carries a session, and events that come behind SessionSaved."""
+    told: list[object] = []
+    bus = EventBus()
+    bus.wiretap(told.append)
+    runtime = SessionRuntime(MemoryStore(), events=bus)
+    session = await runtime.create(AGENT)
+    kept = await runtime.execute(session.id, Returns(lambda each: Next(each.with_name("named"), tells=("an event",))))
+    assert (kept.version, kept.info.name) == (2, "named")
+    assert [type(event).__name__ for event in told[-2:]] == ["SessionSaved", "str"]
+
+
+async def test_an_action_that_is_cancelled_can_have_something_saved_first() -> None:
+    """Interrupted carries it; the caller is cancelled all the same."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+
+    def interrupt(session: AgentSession) -> None:
+        raise Interrupted(Next(session.with_name("kept")))
+
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await runtime.execute(session.id, Returns(interrupt))
+    assert type(cancelled.value) is asyncio.CancelledError
+    assert (await runtime.get_session(session.id)).info.name == "kept"
+
+
+async def test_an_action_cannot_change_its_context() -> None:
+    """What happened is what an action returns; the context is read only."""
+    runtime = SessionRuntime(MemoryStore())
+    session = await runtime.create(AGENT)
+
+    class Meddling:
+        async def execute_on(self, session: AgentSession, context: Any = None) -> AgentSession:
+            context.journal = None
+            return session
+
+    with pytest.raises(FrozenInstanceError):
+        await runtime.execute(session.id, Meddling())
 
 
 async def test_a_conflict_can_keep_the_work_as_a_fork() -> None:

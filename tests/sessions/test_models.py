@@ -33,7 +33,7 @@ from perdure import (
     tool,
 )
 from perdure.errors import RunFailed
-from perdure.sessions.face import Sessions
+from perdure.sessions.sessions import Sessions
 from perdure.testing import ScriptedDriver
 from perdure.workflow import Stage
 

@@ -32,8 +32,7 @@ from perdure import (
     ToolCall,
     WriteMetadata,
 )
-from perdure.archive import ArchivingStore
-from perdure.fsck import fsck
+from perdure.archive import ArchivingStore, fsck
 from perdure.protocols import Erasure, ModelRequest, Search
 from perdure.testing import ScriptedDriver
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from tests import postgres_server
 
 from perdure.stores.file import FileStore
-from perdure.stores.memory import MemoryStore
+from perdure.stores.memory import MemoryEngine, MemoryStore
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing import (
     ArchiveContract,
     CheckContract,
+    EngineContract,
     ErasureContract,
     JournalContract,
     NamesContract,
@@ -33,8 +34,11 @@ class EveryContract(
     """What all of them promise."""
 
 
-class TestMemoryStore(EveryContract):
-    """Sessions in memory."""
+class TestMemoryStore(EngineContract):
+    """Sessions in memory, and the tables there that they are kept in."""
+
+    def open_engine(self, where: Path) -> MemoryEngine:
+        return MemoryEngine()
 
     def open_store(self, where: Path) -> MemoryStore:
         return MemoryStore()

@@ -33,10 +33,9 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.archive import export_sessions, import_sessions
-from perdure.copying import copy
+from perdure.archive import copy, export_sessions, import_sessions
 from perdure.errors import CorruptRecord, InvalidData
-from perdure.loop.compaction_summary import INSTRUCTIONS
+from perdure.loop.compaction.summary import INSTRUCTIONS
 from perdure.model.ids import use
 from perdure.stores import file_erasure
 from perdure.stores.file_document import encode_document

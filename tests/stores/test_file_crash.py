@@ -25,12 +25,12 @@ from tests.stores.files import (
 )
 from tests.stores.killed import act
 
+from perdure.archive import fsck
 from perdure.errors import (
     SessionNotFound,
     StoreError,
     UnreadableFile,
 )
-from perdure.fsck import fsck
 from perdure.model.session import AgentSession
 from perdure.protocols import Entry
 from perdure.stores.file import FileStore

@@ -17,8 +17,7 @@ from tests import stories
 from tests.stories import ledger_loops, opened
 
 from perdure import CorruptRecord, SessionRuntime, SqliteStore, recover
-from perdure.archive import export_sessions
-from perdure.fsck import fsck
+from perdure.archive import export_sessions, fsck
 from perdure.model.ids import use
 from perdure.stores.format.packing import unpack_entries
 from perdure.stores.format.rows import entry_checksum

@@ -19,9 +19,8 @@ from tests.stores.test_rows import Rows
 from tests.stories import KINDS, opened
 
 from perdure import codec
-from perdure.archive import export_sessions, import_sessions
+from perdure.archive import export_sessions, fsck, import_sessions
 from perdure.errors import CorruptRecord
-from perdure.fsck import fsck
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Transcript

@@ -20,9 +20,9 @@ from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Tape, Transcript
 from perdure.protocols import StoredAt
 from perdure.stores.format.heads import FORMAT, INLINE, PREFIX, StoredHead, encode_head
-from perdure.stores.format.placement import Placement, consolidate, foreign_stretches, is_at_hand
+from perdure.stores.format.placement import Placement, foreign_stretches, is_at_hand
 from perdure.stores.format.rows import Values, check_row, checksum
-from perdure.stores.format.tapes import TapeCache
+from perdure.stores.tapes import TapeCache, consolidate
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, texts
 
 ORIGIN = "a store"

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.model.message import Message
 from perdure.model.transcript import LogRef, Span, Tape, Transcript
-from perdure.stores.format.tapes import TapeCache
+from perdure.stores.tapes import TapeCache
 from perdure.testing.samples import new_session, show
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.lineage import Adoption
 from perdure.model.session import AgentSession, forked_from
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,14 @@ class AdoptBranch:
     A run of this session that waits for a person ends.
     """
 
+    may_be_repeated: ClassVar[bool] = True
+
     branch_id: str
 
     def __post_init__(self) -> None:
         SessionId(self.branch_id)
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if context is None:
             raise ConfigurationError("AdoptBranch needs the store: execute it with SessionRuntime.execute().")
         branch = await context.store.load(self.branch_id)

@@ -9,11 +9,11 @@ import msgspec
 
 from perdure.actions.children import depth_of, pending_now
 from perdure.actions.given import require_loops
-from perdure.actions.needed_model import require_model
+from perdure.actions.needed_model import recorded_config, require_model
 from perdure.actions.needed_tools import require_tools
-from perdure.actions.running import RunOptions, run_agent
-from perdure.actions.send import send_waiting_when_free
-from perdure.actions.spawning import Spawner
+from perdure.actions.run import RunOptions, run_agent
+from perdure.actions.send import waiting_messages
+from perdure.actions.subagents import Spawner
 from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
 from perdure.loop.factory import LoopFactory
 from perdure.loop.tool_use import Decisions
@@ -22,7 +22,7 @@ from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.usage import Usage
 from perdure.model.value import brief
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult, Answer, Next
 
 Shown = Iterable[ToolCall | str]
 """The calls that a decision is about: as they were shown, or their digests, or their ids."""
@@ -35,15 +35,13 @@ class ApproveToolCalls:
     what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
     """
 
-    runs_model = True
-
     def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None) -> None:
         self._loops = require_loops(loops)
         self._given = _checked(call_ids)
         self.used_before = Usage()
         """What the run had used before this continued it."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
         depth = await depth_of(session, context)
         require_tools(
@@ -62,8 +60,6 @@ class ApproveToolCalls:
 class DenyToolCalls:
     """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
 
-    runs_model = True
-
     def __init__(self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
@@ -73,7 +69,7 @@ class DenyToolCalls:
         self.used_before = Usage()
         """What the run had used before this continued it."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
         self.used_before = session.state.usage
         decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
@@ -83,32 +79,31 @@ class DenyToolCalls:
 class ShowPendingCalls:
     """Show what a session's sub-agents wait for by now, so that a person sees what they decide about."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         execution, now = session.state.execution, await pending_now(session, context)
         if execution is None or execution.pending_calls == now:
-            if context is not None:
-                context.answer = session
-            return session
+            return session if context is None else Answer(session)
         return session.with_state(session.state.with_execution(execution.with_pending_calls(now)))
 
 
 async def _continued(
     session: AgentSession, loops: LoopFactory, context: ActionContext | None, decisions: Decisions, depth: int
-) -> AgentSession:
+) -> AgentSession | Next:
     execution = session.state.execution
     assert execution is not None
     model = await require_model(
         loops,
         session,
-        context,
-        execution.execution_id,
+        await recorded_config(session, context, execution.execution_id),
         why="The run that waits asks the model",
         what_to_do="Decide where the model can be asked, or give the session another one with ChangeModel.",
     )
     state = session.state.with_execution(execution.with_pending_calls(()))
     spawn = Spawner(session, context, loops, decisions) if context is not None else None
-    options = RunOptions(decisions=decisions, depth=depth, model=model)
-    send_waiting_when_free(context, session.id, loops, depth)
+    then = waiting_messages(context, session.id, loops, depth)
+    options = RunOptions(decisions=decisions, depth=depth, model=model, then=then)
     return await run_agent(session.activated(), state, loops, context, options, spawn)
 
 

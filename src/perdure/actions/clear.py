@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -10,7 +11,7 @@ from perdure.actions.waiting import end_waiting
 from perdure.model.ids import now
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,9 @@ class ClearSession:
     A run that waits for a person ends, and its session is active.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         fresh = AgentState.of(session.definition)
         emptied = session.state.with_context(fresh.context)
         state = replace(emptied, model=None, task=None, execution=None, updated_at=now())

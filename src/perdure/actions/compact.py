@@ -9,17 +9,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import require_loops
-from perdure.actions.inbox import RunInbox
-from perdure.actions.running import claim_for, hand_over, watched
-from perdure.actions.send import send_waiting_when_free
+from perdure.actions.send import waiting_messages
 from perdure.actions.transcript import open_calls
 from perdure.errors import ConfigurationError, InvalidData, PerdureError
-from perdure.loop.compaction_options import CompactionOptions
-from perdure.loop.compactor import Compacted, Compactor, overlaid
+from perdure.loop.compaction.compactor import Compacted, Compactor, overlaid
+from perdure.loop.compaction.options import CompactionOptions
 from perdure.loop.factory import LoopFactory
-from perdure.loop.narrator import snapshot
+from perdure.loop.run_events import snapshot
 from perdure.model.definition import ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
@@ -28,8 +27,8 @@ from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Piece, Span, Tape, Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
-from perdure.protocols import ActionContext, Journal
-from perdure.recording import JournalRecord
+from perdure.protocols import ActionContext, ActionResult, Answer, Journal
+from perdure.run_journal import JournalRecord
 
 
 class CompactTranscript:
@@ -44,59 +43,47 @@ class CompactTranscript:
         self.options = CompactionOptions.of(options)
         self._loops = None if loops is None else require_loops(loops)
         self._summary_model = None if model is None else ModelConfig.of(model)
-        self.runs_model = self.options.calls_model(has_model=loops is not None)
+        self.may_be_repeated = not self.options.calls_model(has_model=loops is not None)
         if loops is None and self.options.calls_model(has_model=False):
             raise ConfigurationError(
                 "The strategy 'llm' needs a model to write the summary: pass CompactTranscript(loops=LoopFactory(…)), "
                 "or a compress_callback that writes it."
             )
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        record = claim_for(session, context)
-        if record is None or context is None or context.journal is None:
-            made = await self._made(session, self._compactor(session))
-            if made is not None and context is not None:
-                context.tells += self._story(session, await parent_of(session, context), made)
-            return session if made is None else _overlaid(session, made)
-        if self._loops is not None:
-            send_waiting_when_free(context, session.id, self._loops)
-        try:
-            return await self._claimed(session, context, context.journal, record)
-        except BaseException:  # a cancellation may come at any point, behind the compaction too
-            await record.leave()
-            raise
-
-    async def _claimed(
-        self, session: AgentSession, context: ActionContext, journal: Journal, record: JournalRecord
-    ) -> AgentSession:
-        """Compact while the session is held, so that no run starts on it. A wish to cancel leaves it as it was."""
-        inbox = RunInbox(None, record, journal)
-        await inbox.open()  # before the claim: a wish that comes later is for this compaction
-        await record.barrier()
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        then = None if self._loops is None else waiting_messages(context, session.id, self._loops)
+        work = ClaimedWork(session, context, then=then)
+        await work.open_inbox()  # before the claim: a wish to cancel that comes later is for this compaction
+        if work.record is not None:
+            await work.record.barrier()
         parent = await parent_of(session, context)
+        made = await self._carried_out(session, parent, context, work)
+        if made is None:
+            return session if context is None else Answer(session)
+        story = self._story(session, parent, made)
+        if work.record is not None:
+            for event in story:
+                work.record.put(event)
+        return work.next(_overlaid(session, made), tells=story)
+
+    async def _carried_out(
+        self, session: AgentSession, parent: str | None, context: ActionContext | None, work: ClaimedWork
+    ) -> Compacted | None:
+        """Compact while the session is held, so that no run starts on it. A wish to cancel leaves it as it was."""
         compactor = self._compactor(session)
         made: list[Compacted | None] = []
 
-        async def work() -> None:
+        async def compact() -> None:
             made.append(await self._made(session, compactor))
 
         try:
-            await watched(work(), inbox, context)
+            await work.carry_out(compact())
         except BaseException as error:
-            await self._charge(session, parent, context, record, compactor.spent, error)
+            await self._charge(session, parent, context, work.record, compactor.spent, error)
             raise
         if not made:
-            await self._charge(session, parent, context, record, compactor.spent, asyncio.CancelledError())
-        if not made or made[0] is None:
-            await record.leave()
-            context.answer = session
-            return session
-        story = self._story(session, parent, made[0])
-        for event in story:
-            record.put(event)
-        context.tells += story
-        hand_over(context, record)
-        return _overlaid(session, made[0])
+            await self._charge(session, parent, context, work.record, compactor.spent, asyncio.CancelledError())
+        return made[0] if made else None
 
     async def _made(self, session: AgentSession, compactor: Compactor) -> Compacted | None:
         return await compactor.compact(session.state.transcript, open_calls=open_calls(session.state))
@@ -174,6 +161,8 @@ def _ids_of(start: AgentStart) -> dict[str, Any]:
 
 class UncompactTranscript:
     """Take a compaction block off, the newest of the view unless one is named: what it covers is shown again."""
+
+    may_be_repeated = True
 
     def __init__(self, block_id: str | None = None) -> None:
         if block_id is not None and not isinstance(block_id, str):

@@ -11,7 +11,7 @@ from perdure.model.loop_events import ContinuationKind
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext, Journal, RunOnRecord
-from perdure.runtime.history import RUNS_AT_ONCE, parent_in
+from perdure.runtime.record_reader import RUNS_AT_ONCE, parent_in
 
 MESSAGES_LOOKED_AT = 100
 ENTRIES_LOOKED_AT = 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.errors import InvalidData
 from perdure.model.checks import text_of
@@ -14,6 +15,8 @@ from perdure.protocols import ActionContext
 @dataclass(frozen=True, slots=True)
 class ChangeSystemPrompt:
     """Another system prompt for this session; anything with a text form will do."""
+
+    may_be_repeated: ClassVar[bool] = True
 
     text: object
 
@@ -31,6 +34,8 @@ class ChangeModel:
     With `as_default` the one given at the creation is replaced instead, which a definition's own model outranks.
     """
 
+    may_be_repeated: ClassVar[bool] = True
+
     config: ModelConfig | str | None
     as_default: bool = False
 
@@ -47,6 +52,8 @@ class ChangeModel:
 @dataclass(frozen=True, slots=True)
 class ChangeDefinition:
     """Another definition. A system prompt that the session has of its own is kept."""
+
+    may_be_repeated: ClassVar[bool] = True
 
     definition: AgentDefinition
 

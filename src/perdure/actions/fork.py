@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from perdure.actions.running import require_journal
+from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version, place_of
 from perdure.errors import InvalidData
 from perdure.loop.replay import Replay
@@ -20,13 +20,14 @@ from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Piece, Span, Tape, Transcript
 from perdure.protocols import ActionContext, Journal, StoredAt
-from perdure.runtime.history import read_loop
+from perdure.runtime.record_reader import read_loop
 
 
 @dataclass(frozen=True, slots=True)
 class ForkSession:
-    """A new session, of version 0, that begins where this one stands: keep it with `await store.create(fork)`.
+    """A new session, of version 0, that begins where this one stands.
 
+    Keep it with `await runtime.branch(session_id, ForkSession())`, or past all stages with `await store.create(fork)`.
     `at` is how many messages it begins with, or the id of the last of them; all of them by default. `loop` is the id
     of one of this session's loops: the fork begins where that ended, be it a branch that was not selected. Nothing is
     copied: the fork's transcript points into this session's logs.

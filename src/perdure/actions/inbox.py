@@ -9,16 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from perdure.errors import ClaimLost, SessionLocked, StoreError
+from perdure.aio import finish_despite_cancel
+from perdure.errors import (
+    ClaimLost,
+    InvalidData,
+    SessionBusy,
+    SessionConflict,
+    SessionLocked,
+    SessionNotActive,
+    SessionNotFound,
+    StoreError,
+)
 from perdure.loop.agent_loop import Run
+from perdure.loop.filters import refusal
+from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
+from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, ContinuationKind, InputRejected, MessageEnd
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
-from perdure.protocols import Entry, Journal, JournalEntry
-from perdure.recording import JournalRecord, see_through
+from perdure.model.value import EMPTY
+from perdure.protocols import Action, ActionContext, ActionResult, Answer, Entry, Journal, JournalEntry
+from perdure.run_journal import JournalRecord, entry_of, owner_here
+
+Execute = Callable[[str, Action], Awaitable[AgentSession]]
+Send = Callable[[JournalEntry], Action]
 
 CANCEL, STEER, QUEUE = "cancel", "steer", "queue"
 LOOK_EVERY = 0.2
@@ -27,51 +44,87 @@ PAGE = 200
 """How many entries of a record are looked at at a time for a delivery."""
 
 
-async def post(
-    journal: Journal,
-    session_id: str,
-    kind: str,
-    messages: Sequence[Message],
-    key: str | None,
-    metadata: Mapping[str, Any],
-) -> None:
-    """Leave messages with a session: for its run to take in, or to be sent once it is free."""
-    newest = await journal.read(session_id, last=1)
-    body = {
-        "id": new_id(),
-        "after": newest[-1].seq if newest else 0,
-        "messages": [message.to_dict() for message in messages],
-        "key": key,
-        **({"metadata": metadata} if metadata else {}),
-    }
-    await journal.post(session_id, Entry(kind, body))
+class Inbox:
+    """What was posted to one session and is not dealt with. An item comes to one of these ends:
 
-
-async def last_posted(journal: Journal, session_id: str) -> int:
-    """Return the number of the newest item in an inbox; 0 if there is none."""
-    items = await journal.read(session_id, inbox=True)
-    return items[-1].seq if items else 0
-
-
-async def first_waiting(journal: Journal, session_id: str) -> JournalEntry | None:
-    """Return the first item that is still to be sent, or None.
-
-    Queued ones are taken in their order, by the save of the run that answers them. Steering may have passed them.
+    - a run takes it in between two steps: a steering message, put on record under its delivery id;
+    - a run answers it: the run's start names the delivery id, and its save takes the item;
+    - it was answered before, under its key: it is taken without a run;
+    - it can never be sent: it is refused on record, where its sender and others can find it;
+    - a wish to cancel ends the run that it meets, and means nothing to a later one.
     """
-    for entry in await journal.read(session_id, inbox=True):
-        if entry.kind == QUEUE or (entry.kind == STEER and not await was_delivered(journal, session_id, entry)):
-            return entry
-    return None
 
+    def __init__(self, journal: Journal, session_id: str) -> None:
+        self._journal = journal
+        self.session_id = session_id
 
-async def was_delivered(journal: Journal, session_id: str, entry: JournalEntry) -> bool:
-    """Tell whether a run has come to an item: the record behind the moment it was posted says so."""
-    after = entry.body.get("after", 0)
-    while page := await journal.read(session_id, after=after, limit=PAGE):
-        if any(_delivers(each, entry.body) for each in page):
-            return True
-        after = page[-1].seq
-    return False
+    async def post(
+        self, kind: str, messages: Sequence[Message], key: str | None = None, metadata: Mapping[str, Any] = EMPTY
+    ) -> None:
+        """Leave messages with the session: for its run to take in, or to be sent once it is free."""
+        newest = await self._journal.read(self.session_id, last=1)
+        body = {
+            "id": new_id(),
+            "after": newest[-1].seq if newest else 0,
+            "messages": [message.to_dict() for message in messages],
+            "key": key,
+            **({"metadata": metadata} if metadata else {}),
+        }
+        await self._journal.post(self.session_id, Entry(kind, body))
+
+    async def items(self, after: int = 0) -> Sequence[JournalEntry]:
+        """Return the items behind a number that are not taken yet."""
+        return await self._journal.read(self.session_id, after=after, inbox=True)
+
+    async def last_posted(self) -> int:
+        """Return the number of the newest item; 0 if there is none."""
+        items = await self.items()
+        return items[-1].seq if items else 0
+
+    async def first_waiting(self) -> JournalEntry | None:
+        """Return the first item that is still to be sent, or None.
+
+        Queued ones are taken in their order, by the save of the run that answers them. Steering may have passed them.
+        """
+        for entry in await self.items():
+            if entry.kind == QUEUE or (entry.kind == STEER and not await self.was_delivered(entry)):
+                return entry
+        return None
+
+    async def was_delivered(self, entry: JournalEntry) -> bool:
+        """Tell whether a run has come to an item: the record behind the moment it was posted says so."""
+        after = entry.body.get("after", 0)
+        while page := await self._journal.read(self.session_id, after=after, limit=PAGE):
+            if any(_delivers(each, entry.body) for each in page):
+                return True
+            after = page[-1].seq
+        return False
+
+    async def take(
+        self, session: AgentSession, seq: int, messages: Sequence[Message] = (), entries: Sequence[Entry] = ()
+    ) -> None:
+        """Deal with all items up to one without a run, and put on record what is to be told of that."""
+
+        async def noted() -> None:
+            claim, _ = await self._journal.claim(session.id, version=session.version, owner=owner_here())
+            try:
+                await self._journal.append(claim, messages=messages, entries=entries, taken=seq)
+            finally:
+                await self._journal.release(claim)
+
+        await finish_despite_cancel(
+            noted()
+        )  # or the claim of one who was cancelled would keep others out until it lapses
+
+    async def refuse(self, session: AgentSession, entry: JournalEntry, reason: str) -> list[AnyLoopEvent]:
+        """Take an item that can never be sent. Return the events that tell so.
+
+        What it says stays in the log, with a loop that was rejected for this reason. The version does not move, and
+        there is nothing to be resumed: the loop names no version that it set out from.
+        """
+        story = _refusal(session, entry, reason)
+        await self.take(session, entry.seq, messages_in(entry), [entry_of(event) for event in story])
+        return story
 
 
 def _delivers(entry: JournalEntry, item: Any) -> bool:
@@ -91,11 +144,11 @@ class RunInbox:
     by its delivery id; so is the item that the run `answers`, after a crash too.
     """
 
-    def __init__(self, run: Run | None, record: JournalRecord, journal: Journal, *, answers: str | None = None) -> None:
+    def __init__(self, run: Run | None, record: JournalRecord, inbox: Inbox, *, answers: str | None = None) -> None:
         self._run = run
         self._answers = answers
         self._record = record
-        self._journal = journal
+        self._inbox = inbox
         self._seen = record.taken
         self._is_unwanted = False
         self._steering: list[JournalEntry] = []
@@ -131,7 +184,7 @@ class RunInbox:
 
     async def _look(self) -> Sequence[JournalEntry]:
         """Take note of what is new. Return the wishes to cancel among it."""
-        found = await self._journal.read(self._record.session_id, after=self._seen, inbox=True)
+        found = await self._inbox.items(self._seen)
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
         self._seen = found[-1].seq if found else self._seen
@@ -145,7 +198,7 @@ class RunInbox:
         """Put what was posted to steer by into the run's transcript, between two steps."""
         while self._run is not None and self._steering:
             entry = self._steering[0]
-            if not await was_delivered(self._journal, self._record.session_id, entry):
+            if not await self._inbox.was_delivered(entry):
                 await self._run.steer(messages_in(entry), entry.body.get("id"))
             self._steering.pop(0)
         self._take()
@@ -155,21 +208,80 @@ class RunInbox:
         self._record.taken = max(self._record.taken, first_waiting - 1)
 
 
-async def take(
-    journal: Journal,
-    session: AgentSession,
-    owner: str,
-    seq: int,
-    messages: Sequence[Message] = (),
-    entries: Sequence[Entry] = (),
-) -> None:
-    """Mark a session's inbox as dealt with up to an item, without a run; and put on record what is to be told of it."""
+class WaitingMessages:
+    """Sends what waits in a session's inbox, each item in its turn, once no run holds the session.
 
-    async def noted() -> None:
-        claim, _ = await journal.claim(session.id, version=session.version, owner=owner)
+    `send` makes the action that sends an item.
+    """
+
+    def __init__(self, execute: Execute, inbox: Inbox, send: Send) -> None:
+        self._execute = execute
+        self._inbox = inbox
+        self._send = send
+
+    async def is_needed(self) -> bool:
+        return await self._inbox.first_waiting() is not None
+
+    async def carry_out(self) -> None:
+        while await self.is_needed():
+            try:
+                await self._execute(self._inbox.session_id, SendPosted(self._inbox, self._send))
+            except SessionConflict:
+                continue  # somebody has changed it since it was loaded
+            except (SessionBusy, SessionNotActive, SessionNotFound):
+                return  # it is sent when that run ends, or when the session is resumed
+
+
+class SendPosted:
+    """Send the first message that waits in a session's inbox; nothing happens if none does.
+
+    It is looked up once the session is loaded, and the claim compares the version: two who try send it once.
+    """
+
+    def __init__(self, inbox: Inbox, send: Send) -> None:
+        self._inbox = inbox
+        self._send = send
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        entry = await self._inbox.first_waiting()
+        if entry is None:
+            return Answer(session)
         try:
-            await journal.append(claim, messages=messages, entries=entries, taken=seq)
-        finally:
-            await journal.release(claim)
+            made = await self._send(entry).execute_on(session, context)
+        except InvalidData as error:
+            if not error.path.startswith(("$.key", "$.message")):
+                raise
+            # It can never be sent; left in the inbox, it would be tried again after every run.
+            _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
+            for event in await self._inbox.refuse(session, entry, error.problem):
+                if context is not None:
+                    await context.emit(event)
+            return Answer(session)
+        if isinstance(made, Answer):  # by its key: it has been sent before
+            await self._inbox.take(session, entry.seq)
+        return made
 
-    await see_through(noted())  # or the claim of one who was cancelled would keep others out until it lapses
+
+def _refusal(session: AgentSession, entry: JournalEntry, reason: str) -> list[AnyLoopEvent]:
+    """Return the story of a loop that was rejected before it began."""
+    messages, execution = tuple(messages_in(entry)), session.state.execution
+    common: dict[str, Any] = {"loop_id": new_id(), "session_id": session.id, "agent_id": session.state.agent_id}
+    said = [MessageEnd(**common, seq=seq, message=message) for seq, message in enumerate(messages, 2)]
+    return [
+        AgentStart(
+            **common,
+            seq=1,
+            parent_loop_id=execution.execution_id if execution else None,
+            continuation=ContinuationKind("default" if execution else "initial"),
+        ),
+        *said,
+        InputRejected(**common, seq=len(said) + 2, reason=reason),
+        AgentEnd(
+            **common,
+            seq=len(said) + 3,
+            status=ExecutionStatus.STOPPED,
+            messages=messages,
+            stop_signals=(refusal(reason),),
+            rejection=reason,
+        ),
+    ]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.children import spawned_by
 from perdure.actions.waiting import end_waiting
 from perdure.errors import IllegalStatusChange, SessionBusy
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendSession:
     """Pause the session: it takes no messages until it is resumed."""
+
+    may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         return session.suspended()
@@ -23,19 +26,15 @@ class SuspendSession:
 class ResumeSession:
     """Open a suspended, completed or failed session again."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         execution = session.state.execution
         if session.status is not SessionStatus.SUSPENDED:  # closed by an older release while its run waited
             return await end_waiting(session, session.activated(), context, "the session was closed")
         if execution is not None and execution.pending_calls:
-            waiting = ", ".join(call.name for call in execution.pending_calls)
-            raise IllegalStatusChange(
-                session.id,
-                session.status.value,
-                SessionStatus.ACTIVE.value,
-                (),
-                reason=f"tool calls wait for approval ({waiting}): execute ApproveToolCalls or DenyToolCalls instead",
-            )
+            waiting = [call.name for call in execution.pending_calls]
+            raise IllegalStatusChange(session.id, session.status.value, SessionStatus.ACTIVE.value, (), pending=waiting)
         return session.activated()
 
 
@@ -43,7 +42,9 @@ class ResumeSession:
 class CompleteSession:
     """Close the session as done. A run that waits for a person ends."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         return await end_waiting(session, session.completed(), context, "the session was completed")
 
 
@@ -51,7 +52,9 @@ class CompleteSession:
 class FailSession:
     """Close the session as failed. A run that waits for a person ends."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         return await end_waiting(session, session.failed(), context, "the session was failed")
 
 
@@ -62,7 +65,9 @@ class DeleteSession:
     Their content stays until `Sessions.delete` or `Sessions.purge` erases it; a store's own `delete` erases only one.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if context is not None:
             await _hide_children(session, context)
         return await end_waiting(session, session.deleted(), context, "the session was deleted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure import codec
 from perdure.errors import InvalidData
@@ -16,6 +17,8 @@ from perdure.protocols import ActionContext
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
     """Set one key of the session's metadata to any JSON value."""
+
+    may_be_repeated: ClassVar[bool] = True
 
     key: str
     value: JSON
@@ -34,6 +37,8 @@ class WriteMetadata:
 class UpdateTask:
     """Say what the agent is working on; None takes it away."""
 
+    may_be_repeated: ClassVar[bool] = True
+
     text: object
 
     def __post_init__(self) -> None:
@@ -46,6 +51,8 @@ class UpdateTask:
 
 class TagSession:
     """Add tags, and take some away."""
+
+    may_be_repeated = True
 
     __slots__ = ("add", "remove")
 
@@ -61,6 +68,8 @@ class TagSession:
 @dataclass(frozen=True, slots=True)
 class RenameSession:
     """Give the session a name for people; None takes it away."""
+
+    may_be_repeated: ClassVar[bool] = True
 
     name: str | None
 

@@ -17,4 +17,5 @@ def require_tools(
     known = {tool.name for tool in loops.all_tools(session.definition, depth)}
     for call in calls:
         if call.name not in known:
-            raise ConfigurationError(f"{why.format(name=call.name)}, and no tool of that name is here. {what_to_do}")
+            what = f"{why.format(name=call.name)}, and no tool of that name is here."
+            raise ConfigurationError(what, what_to_do, missing="tool", name=call.name)

@@ -13,19 +13,13 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.actions.children import depth_of
+from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
-from perdure.actions.inbox import RunInbox
-from perdure.actions.running import (
-    checked_metadata,
-    claim_for,
-    hand_over,
-    interrupted_by_closing,
-    pending_in,
-    watched,
-)
-from perdure.actions.send import send_waiting_when_free
-from perdure.actions.spawning import Spawner
+from perdure.actions.run import checked_metadata, pending_in
+from perdure.actions.send import waiting_messages
+from perdure.actions.subagents import Spawner
+from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
     DriverError,
@@ -36,12 +30,12 @@ from perdure.errors import (
     SessionNotActive,
     StoreError,
 )
-from perdure.loop.agent_loop import AgentLoop, Run
+from perdure.loop.agent_loop import AgentLoop, Run, RunStart
 from perdure.loop.factory import LoopFactory
-from perdure.loop.narrator import Record, Told, Unrecorded
 from perdure.loop.replay import Replay
+from perdure.loop.run_events import Record, ResumePoint, Unrecorded
 from perdure.loop.strategies import Branch, Chosen, First, Metered, Selection, Strategy, spec_of, strategy_of
-from perdure.loop.unattended import LAST, NobodyToAsk
+from perdure.loop.unattended import LAST, RefuseApprovals
 from perdure.model.checks import expect_several
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
@@ -49,13 +43,11 @@ from perdure.model.ids import new_id
 from perdure.model.loop_events import (
     AgentEnd,
     AnyLoopEvent,
-    Compaction,
     ContinuationKind,
     LoopEvent,
     MessageEnd,
     ParallelLoopEnd,
     ParallelLoopStart,
-    ToolExecutionEnd,
 )
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
@@ -63,8 +55,7 @@ from perdure.model.state import AgentState
 from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Driver, Saving, StoredAt
-from perdure.recording import JournalRecord, see_through
+from perdure.protocols import ActionContext, ActionResult, Driver, Next, StoredAt
 
 Config = ModelConfig | AgentDefinition
 WHERE = "while several answers are compared"
@@ -77,8 +68,6 @@ class SendParallel:
     A config is a model, or a definition that stands in for the session's. Every branch is on record in a log of its
     own; those that were not selected stay there, to be read and forked from.
     """
-
-    runs_model = True
 
     def __init__(
         self,
@@ -98,7 +87,7 @@ class SendParallel:
         self._strategy = _as_strategy(strategy or First())
         self._metadata = checked_metadata(metadata)
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         for config in self._configs:
@@ -121,12 +110,12 @@ async def resume_group(
     start: ParallelLoopStart,
     stories: Mapping[str, Sequence[AnyLoopEvent]],
     written: Mapping[str, tuple[Message, StoredAt]],
-    record: JournalRecord,
-) -> AgentSession:
+    work: ClaimedWork,
+) -> AgentSession | Next:
     """Continue an evaluation that was killed: ended branches stand, the others continue, then one is selected."""
     inputs = [written[each][0] for each in start.message_ids]
     configs = tuple(_config_of(each) for each in start.configs)
-    group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), record)
+    group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), work)
     group.parent = start.parent_loop_id
     group.metadata = start.metadata
     return await group.evaluate(stories)
@@ -155,7 +144,7 @@ class Group:
         configs: Sequence[Config],
         loop_ids: tuple[str, ...],
         strategy: Strategy,
-        record: JournalRecord | None = None,
+        work: ClaimedWork | None = None,
     ) -> None:
         self._session = session
         self._context = context
@@ -164,7 +153,8 @@ class Group:
         self._configs = configs
         self._loop_ids = loop_ids
         self._strategy = strategy
-        self._record = record or claim_for(session, context)
+        self._work = work or ClaimedWork(session, context, then=waiting_messages(context, session.id, loops))
+        self._record = self._work.record
         self._branches = [self._record.branch(loop_id) for loop_id in loop_ids] if self._record else []
         self._runs: list[Run] = []
         self._over: dict[int, datetime] = {}
@@ -185,8 +175,7 @@ class Group:
         replay = Replay(state if tells_input else state.with_messages(*self._messages)).apply_all(story)
         for end in (event for event in story if isinstance(event, AgentEnd)):
             self._over[index] = end.at
-        run = self._loop(definition, replay).start(
-            replay.state,
+        start = RunStart(
             record=self._record_of(index),
             session_id=self._session.id,
             decisions=replay.decisions,
@@ -194,8 +183,9 @@ class Group:
             execution_id=self._loop_ids[index],
             facts=self._branch_facts(index),
             spawn=self._spawner(),
-            told=_told(story),
+            told=ResumePoint.of(story),
         )
+        run = self._loop(definition, replay).start(replay.state, start)
         run.is_interrupted = lambda: self._is_interrupted
         return run
 
@@ -213,7 +203,7 @@ class Group:
     def _loop(self, definition: AgentDefinition, replay: Replay) -> AgentLoop:
         """A branch's loop. It waits for no person: the others would wait with it, and their claim would not last."""
         setup = self._loops.build(definition, replay.state, depth=self._depth).setup
-        nobody = NobodyToAsk(setup.tools, replay.decisions.unknown, WHERE)
+        nobody = RefuseApprovals(setup.tools, replay.decisions.unknown, WHERE)
         return AgentLoop(replace(setup, interceptors=(*setup.interceptors, (nobody, LAST))))
 
     def _spawner(self) -> Spawner | None:
@@ -233,23 +223,22 @@ class Group:
             "input_at": (min(places), max(places) + 1) if places else None,
         }
 
-    async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession:
+    async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession | Next:
         """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
-        send_waiting_when_free(self._context, self._session.id, self._loops)
         try:
-            inbox = await self._opened_inbox()
-            await watched(self._work(stories), inbox, self._context)
+            await self._work.open_inbox()  # a wish to cancel ends all branches; messages wait until one is selected
+            await self._work.carry_out(self._compare(stories))
             if self._is_interrupted:
-                raise interrupted_by_closing(self._session.id)
+                raise self._work.interrupted_by_closing()
             selection = self._selection or await self._left_off()
             await self._end(selection)
         except _STORE_FAILED:
-            await see_through(self._leave())
+            await finish_despite_cancel(self._settle())
             raise
         except BaseException:
-            await see_through(self._leave() if self._is_interrupted else self._give_up())
+            await finish_despite_cancel(self._settle() if self._is_interrupted else self._give_up())
             raise
-        return self._session.with_state(self._continued(self._runs[selection.index].state))
+        return self._work.next(self._session.with_state(self._continued(self._runs[selection.index].state)))
 
     @property
     def _is_interrupted(self) -> bool:
@@ -257,15 +246,7 @@ class Group:
         is_closing = self._context is not None and self._context.is_closing
         return self._has_store_failed or (self._selection is None and is_closing)
 
-    async def _opened_inbox(self) -> RunInbox | None:
-        """What is posted meanwhile: a wish to cancel ends all branches; messages wait until one is selected."""
-        if self._record is None or self._context is None or self._context.journal is None:
-            return None
-        inbox = RunInbox(None, self._record, self._context.journal)
-        await inbox.open()
-        return inbox
-
-    async def _work(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None) -> None:
+    async def _compare(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None) -> None:
         await self._start(announce=stories is None)
         self._depth = await depth_of(self._session, self._context)
         told = stories or {}
@@ -341,7 +322,7 @@ class Group:
             self._has_store_failed = True
             raise
         finally:
-            await see_through(_stop(*tasks))
+            await finish_despite_cancel(_stop(*tasks))
         await self._flush()
 
     async def _to_the_end(self, index: int) -> None:
@@ -356,7 +337,7 @@ class Group:
             await record.barrier()
 
     async def _settle(self) -> None:
-        """Write what can be written of every branch, with what a store that failed once has not taken."""
+        """Write what can be written of every branch before the group is left, and what a failed store has not taken."""
         for record in self._branches:
             with suppress(PerdureError):
                 await record.settle()
@@ -389,16 +370,6 @@ class Group:
                 evaluation_usage=selection.usage,
             )
         )
-        if self._record is not None and self._context is not None:
-            hand_over(self._context, self._record)
-            self._context.saving = self._saving(self._record)
-
-    def _saving(self, record: JournalRecord) -> Saving | None:
-        saving = record.saving()
-        if saving is None:
-            return None
-        written = {key: at for branch in self._branches for key, at in branch.written.items()}
-        return replace(saving, written={**saving.written, **written})
 
     async def _give_up(self) -> None:
         """No branch was selected. It is put on record, so that nobody takes the group for one that was killed."""
@@ -411,20 +382,6 @@ class Group:
         record.ends_anyway = True
         await record.leave()
         await self._context.emit(end)
-
-    async def _leave(self) -> None:
-        """Leave the branches as they are on record, for recovery."""
-        await self._settle()
-        if self._record is not None:
-            await self._record.leave()
-
-
-def _told(story: Sequence[AnyLoopEvent]) -> Told:
-    said = tuple(event.message for event in story if isinstance(event, MessageEnd))
-    spawned = tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None)
-    compactions = sum(isinstance(event, Compaction) for event in story)
-    at = max((event.at for event in story), default=None)
-    return Told(max((event.seq for event in story), default=0), said, spawned, compactions, at)
 
 
 def _has_answer(branch: Branch) -> bool:

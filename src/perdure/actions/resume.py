@@ -9,14 +9,15 @@ from typing import Any
 import msgspec
 
 from perdure.actions.children import depth_of
+from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.given import require_loops
-from perdure.actions.inbox import last_posted
+from perdure.actions.inbox import Inbox
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
-from perdure.actions.running import RunOptions, claim_for, require_journal, run_agent
-from perdure.actions.send import send_waiting_when_free
-from perdure.actions.spawning import Spawner
+from perdure.actions.run import Past, RunOptions, require_journal, run_agent
+from perdure.actions.send import waiting_messages
+from perdure.actions.subagents import Spawner
 from perdure.actions.waiting import is_waiting
 from perdure.errors import (
     ConfigurationError,
@@ -28,18 +29,19 @@ from perdure.errors import (
 )
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
+from perdure.loop.run_events import ResumePoint
 from perdure.loop.tool_use import Decisions
 from perdure.model.checks import expect_method
 from perdure.model.definition import ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd, ParallelLoopStart
 from perdure.model.message import Message
-from perdure.model.said import SaidByRun
 from perdure.model.session import AgentSession
+from perdure.model.tool_refs import SaidByRun
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, Journal, JournalEntry, Key, SessionManager, StoredAt
-from perdure.recording import JournalRecord, event_of
-from perdure.runtime.history import last_of_run, tells_of_run
+from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, SessionManager, StoredAt
+from perdure.run_journal import JournalRecord, event_of
+from perdure.runtime.record_reader import last_of_run, tells_of_run
 
 
 class ResumeExecution:
@@ -48,7 +50,6 @@ class ResumeExecution:
     With `give_up` it is ended where it stands instead: what was said until then is kept, and it counts as cancelled.
     """
 
-    runs_model = True
     ends_interruption = True
 
     def __init__(self, loops: LoopFactory, *, give_up: bool = False) -> None:
@@ -57,41 +58,39 @@ class ResumeExecution:
         self.has_found_one = False
         """Whether there was a run to be continued."""
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         journal = require_journal(context, "ResumeExecution")
         assert context is not None
         if not await journal.is_interrupted(session.id):
             if await journal.is_claimed(session.id):
                 raise SessionBusy(session.id)
-            context.answer = session
-            return session
-        record = claim_for(session, context, takes_over=True)
-        assert record is not None
-        record.posted_before = await last_posted(journal, session.id)
+            return Answer(session)
+        then = waiting_messages(context, session.id, self._loops)
+        work = ClaimedWork(session, context, takes_over=True, then=then)
+        assert work.record is not None
+        work.record.posted_before = await Inbox(journal, session.id).last_posted()
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
-        await record.barrier()
-        send_waiting_when_free(context, session.id, self._loops)
-        try:
-            return await self._resumed(session, context, journal, record)
-        except BaseException:
-            await record.leave()  # which does nothing where the run has left already
-            raise
+        await work.record.barrier()
+        return await self._resumed(session, context, journal, work, work.record)
 
     async def _resumed(
-        self, session: AgentSession, context: ActionContext, journal: Journal, record: JournalRecord
-    ) -> AgentSession:
-        story = await _unsaved_story(journal, session)
+        self,
+        session: AgentSession,
+        context: ActionContext,
+        journal: Journal,
+        work: ClaimedWork,
+        record: JournalRecord,
+    ) -> ActionResult:
+        story, is_whole = await _unsaved_story(journal, session)
         if not story:
             record.is_unfinished = False
-            await record.leave()
-            context.answer = session
-            return session
+            return Answer(session)
         self.has_found_one = True
         written = await _unsaved_messages(journal, session, story)
         record.written.update({message.id: at for message, at in written.values()})
         events = list(_events(session, story, written))
         if isinstance(events[0], ParallelLoopStart):
-            return await self._resumed_group(session, context, record, events[0], events[1:], written)
+            return await self._resumed_group(session, context, work, record, events[0], events[1:], written)
         # A version that shows calls to decide about must not outlive their run: both end in one commit, or neither.
         record.ends_anyway = self._give_up and not is_waiting(session)
         replay = Replay(session.state).apply_all(events)
@@ -99,8 +98,9 @@ class ResumeExecution:
         if not self._give_up:
             self._require_tools(session, replay, depth)
         options = RunOptions(
-            record=record,
-            model=await self._model(session, context, events[0].loop_id),
+            work=work,
+            past=Past(ResumePoint.of(events)) if is_whole else None,
+            model=await self._model(session, events),
             give_up=self._give_up,
             decisions=_unspent(replay.decisions),
             depth=depth,
@@ -116,28 +116,27 @@ class ResumeExecution:
         self,
         session: AgentSession,
         context: ActionContext,
+        work: ClaimedWork,
         record: JournalRecord,
         start: ParallelLoopStart,
         events: Sequence[AnyLoopEvent],
         written: Mapping[str, tuple[Message, StoredAt]],
-    ) -> AgentSession:
+    ) -> ActionResult:
         if not self._give_up:
             stories = {loop: [event for event in events if event.loop_id == loop] for loop in start.loop_ids}
-            return await resume_group(session, context, self._loops, start, stories, written, record)
+            return await resume_group(session, context, self._loops, start, stories, written, work)
         record.put(_end_without_selection(start))
         record.ends_anyway = True
-        await record.leave()
-        context.answer = session
-        return session
+        return Answer(session)
 
-    async def _model(self, session: AgentSession, context: ActionContext, loop_id: str) -> ModelConfig:
+    async def _model(self, session: AgentSession, events: Sequence[AnyLoopEvent]) -> ModelConfig:
+        recorded = next((event.config for event in events if isinstance(event, AgentStart)), None)
         if self._give_up:
-            return await known_model(self._loops, session, context, loop_id)
+            return known_model(self._loops, session, recorded)
         return await require_model(
             self._loops,
             session,
-            context,
-            loop_id,
+            recorded,
             why="The run that was killed was asking the model",
             what_to_do="Recover it where the model can be asked, or end it with cancel.",
         )
@@ -194,21 +193,26 @@ def _unspent(decisions: Decisions) -> Decisions:
     return msgspec.structs.replace(decisions, approved=approved)
 
 
-async def _unsaved_story(journal: Journal, session: AgentSession) -> Sequence[JournalEntry]:
-    """The entries of the last run, or of the last group of runs, if it set out from this version and was not saved."""
+async def _unsaved_story(journal: Journal, session: AgentSession) -> tuple[Sequence[JournalEntry], bool]:
+    """Return what was told of the last run, or group of runs, since this version, if it was not saved.
+
+    The second value tells whether that is all of it: a run that waited for a person began before this version.
+    """
     newest = await last_of_run(journal, session.id)
     if newest is None or newest.kind == "parallel_loop_end":
-        return ()
+        return (), True
     if newest.kind == "parallel_loop_start":
-        return (newest,) if newest.body.get("base_version") == session.version else ()
+        return (newest,) if newest.body.get("base_version") == session.version else (), True
     entries = [entry for entry in await journal.read(session.id, run=newest.run) if tells_of_run(entry)]
     starts = [entry for entry in entries if entry.kind == "agent_start"]
     if starts and starts[0].body.get("group"):
-        return await _group_story(journal, session, starts[0].body["group"])
+        return await _group_story(journal, session, starts[0].body["group"]), True
     if newest.kind == "agent_end":
-        return ()
+        return (), True
     first = next((entry for entry in starts if entry.body.get("base_version") == session.version), None)
-    return () if first is None else [entry for entry in entries if entry.seq >= first.seq]
+    if first is None:
+        return (), True
+    return [entry for entry in entries if entry.seq >= first.seq], first is entries[0]
 
 
 async def _group_story(journal: Journal, session: AgentSession, group: Sequence[str]) -> Sequence[JournalEntry]:
@@ -267,6 +271,8 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     busy: tuple[SessionId, ...] = ()
     """Somebody else was quicker."""
     failed: tuple[tuple[SessionId, str], ...] = ()
+    errors: tuple[PerdureError, ...] = ()
+    """What was raised by those that failed, in the same order."""
 
     @classmethod
     def joined(cls, reports: Iterable[RecoveryReport]) -> RecoveryReport:
@@ -283,7 +289,7 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
         raise ConfigurationError("This store has no journal, so its runs are unrecorded and cannot be recovered.")
     wanted = await journal.lapsed() if session_id is None else [SessionId(session_id)]
     outcomes: dict[str, list[SessionId]] = {"resumed": [], "suspended": [], "busy": []}
-    failed: list[tuple[SessionId, str]] = []
+    failed: list[tuple[SessionId, PerdureError]] = []
     for each in _children_first(wanted):
         action = ResumeExecution(loops)
         try:
@@ -291,12 +297,16 @@ async def recover(runtime: SessionManager, loops: LoopFactory, *, session_id: st
         except (SessionBusy, SessionConflict):
             outcomes["busy"].append(each)
         except PerdureError as error:
-            failed.append((each, str(error)))
+            failed.append((each, error))
         else:
             waits = session.state.execution is not None and session.state.execution.pending_calls
             if action.has_found_one:
                 outcomes["suspended" if waits else "resumed"].append(each)
-    return RecoveryReport(failed=tuple(failed), **{name: tuple(found) for name, found in outcomes.items()})
+    return RecoveryReport(
+        failed=tuple((each, str(error)) for each, error in failed),
+        errors=tuple(error for _, error in failed),
+        **{name: tuple(found) for name, found in outcomes.items()},
+    )
 
 
 def _children_first(wanted: Sequence[SessionId]) -> Sequence[SessionId]:

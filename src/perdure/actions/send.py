@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -12,17 +11,15 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.actions.children import depth_of
 from perdure.actions.given import messages_to_send, require_loops
-from perdure.actions.inbox import QUEUE, STEER, first_waiting, messages_in, post, take
-from perdure.actions.refused import refuse
-from perdure.actions.running import (
+from perdure.actions.inbox import QUEUE, STEER, Inbox, WaitingMessages, messages_in
+from perdure.actions.run import (
     RunOptions,
     checked_metadata,
-    owner_here,
     pending_in,
     require_journal,
     run_agent,
 )
-from perdure.actions.spawning import Spawner
+from perdure.actions.subagents import Spawner
 from perdure.errors import (
     ClaimLost,
     InvalidData,
@@ -37,12 +34,9 @@ from perdure.model.checks import expect_text
 from perdure.model.execution import ExecutionStatus
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
-from perdure.protocols import Action, ActionContext, Journal, JournalEntry, Key
+from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, Sequel, SessionManager
 
 WhenBusy = Literal["raise", "steer", "queue"]
-Execute = Callable[[str, Action], Awaitable[AgentSession]]
-
-_log = logging.getLogger("perdure.actions")
 
 
 class SendMessage:
@@ -53,8 +47,6 @@ class SendMessage:
     `metadata` goes on the record of the run.
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
-
-    runs_model = True
 
     def __init__(
         self,
@@ -93,47 +85,42 @@ class SendMessage:
         said = [[message.role, message.parts] for message in self.messages]
         return hashlib.sha256(codec.encode(said)).hexdigest()
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if self._key is not None:
             answer = await self._answered(self._key, session, require_journal(context, "An idempotency key"), context)
-            if answer is not None and context is not None:
-                context.answer = answer
-                return session
+            if answer is not None:
+                return Answer(answer)
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         depth = self._depth or await depth_of(session, context)
         state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context, self._loops) if context is not None else None
-        send_waiting_when_free(context, session.id, self._loops, depth)
+        # Who executes a posted message looks for the next one.
+        then = waiting_messages(context, session.id, self._loops, depth) if self._answers is None else None
         if self._when_busy == QUEUE and context is not None and await _is_behind_others(session, context):
-            return await self._left(session, context)
+            return await self._left(session, context, then)
         try:
-            return await run_agent(session, state, self._loops, context, self._options(depth), spawn)
+            return await run_agent(session, state, self._loops, context, self._options(depth, then), spawn)
         except (ClaimLost, RunInterrupted):
             raise
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
             if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
-            return await self._left(session, context)
+            return await self._left(session, context, then)
 
-    async def _left(self, session: AgentSession, context: ActionContext) -> AgentSession:
+    async def _left(self, session: AgentSession, context: ActionContext, then: Sequel | None) -> Answer:
         """Leave the messages in the inbox."""
         journal = require_journal(context, "when_busy")
-        await post(journal, session.id, self._when_busy, self.messages, self._key_name, self._metadata)
-        if await journal.is_claimed(session.id):
-            context.sequel = None  # the run that is under way looks into the inbox when it ends
+        key = None if self._key is None else self._key.name
+        await Inbox(journal, session.id).post(self._when_busy, self.messages, key, self._metadata)
         self.was_left = True
-        context.answer = session
-        return session
+        is_claimed = await journal.is_claimed(session.id)  # then that run looks into the inbox when it ends
+        return Answer(session, None if is_claimed else then)
 
-    def _options(self, depth: int) -> RunOptions:
-        options = RunOptions(inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata)
+    def _options(self, depth: int, then: Sequel | None) -> RunOptions:
+        options = RunOptions(inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata, then=then)
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
-
-    @property
-    def _key_name(self) -> str | None:
-        return None if self._key is None else self._key.name
 
     async def _answered(
         self, key: Key, session: AgentSession, journal: Journal, context: ActionContext | None
@@ -156,7 +143,7 @@ class SendMessage:
 async def _is_behind_others(session: AgentSession, context: ActionContext) -> bool:
     """Tell whether messages wait that were queued before. Behind a killed run they do, but that is recovered first."""
     journal = context.journal
-    if journal is None or await first_waiting(journal, session.id) is None:
+    if journal is None or await Inbox(journal, session.id).first_waiting() is None:
         return False
     return not await journal.is_interrupted(session.id)
 
@@ -170,79 +157,18 @@ async def _may_run_again(answer: AgentSession, session: AgentSession, journal: J
     return state.status is ExecutionStatus.FAILED or state.stop_reason is StopReason.USER_REQUESTED
 
 
-def send_waiting_when_free(context: ActionContext | None, session_id: str, loops: LoopFactory, depth: int = 0) -> None:
-    """Have the runtime send what waits in the inbox, in a task of its own, once the session's claim is given back."""
-    if context is not None and context.journal is not None:
-        context.sequel = WaitingMessages(context.execute, context.journal, session_id, loops, depth)
+def waiting_messages(
+    given: ActionContext | SessionManager | None, session_id: str, loops: LoopFactory, depth: int = 0
+) -> WaitingMessages | None:
+    """Return what follows work on a session: messages that wait in its inbox are sent, each by a run of its own."""
+    if given is None or given.journal is None:
+        return None
 
-
-class WaitingMessages:
-    """What waits in a session's inbox: each is sent in its turn, once no run holds the session."""
-
-    def __init__(self, execute: Execute, journal: Journal, session_id: str, loops: LoopFactory, depth: int = 0) -> None:
-        self._execute = execute
-        self._journal = journal
-        self._session_id = session_id
-        self._loops = loops
-        self._depth = depth
-
-    async def is_needed(self) -> bool:
-        return await first_waiting(self._journal, self._session_id) is not None
-
-    async def carry_out(self) -> None:
-        while await self.is_needed():
-            try:
-                await self._execute(self._session_id, SendPosted(self._loops, depth=self._depth))
-            except SessionConflict:
-                continue  # somebody has changed it since it was loaded
-            except (SessionBusy, SessionNotActive, SessionNotFound):
-                return  # it is sent when that run ends, or when the session is resumed
-
-
-class SendPosted:
-    """Send the first message that waits in a session's inbox; nothing happens if none does.
-
-    It is looked up once the session is loaded, and the claim compares the version: two who try send it once.
-    """
-
-    runs_model = True
-
-    def __init__(self, loops: LoopFactory, *, depth: int = 0) -> None:
-        self._loops = loops
-        self._depth = depth
-
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
-        journal = require_journal(context, "SendPosted")
-        assert context is not None
-        entry = await first_waiting(journal, session.id)
-        if entry is None:
-            context.answer = session
-            return session
-        try:
-            action = self._send(entry)
-            after = await action.execute_on(session, context)
-        except InvalidData as error:
-            if not error.path.startswith(("$.key", "$.message")):
-                raise
-            # It can never be sent; left in the inbox, it would be tried again after every run.
-            _log.warning("a message that was posted to session %s is refused: %s", session.id, error)
-            await refuse(session, context, journal, entry, error.problem)
-            context.answer = session
-            return session
-        finally:
-            context.sequel = None  # the one who executes this looks for the next item
-        if context.answer is not None:  # by its key: it has been sent before
-            await take(journal, session, owner_here(), entry.seq)
-        return after
-
-    def _send(self, entry: JournalEntry) -> SendMessage:
-        key, metadata = entry.body.get("key"), entry.body.get("metadata")
+    def send(item: JournalEntry) -> SendMessage:
+        key, metadata = item.body.get("key"), item.body.get("metadata")
+        # Roles were checked when it was posted.
         return SendMessage(
-            messages_in(entry),
-            self._loops,
-            key=key,
-            metadata=metadata,
-            depth=self._depth,
-            answers=entry,
-            any_role=True,  # it was checked when it was posted
+            messages_in(item), loops, key=key, metadata=metadata, depth=depth, answers=item, any_role=True
         )
+
+    return WaitingMessages(given.execute, Inbox(given.journal, session_id), send)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
@@ -11,11 +12,13 @@ from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
-from perdure.protocols import ActionContext
+from perdure.protocols import ActionContext, ActionResult
 
 
 class InjectMessage:
     """Append messages without running the agent: texts, `{role, content, …}` dicts, or messages."""
+
+    may_be_repeated = True
 
     __slots__ = ("messages",)
 
@@ -35,6 +38,8 @@ class TrimTranscript:
 
     That result may be still to come: what a person is to decide about stays.
     """
+
+    may_be_repeated: ClassVar[bool] = True
 
     keep_last: int
 
@@ -56,7 +61,9 @@ class ResetTranscript:
     A run that waits for a person ends, and its session is active: its calls are no longer shown.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         state = session.state.for_next_execution() if open_calls(session.state) else session.state
         after = session.with_state(state.with_transcript(state.transcript.reset()))
         return await end_waiting(session, after, context, "the transcript was reset")
@@ -69,6 +76,8 @@ class Rewind:
     A run that waits for a person ends, and its session is active.
     """
 
+    may_be_repeated: ClassVar[bool] = True
+
     to: int | str
 
     def __post_init__(self) -> None:
@@ -77,7 +86,7 @@ class Rewind:
         if isinstance(self.to, int):
             expect_count(self.to, "$.to", least=1)
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if isinstance(self.to, str):
             transcript = session.state.transcript
             transcript = transcript.cut(0, place_of(transcript, self.to, "$.to"))
@@ -94,7 +103,9 @@ class Undo:
     Nothing is lost: every version can still be rewound to. A run that waits for a person ends.
     """
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown = await self._origin(session, context)
         while shown.version > 1:
             older = await at_version(session, shown.version - 1, context)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from perdure.actions.children import child_session_id
-from perdure.actions.running import claim_for, hand_over, past_of
-from perdure.loop.narrator import Told, end_of
+from perdure.actions.claimed_work import ClaimedWork
+from perdure.actions.run import past_of
+from perdure.aio import finish_despite_cancel
+from perdure.loop.run_events import ResumePoint, end_of
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.loop_events import AgentEnd
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
-from perdure.protocols import ActionContext
-from perdure.recording import see_through
+from perdure.protocols import ActionContext, ActionResult, Answer, Next
 
 
 def is_waiting(session: AgentSession) -> bool:
@@ -24,7 +26,7 @@ def is_waiting(session: AgentSession) -> bool:
 
 async def end_waiting(
     before: AgentSession, after: AgentSession, context: ActionContext | None, why: str
-) -> AgentSession:
+) -> AgentSession | Next:
     """Return what a verb has made of a session, with the run that waited in it ended.
 
     Its sub-agents end first. The run's end is put on record in the commit that saves the session, which is active then
@@ -43,8 +45,7 @@ async def end_waiting(
     if context.journal is None:
         await _end_children(before.state.execution, context, why)
         return after
-    await _end_on_record(before, ended, context, why)
-    return after
+    return await _ended_on_record(before, ended, after, context, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ class StopWaiting:
     Sub-agents that its calls wait for end too. A session that waits for nothing is left as it is.
     """
 
+    may_be_repeated: ClassVar[bool] = True
+
     why: str = "what it waited for was denied"
 
-    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if not is_waiting(session):
-            if context is not None:
-                context.answer = session
-            return session
+            return session if context is None else Answer(session)
         is_open = session.status in (SessionStatus.ACTIVE, SessionStatus.SUSPENDED)
         return await end_waiting(session, session.failed() if is_open else session, context, self.why)
 
@@ -73,25 +74,22 @@ def _stopped(state: AgentState, why: str) -> AgentState:
     return state.with_execution(execution.with_pending_calls(()).ended(ExecutionStatus.STOPPED))
 
 
-async def _end_on_record(before: AgentSession, ended: AgentState, context: ActionContext, why: str) -> None:
+async def _ended_on_record(
+    before: AgentSession, ended: AgentState, after: AgentSession, context: ActionContext, why: str
+) -> AgentSession | Next:
     """Claim the session, so that nobody decides meanwhile; end its sub-agents; end its run with what is saved."""
-    record = claim_for(before, context)
-    assert record is not None
+    work = ClaimedWork(before, context)
+    assert work.record is not None
     assert before.state.execution is not None
-    try:
-        await record.barrier()
-        await see_through(_end_children(before.state.execution, context, why))
-        past = await past_of(before, before.state, context)
-    except BaseException:
-        await record.leave()
-        raise
+    await work.record.barrier()
+    await finish_despite_cancel(_end_children(before.state.execution, context, why))
+    past = await past_of(before, before.state, context)
     end = _end(before, ended, past.told)
-    record.put(end)
-    hand_over(context, record)
-    context.tells.append(end)
+    work.record.put(end)
+    return work.next(after, tells=(end,))
 
 
-def _end(session: AgentSession, ended: AgentState, told: Told) -> AgentEnd:
+def _end(session: AgentSession, ended: AgentState, told: ResumePoint) -> AgentEnd:
     facts = end_of(ended, told)
     loop_id = ended.execution.execution_id if ended.execution else ""
     return AgentEnd(seq=told.seq + 1, loop_id=loop_id, session_id=session.id, agent_id=session.state.agent_id, **facts)

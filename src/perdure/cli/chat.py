@@ -14,11 +14,11 @@ import click
 from perdure.cli.chat_commands import COMMANDS, Desk, carry_out
 from perdure.cli.chat_prompt import Prompt
 from perdure.cli.chat_view import PlainView, TerminalView, View, described_in_full
-from perdure.cli.errors import NAME_A_MODEL, WAITS, Failure, advised, missing_tool, to_decide, without_python_advice
+from perdure.cli.errors import NAME_A_MODEL, WAITS, Failure, advised, to_decide, to_name_tool
 from perdure.cli.hints import command
-from perdure.cli.killed import killed_in, needs_tools, subagents_of
-from perdure.cli.naming import named
-from perdure.cli.options import agent_options, settings_of, store_options
+from perdure.cli.interrupted import killed_in, needs_tools, subagents_of
+from perdure.cli.options import settings_of, store_command
+from perdure.cli.session_ids import named
 from perdure.cli.setup import agent_of, begun, continued, data_directory, model_name, opened
 from perdure.cli.talking import DENIED, why_stopped
 from perdure.cli.terminal import console, counted, line, note
@@ -27,23 +27,21 @@ from perdure.model.execution import PendingCall
 from perdure.model.ids import SessionId, now
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
+from perdure.paging import all_infos
 from perdure.protocols import Filters
 from perdure.sessions.chat import Chat
-from perdure.sessions.face import Sessions
 from perdure.sessions.reply import Reply
+from perdure.sessions.sessions import Sessions
 
 OFFLINE = "offline"
 STOPPED = "Stopped. The session is kept, with what was said so far."
 
 
-@click.command()
+@store_command(agent=True)
 @click.option(
     "-s", "--session", "wanted", metavar="SESSION", help="Go on with this session; the beginning of its id will do."
 )
 @click.option("-c", "--continue", "goes_on", is_flag=True, help="Go on with the session that was used last.")
-@agent_options
-@store_options
-@click.pass_context
 def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
     """Talk to an agent, in a new session unless one is named.
 
@@ -96,14 +94,8 @@ def _offer_offline(ctx: click.Context) -> None:
 async def _last_used(sessions: Sessions) -> SessionId:
     """The session that was changed last. Lists are by age, so look in the last hour first, and then further back."""
     for back in (timedelta(hours=1), timedelta(days=1), timedelta(days=30), None):
-        filters: Filters = {"limit": 500} if back is None else {"limit": 500, "updated_after": now() - back}
-        found = []
-        while True:
-            page = await sessions.list(**filters)
-            found += [info for info in page if info.spawn_ref is None]
-            if page.next is None:
-                break
-            filters["after"] = page.next
+        filters: Filters = {} if back is None else {"updated_after": now() - back}
+        found = [info for info in await all_infos(sessions, **filters) if info.spawn_ref is None]
         if found:
             return max(found, key=lambda info: info.updated_at).id
     raise ConfigurationError(f"There is no session to go on with yet. Begin one: {command('chat', begins=True)}")
@@ -150,11 +142,11 @@ class _Talk:
             return
         self.tell("The last run of this session was killed. It is recovered from its record:")
         report = self._watched(sessions.recover(session_id))
-        for _, problem in report.failed:
-            self.tell(f"It could not be recovered: {without_python_advice(problem)}")
-            missing = missing_tool(problem, self._runner.run(subagents_of(sessions, session_id)))
-            if missing is not None:
-                self.tell(f"{missing.what}: {command('chat', '-s', session_id)} {missing.option}")
+        for error in report.errors:
+            self.tell(f"It could not be recovered: {error.what}")
+            subagents = self._runner.run(subagents_of(sessions, session_id))
+            if (hint := to_name_tool(error, subagents, "chat", "-s", session_id)) is not None:
+                self.tell(hint)
             self.tell(f"Or end it where it stood: {command('cancel', session_id)}")
         if report.busy:
             self.tell("Somebody else is recovering it.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.text import Text
 
 from perdure.actions.definition import ChangeModel, ChangeSystemPrompt
+from perdure.cli.changing import NOTHING_TO_DO, compacted
 from perdure.cli.chat_view import described
-from perdure.cli.compactions import NOTHING_TO_DO, compacted
 from perdure.cli.family_tree import tree_of
 from perdure.cli.hints import command as hint
 from perdure.cli.looking import nothing_found
@@ -19,7 +19,7 @@ from perdure.cli.tree import print_tree
 from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.sessions.chat import Chat
-from perdure.sessions.face import Sessions
+from perdure.sessions.sessions import Sessions
 
 if TYPE_CHECKING:
     from rich.console import Console

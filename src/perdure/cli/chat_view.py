@@ -5,19 +5,18 @@ Whatever a model or a tool says is hostile: it passes `safe()`, and is never rea
 
 from __future__ import annotations
 
-import json
 import time
 from asyncio import TimerHandle, get_running_loop
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
+from rich.segment import SegmentLines
 from rich.text import Text
 
 from perdure.cli.chat_markdown import Answer
-from perdure.cli.chat_screen import Screen
-from perdure.cli.terminal import counted, safe
+from perdure.cli.terminal import counted, line, safe, written
 from perdure.model.execution import PendingCall
 from perdure.model.loop_events import (
     AgentEnd,
@@ -37,6 +36,9 @@ _ARGUMENTS, _RESULT = 72, 120
 _PAUSE = 1 / 12
 """How long what is drawn stays as it is, in seconds."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+# Within the lines that change, a terminal that takes a character for wider than we do must not wrap: each of them
+# is one row, or the wrong rows are erased.
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class View(Protocol):
@@ -51,8 +53,8 @@ class View(Protocol):
 
 def described(call: ToolCall) -> str:
     """Return a call in one short line: `charge(customer="Ada", amount=12)`."""
-    arguments = ", ".join(f"{name}={_json(value)}" for name, value in call.arguments.items())
-    return one_line(f"{call.name}({_shortened(arguments, _ARGUMENTS)})")
+    arguments = ", ".join(f"{name}={written(value)}" for name, value in call.arguments.items())
+    return line(f"{call.name}({line(arguments, _ARGUMENTS)})")
 
 
 def described_in_full(call: PendingCall) -> str:
@@ -65,27 +67,11 @@ def outcome_of(execution: ToolExecution) -> str:
     """What came of a call, in one short line, with the time it took."""
     said = execution.error.message if execution.error else _plain(execution.result)
     took = "" if execution.duration is None else f"  {execution.duration:.1f} s"
-    return f"{_shortened(one_line(said), _RESULT)}{took}"
-
-
-def one_line(text: str) -> str:
-    return " ".join(safe(text).split())
-
-
-def _json(value: JSON) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_as_dict)
-
-
-def _as_dict(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, Iterable) else str(value)
+    return f"{line(said, _RESULT)}{took}"
 
 
 def _plain(value: JSON) -> str:
-    return value if isinstance(value, str) else _json(value)
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return value if isinstance(value, str) else written(value)
 
 
 class PlainView:
@@ -113,7 +99,7 @@ class PlainView:
                 self._note(f"→ {described(event.call)}")
             case ToolExecutionEnd():
                 sign = "✗" if event.execution.error else "✓"
-                self._note(f"{sign} {one_line(event.execution.call.name)}: {outcome_of(event.execution)}")
+                self._note(f"{sign} {line(event.execution.call.name)}: {outcome_of(event.execution)}")
             case Compaction():
                 self._note(f"compacted: {counted(event.block.covered, 'message')} covered")
 
@@ -169,7 +155,7 @@ class TerminalView:
                 self._keep_drawing()
             case ToolExecutionUpdate() if event.call_id in self._running:
                 call, since, _ = self._running[event.call_id]
-                self._running[event.call_id] = (call, since, one_line(_plain(event.progress)))
+                self._running[event.call_id] = (call, since, line(_plain(event.progress)))
             case ToolExecutionEnd():
                 self._running.pop(event.execution.call.id, None)
                 self._show_outcome(event.execution)
@@ -241,3 +227,39 @@ def _elapsed(since: float) -> str:
 def _frame() -> str:
     """The sign that turns while something is under way."""
     return _FRAMES[int(time.monotonic() * 12) % len(_FRAMES)]
+
+
+class Screen:
+    """A terminal as a chat draws it: what stands for good, and below it a few lines that still change.
+
+    It writes from one thread, that of the event loop, and each change in one piece.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._changing = 0
+
+    def show(self, final: Iterable[RenderableType] = (), changing: RenderableType | None = None) -> None:
+        """Print what is final in place of the lines that changed so far, and below it those that change now."""
+        text = self._erased() + "".join(map(self._rendered, final)) + self._drawn(changing)
+        if text:
+            self.console.file.write(text)
+            self.console.file.flush()
+
+    def _erased(self) -> str:
+        """What takes the cursor back to the first of the lines that change, and clears them."""
+        rows, self._changing = self._changing, 0
+        return f"\x1b[{rows}A\r\x1b[J" if rows else ""
+
+    def _drawn(self, changing: RenderableType | None) -> str:
+        if changing is None or self.console.is_dumb_terminal:  # one that cannot go back is shown what is final only
+            return ""
+        # A row that has left the screen cannot be erased. One is the cursor's.
+        rows = self.console.render_lines(changing, pad=False)[-max(self.console.height - 2, 1) :]
+        self._changing = len(rows)
+        return _NO_WRAP + self._rendered(SegmentLines(rows, new_lines=True)) + _WRAP
+
+    def _rendered(self, each: RenderableType) -> str:
+        with self.console.capture() as captured:
+            self.console.print(each)
+        return captured.get()

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NoReturn
 
 import click
 
+from perdure.cli.hints import AGENT_FILE, TOOLS_FILE, command
+from perdure.cli.interrupted import needs_tools_there, subagents_there, to_go_on
 from perdure.cli.options import settings_of
-
-if TYPE_CHECKING:
-    from perdure.errors import RunFailed
+from perdure.cli.terminal import safe
+from perdure.errors import (
+    ConfigurationError,
+    IllegalStatusChange,
+    InvalidData,
+    InvalidSessionId,
+    PerdureError,
+    RunFailed,
+    RunInterrupted,
+    SessionBusy,
+    SessionConflict,
+    SessionNotActive,
+    SessionNotFound,
+    StoreError,
+)
 
 FAILED = 1
 USAGE = 2
@@ -47,6 +60,13 @@ EXIT_CODES: dict[str, int] = {
     "ConfigurationError": NOT_SET_UP,
 }
 """The exit code of each error of `perdure.errors`; one that is not named here has that of the kind it belongs to."""
+NAME_A_MODEL = (
+    "Name one: --model openai:gpt-5, or PERDURE_MODEL, or a line in perdure.toml. To try it without a key: "
+    "--model offline"
+)
+_NOT_SET_UP = "ConfigurationError"
+_PARAMETERS = ("call_ids", "reason")
+"""Where the library means a parameter of Python's, which is none of a command's."""
 
 
 class Failure(Exception):
@@ -57,13 +77,12 @@ class Failure(Exception):
         self.exit_code = exit_code
 
     def show(self) -> None:
-        from perdure.cli.terminal import safe
-
         click.echo(f"perdure: {safe(str(self))}", err=True)
 
 
 def exit_code_of(error: BaseException) -> int:
-    if _is_not_set_up(error):
+    """Return the exit code of an error. A run that nobody could ask a model for was set up wrong."""
+    if isinstance(error, RunFailed) and error.kind == _NOT_SET_UP:
         return NOT_SET_UP
     for kind in type(error).__mro__:
         if kind.__name__ in EXIT_CODES:
@@ -105,8 +124,6 @@ def refuse(error: click.UsageError) -> NoReturn:
 
 
 def _failure(error: Exception) -> Failure:
-    from perdure.errors import PerdureError
-
     if isinstance(error, PerdureError):
         return Failure(advised(error), exit_code_of(error))
     if isinstance(error, OSError):
@@ -118,22 +135,6 @@ def _failure(error: Exception) -> Failure:
 
 def advised(error: Exception) -> str:
     """What an error says, with what to type where the library's own advice speaks of Python."""
-    from perdure.cli.hints import command
-    from perdure.cli.killed import needs_tools_there, subagents_there, to_go_on
-    from perdure.errors import (
-        ConfigurationError,
-        IllegalStatusChange,
-        InvalidData,
-        InvalidSessionId,
-        RunFailed,
-        RunInterrupted,
-        SessionBusy,
-        SessionConflict,
-        SessionNotActive,
-        SessionNotFound,
-        StoreError,
-    )
-
     match error:
         case SessionNotActive(pending=pending) if pending:
             waits = f"Session {error.session_id!r} waits for a person to approve or deny: {', '.join(pending)}."
@@ -143,132 +144,88 @@ def advised(error: Exception) -> str:
             killed = f"The last run of session {key!r} was killed. Nothing was changed."
             tools = needs_tools_there(click.get_current_context(silent=True), key)
             return f"{killed}\n{to_go_on(key, tools=tools)}"
-        case IllegalStatusChange() if "ApproveToolCalls" in str(error):
+        case IllegalStatusChange(pending=pending) if pending:
             return f"Session {error.session_id!r} waits for approval.\n{to_decide(error.session_id)}"
-        case InvalidSessionId():
-            return f"{str(error).partition('. ')[0]}. Type: {command('ls')}"
+        case InvalidSessionId() | SessionNotFound():
+            return f"{error.what} Type: {command('ls')}"
         case InvalidData() if error.path.startswith("$"):
             where = error.path.removeprefix("$").removeprefix(".")
             where = "" if where in _PARAMETERS else where
             return f"{error.problem} ({where})" if where else error.problem
         case SessionNotActive():
             return f"Session {error.session_id!r} is {error.status}. Type: {command('resume', error.session_id)}"
-        case SessionNotFound():
-            return f"{str(error).partition('. ')[0]}. Type: {command('ls')}"
-        case SessionConflict() if "belongs to the agent" in str(error):
-            advice = f"Leave --agent out, or begin another session: {command('chat', begins=True)}"
-            return f"{str(error).partition('. ')[0]}. {advice}"
-        case SessionConflict() if "to be brought in" in str(error):
-            said = str(error).partition(" Nothing was changed.")[0]
-            erase = command("purge", error.session_id, "--yes")
-            return f"{said} Bring it into another store, or erase the one that is there first: {erase}"
+        case SessionConflict(agent=str()):
+            begin = command("chat", begins=True)
+            return f"{error.what} Leave --agent out, or begin another session: {begin}"
         case RunFailed():
             return _of_run(error)
         case StoreError():
-            return f"{' '.join(str(error).split())}\n{_of_store(str(error))}"
+            return f"{' '.join(str(error).split())}\n{_of_store(error)}"
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
-            cancel = command("cancel", error.session_id)
-            return f"{str(error).partition('. ')[0]}. Wait for it, or type: {cancel}"
-    if isinstance(error, ConfigurationError):
-        return _of_setup(str(error), lambda: subagents_there(click.get_current_context(silent=True)))
+            return f"{error.what} Wait for it, or type: {command('cancel', error.session_id)}"
+        case ConfigurationError():
+            return _of_setup(error)
     return str(error)
 
 
-def _of_setup(said: str, subagents: Callable[[], set[str]]) -> str:
-    if NO_TOOL.search(said):
-        missing = missing_tool(said, subagents())
-        assert missing is not None, "it was just found"
-        return f"{without_python_advice(said)}\n{missing.what}: {missing.option}"
-    if said.startswith(_NO_MODEL):
-        return f"{said.partition('. ')[0]}.\n{NAME_A_MODEL}"
-    return without_python_advice(said)
+def _of_setup(error: ConfigurationError) -> str:
+    if error.missing == "model":
+        return f"{error.what}\n{NAME_A_MODEL}"
+    there = subagents_there(click.get_current_context(silent=True)) if missed_tool(error) else set()
+    return "\n".join(filter(None, (error.what, to_name_tool(error, there))))
 
 
-def _of_store(said: str) -> str:
-    from perdure.cli.hints import command
+def _of_store(error: StoreError) -> str:
+    from perdure.cli.setup import may_write
 
-    if "readonly" in said or "Permission denied" in said:
+    ctx = click.get_current_context(silent=True)
+    if isinstance(error.__context__, PermissionError) or (ctx is not None and not may_write(ctx)):
         return (
             "A store is written to even when it is read. Copy it to where you may write, or name another: --store URL"
         )
     return f"Which store is used, and why, says: {command('doctor')}"
 
 
-NO_TOOL = re.compile("no tool (named|of that name)")
-_TOOL_NAME = re.compile("(?:calling|call of|no tool named) '([^']*)'")
-_NO_MODEL = "No model is named"
-NAME_A_MODEL = (
-    "Name one: --model openai:gpt-5, or PERDURE_MODEL, or a line in perdure.toml. To try it without a key: "
-    "--model offline"
-)
-_IN_PYTHON = re.compile(
-    r", or name another that holds the key: ModelConfig\(api_key_env='…'\)"
-    r"| Decide where the model can be asked, or give the session another one with ChangeModel\."
-    r"| Recover it where the model can be asked, or end it with cancel\."
-)
-"""Advice that speaks of Python, or that the command line gives in its own words."""
-_NOT_SET_UP = "ConfigurationError: "
-_PARAMETERS = ("call_ids", "reason")
-"""Where the library means a parameter of Python's, which is none of a command's."""
+def missed_tool(error: BaseException | None) -> str | None:
+    """Return the name of the tool that an error, or what it was raised from, misses."""
+    while error is not None:
+        if isinstance(error, ConfigurationError) and error.missing == "tool":
+            return error.name
+        error = error.__cause__
+    return None
 
 
-class Missing(NamedTuple):
-    """What is to be named where a tool is missing, and the option that does it."""
-
-    what: str
-    option: str
-
-
-def missing_tool(said: str, subagents: set[str]) -> Missing | None:
-    """Return what to name for the tool that an error misses: an agent's file, if it has spawned one. None without."""
-    from perdure.cli.hints import AGENT_FILE, TOOLS_FILE
-
-    if not NO_TOOL.search(said):
+def to_name_tool(error: BaseException, subagents: set[str], *words: object) -> str | None:
+    """Return what to type, behind a command, to name the tool that an error misses: a file of tools, or of the agent
+    that is one. None where no tool is missing."""
+    name = missed_tool(error)
+    if name is None:
         return None
-    name = _TOOL_NAME.search(said)
-    if name is not None and name[1] in subagents:
-        return Missing("It is an agent. Name the file that defines it", f"--agent {AGENT_FILE}")
-    return Missing("Name the Python file that has it", f"--tools {TOOLS_FILE}")
-
-
-def without_python_advice(said: str) -> str:
-    """Return what an error says, less what is to be done about it in Python."""
-    found, parted, advice = said.rpartition("is here. ")
-    said = f"{found}is here." if parted and "tools" in advice else said
-    return _IN_PYTHON.sub("", said)
+    again = f"{command(*words)} " if words else ""
+    if name in subagents:
+        return f"It is an agent. Name the file that defines it: {again}--agent {AGENT_FILE}"
+    return f"Name the Python file that has it: {again}--tools {TOOLS_FILE}"
 
 
 def to_decide(session_id: str) -> str:
     """What to type where a call waits for a person."""
-    from perdure.cli.hints import command
-
     approve, deny = (command(verb, session_id, tools=True) for verb in ("approve", "deny"))
     return f"Type: {approve}\nor: {deny}"
 
 
 def _of_run(error: RunFailed) -> str:
     """What a run failed of. Where the model cannot be asked at all, that is no fault of the run."""
-    from perdure.cli.hints import command
-
     undo = command("undo", error.session_id)
-    if _is_not_set_up(error):
-        reason = without_python_advice(error.reason.removeprefix(_NOT_SET_UP)).rstrip(". ")
+    if error.kind == _NOT_SET_UP:
+        reason = error.problem.rstrip(". ")
         advice = f"Set that up and send again, or choose another model: --model offline. To take it back: {undo}"
         return f"Session {error.session_id!r} has the message, and no answer: {reason}.\n{advice}"
     failed = f"The run in session {error.session_id!r} failed: {error.reason.rstrip('. ')}."
     return f"{failed}\nWhat was said is kept. Send again to go on, or type: {undo}"
 
 
-def _is_not_set_up(error: BaseException) -> bool:
-    from perdure.errors import RunFailed
-
-    return isinstance(error, RunFailed) and getattr(error, "reason", "").startswith(_NOT_SET_UP)
-
-
 def _show_traceback() -> None:
     import traceback
-
-    from perdure.cli.terminal import safe
 
     click.echo(safe(traceback.format_exc()), err=True, nl=False)
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from perdure.cli.killed import KILLED, killed_in
-from perdure.cli.shapes import of_usage
+from perdure.cli.interrupted import KILLED, killed_in
+from perdure.cli.json_forms import of_usage
 from perdure.model.usage import Usage
+from perdure.paging import all_infos
 
 if TYPE_CHECKING:
     from perdure.model.record import LoopRecord
     from perdure.model.session import AgentSessionInfo
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 _DEEPEST = 20
 
@@ -77,7 +78,7 @@ class _Grown:
         loops = [await self._sessions.loop(info.id, header.loop_id) for header in record.loops]
         subagents: dict[str, list[Node]] = {}
         forks: list[Node] = []
-        for child in await self._children(info.id):
+        for child in reversed(await all_infos(self._sessions, parent=info.id)):
             if child.spawn_ref is None:
                 forks.append(await self.session(child, "fork", depth + 1))
             else:
@@ -91,16 +92,6 @@ class _Grown:
         # What hangs on a run that is older than those shown hangs on the session.
         node.children += [each for found in subagents.values() for each in found]
         return node
-
-    async def _children(self, session_id: str) -> list[AgentSessionInfo]:
-        found: list[AgentSessionInfo] = []
-        after: str | None = None
-        while True:
-            page = await self._sessions.list(parent=session_id, limit=1000, after=after)
-            found += page
-            if page.next is None:
-                return found[::-1]
-            after = page.next
 
 
 def _runs(loops: Sequence[LoopRecord], subagents: dict[str, list[Node]]) -> list[Node]:

@@ -2,81 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.hints import command
-from perdure.cli.killed import KILLED, killed_in, needs_tools
-from perdure.cli.naming import named
+from perdure.cli.interrupted import KILLED, killed_in, needs_tools
+from perdure.cli.json_forms import of_hit, of_info, of_session
 from perdure.cli.options import (
     agent_name_option,
-    json_option,
     last_option,
     limit_option,
     older_option,
     session_argument,
+    since_option,
     status_option,
-    store_options,
+    store_command,
     version_option,
 )
-from perdure.cli.progress import patiently, progress
-from perdure.cli.setup import opened, owner_of, run
-from perdure.cli.shapes import of_hit, of_info, of_session
-from perdure.cli.spans import moment
-from perdure.cli.terminal import age, console, counted, is_terminal, line, note, print_json, print_table, safe, say
-from perdure.cli.transcripts import print_messages
+from perdure.cli.session_ids import named, on_session
+from perdure.cli.setup import on_sessions, owner_of
+from perdure.cli.terminal import (
+    age,
+    console,
+    counted,
+    is_terminal,
+    line,
+    note,
+    patiently,
+    print_json,
+    print_table,
+    progress,
+    safe,
+    say,
+    written,
+)
+from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from perdure.model.message import Message
     from perdure.model.session import AgentSession, SessionInfoList
     from perdure.protocols import SearchHit
-    from perdure.sessions.face import Sessions
-    from perdure.sessions.family import Diff
+    from perdure.sessions.lineage import Diff
+    from perdure.sessions.sessions import Sessions
 
 _TOLD = 5
 """How many killed runs a page of sessions tells of one by one."""
+_STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold yellow", "system": "bold magenta"}
+_WIDTH = 2000
 
 
-@click.command()
+@store_command(json=True)
 @agent_name_option
 @status_option
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
 @click.option("--parent", metavar="SESSION", help="Only forks and sub-agents of this session.")
-@click.option(
-    "--since", "updated_after", callback=moment, metavar="TIME", help="Only sessions changed since: 2h, 3d, or a date."
-)
+@since_option("updated_after", "sessions changed")
 @older_option("updated_before")
 @limit_option(50)
 @click.option("--all", "everything", is_flag=True, help="However many there are.")
-@json_option
-@store_options
-@click.pass_context
 def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, parent: str | None, **filters: Any) -> None:
     """List sessions, the last created first."""
     wanted = {name: value for name, value in filters.items() if value is not None}
 
-    async def work() -> int:
+    async def work(sessions: Sessions) -> int:
         shown, left, after = 0, None if everything else limit, None
-        async with opened(ctx, must_exist=True) as sessions:
-            if parent is not None:
-                wanted["parent"] = await named(sessions, parent)
-            killed = await killed_in(sessions)
-            while True:
-                page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
-                _print_page(page, killed, as_json)
-                await _tell_of_killed(sessions, [info.id for info in page if info.id in killed])
-                shown, left = shown + len(page), None if left is None else left - len(page)
-                after = page.next
-                if after is None:
-                    return shown
-                if left == 0:
-                    note(f"More follow. Add --all, or --limit {limit * 2}.")
-                    return shown
+        if parent is not None:
+            wanted["parent"] = await named(sessions, parent)
+        killed = await killed_in(sessions)
+        while True:
+            page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
+            _print_page(page, killed, as_json)
+            await _tell_of_killed(sessions, [info.id for info in page if info.id in killed])
+            shown, left = shown + len(page), None if left is None else left - len(page)
+            after = page.next
+            if after is not None and left == 0:
+                note(f"More follow. Add --all, or --limit {limit * 2}.")
+            if after is None or left == 0:
+                return shown
 
-    if run(work()) == 0 and not as_json and is_terminal():
+    if on_sessions(ctx, work) == 0 and not as_json and is_terminal():
         note(f"No sessions here. Begin one: {command('chat', begins=True)}")
 
 
@@ -102,7 +108,7 @@ def _print_page(page: SessionInfoList, killed: set[str], as_json: bool) -> None:
                 age(info.created_at),
                 age(info.updated_at),
                 info.name or "",
-                _tags(info),
+                " ".join(info.tags),
             )
             for info in page
         ]
@@ -113,18 +119,11 @@ def _print_page(page: SessionInfoList, killed: set[str], as_json: bool) -> None:
         note(f"damaged: {damage}")
 
 
-def _tags(info: Any) -> str:
-    return " ".join(info.tags)
-
-
-@click.command()
+@store_command(json=True)
 @session_argument()
 @click.option("--all", "everything", is_flag=True, help="All that was said, covered and trimmed parts too.")
 @version_option("As it stood at this version.")
 @last_option(help="Only the last N messages.")
-@json_option
-@store_options
-@click.pass_context
 def show(
     ctx: click.Context, session: str, everything: bool, version: int | None, last: int | None, as_json: bool
 ) -> None:
@@ -132,18 +131,14 @@ def show(
     if everything and version is not None:
         raise click.UsageError("Give --all or --version, not both: all that was said belongs to no version.")
 
-    async def work() -> tuple[AgentSession, list[Message], bool]:
-        async with opened(ctx, must_exist=True) as sessions:
-            session_id = await named(sessions, session)
-            found = await sessions.session(session_id, version)
-            messages = list(await sessions.history(session_id) if everything else found.state.messages)
-            was_killed = session_id in await killed_in(sessions)
-            await _tell_of_killed(sessions, [session_id] if was_killed else [])
-            return found, messages, was_killed
+    async def verb(sessions: Sessions, session_id: str) -> tuple[AgentSession, list[Message], bool]:
+        found = await sessions.session(session_id, version)
+        messages = list(await sessions.history(session_id) if everything else found.state.messages)
+        was_killed = session_id in await killed_in(sessions)
+        await _tell_of_killed(sessions, [session_id] if was_killed else [])
+        return found, messages[-last:] if last else messages, was_killed
 
-    found, messages, was_killed = run(work())
-    if last is not None:
-        messages = messages[-last:]
+    _, (found, messages, was_killed) = on_session(ctx, session, verb)
     if as_json:
         print_json({**of_session(found, messages), "killed": was_killed})
         return
@@ -175,21 +170,17 @@ def _print_header(session: AgentSession, status: str) -> None:
             say(f"#   for its sub-agent: {line(leaf.name)} {line(dict(leaf.arguments), 200)}")
 
 
-@click.command()
+@store_command(json=True)
 @session_argument("left")
 @session_argument("right")
-@json_option
-@store_options
-@click.pass_context
 def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
     """Show where the sessions LEFT and RIGHT part, and how each goes on."""
 
-    async def work() -> tuple[str, str, Diff]:
-        async with opened(ctx, must_exist=True) as sessions:
-            first, second = await named(sessions, left), await named(sessions, right)
-            return first, second, await sessions.diff(first, second)
+    async def work(sessions: Sessions) -> tuple[str, str, Diff]:
+        first, second = await named(sessions, left), await named(sessions, right)
+        return first, second, await sessions.diff(first, second)
 
-    first, second, found = run(work())
+    first, second, found = on_sessions(ctx, work)
     if as_json:
         sides = {"left": found.left, "right": found.right}
         parts = {name: [message.to_dict() for message in messages] for name, messages in sides.items()}
@@ -200,32 +191,28 @@ def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
     print_messages(found.right, mark="+ ")
 
 
-@click.command()
+@store_command(json=True)
 @click.argument("text", required=False, metavar="TEXT")
 @click.option("--in", "session", metavar="SESSION", help="In this session only.")
 @click.option("--reindex", is_flag=True, help="Make the store's search index anew first; TEXT may be left out then.")
 @limit_option(20, 1000)
-@json_option
-@store_options
-@click.pass_context
 def search(ctx: click.Context, text: str | None, session: str | None, reindex: bool, limit: int, as_json: bool) -> None:
     """Find the messages that have every word of TEXT: "two words" stand together, and word* is a beginning."""
     _check_search(ctx, text, reindex, limit)
 
-    async def work() -> list[SearchHit]:
-        async with opened(ctx, must_exist=True) as sessions:
-            session_id = None if session is None else await named(sessions, session)
-            indexed = await _indexed(sessions, anew=reindex)
-            if reindex:
-                note(f"messages indexed: {indexed}")
-            if text is None:
-                return []
-            hits = await patiently("searching …", sessions.search(text, session_id=session_id, limit=limit))
-            if not hits and (session_id is not None or is_terminal()):
-                note(await nothing_found(sessions, session_id, text))
-            return list(hits)
+    async def work(sessions: Sessions) -> list[SearchHit]:
+        session_id = None if session is None else await named(sessions, session)
+        indexed = await _indexed(sessions, anew=reindex)
+        if reindex:
+            note(f"messages indexed: {indexed}")
+        if text is None:
+            return []
+        hits = await patiently("searching …", sessions.search(text, session_id=session_id, limit=limit))
+        if not hits and (session_id is not None or is_terminal()):
+            note(await nothing_found(sessions, session_id, text))
+        return list(hits)
 
-    for hit in run(work()):
+    for hit in on_sessions(ctx, work):
         if as_json:
             print_json(of_hit(hit))
         elif is_terminal():
@@ -270,9 +257,9 @@ async def _indexed(sessions: Sessions, *, anew: bool) -> int:
 
 
 def _print_hit(hit: SearchHit) -> None:
-    from rich.text import Text
+    from rich.text import Text as Styled
 
-    snippet, done = Text(), 0
+    snippet, done = Styled(), 0
     for start, stop in hit.matches:
         snippet.append(safe(hit.snippet[done:start]))
         snippet.append(safe(hit.snippet[start:stop]), style="bold red")
@@ -280,5 +267,41 @@ def _print_hit(hit: SearchHit) -> None:
     snippet.append(safe(hit.snippet[done:]))
     when = f"  {hit.created_at:%Y-%m-%d %H:%M}" if isinstance(hit.created_at, datetime) else ""
     out = console()
-    out.print(Text(f"{hit.session_id}  {hit.role}{when}", style="dim"))
+    out.print(Styled(f"{hit.session_id}  {hit.role}{when}", style="dim"))
     out.print(snippet)
+
+
+def print_messages(messages: Iterable[Message], *, mark: str = "") -> None:
+    """Each message under the name of who said it; a mark may stand before every line."""
+    for message in messages:
+        _print_head(f"{mark}{message.role}", message)
+        for part in message.parts:
+            for text in _lines_of(part):
+                say(f"{mark}  {text}")
+
+
+def _print_head(title: str, message: Message) -> None:
+    if not is_terminal():
+        say(f"{title}  {message.id}")
+        return
+    from rich.text import Text as Styled
+
+    head = Styled(safe(title), style=_STYLES[message.role])
+    head.append(f"  {line(message.id)}", style="dim")
+    console().print(head, soft_wrap=True)
+
+
+def _lines_of(part: Part) -> list[str]:
+    match part:
+        case Text():
+            return part.text.split("\n")
+        case ToolCall():
+            arguments = ", ".join(f"{name}={line(written(value), 200)}" for name, value in part.arguments.items())
+            return [f"→ {part.name}({arguments})"]
+        case ToolResult():
+            return [("✗ " if part.is_error else "← ") + line(part.text, _WIDTH)]
+        case Thinking():
+            return [f"(thinks) {text}" for text in part.text.split("\n")]
+        case Media():
+            return [f"[{part.media_type} {part.name or part.url or ''}]"]
+    return [f"[{type(part).__name__}]"]

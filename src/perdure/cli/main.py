@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from perdure.cli.options import agent_options, store_options
+from perdure.cli.options import AGENT_OPTIONS, STORE_OPTIONS
 
 
 class Place(NamedTuple):
@@ -24,7 +24,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
     "Begin": {
         "tour": Place("tour:tour", "See in under a minute, without a key, what perdure does."),
         "init": Place("starting:init", "Write an agent file and a tools file to start from."),
-        "doctor": Place("checking:doctor", "Show versions, the store, and which keys are set."),
+        "doctor": Place("starting:doctor", "Show versions, the store, and which keys are set."),
         "completion": Place("starting:completion", "Print the script that completes commands in your shell."),
     },
     "Talk": {
@@ -40,10 +40,10 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "ls": Place("looking:ls", "List sessions, the last created first."),
         "show": Place("looking:show", "Show what a session says."),
         "tree": Place("tree:tree", "Draw runs, branches, forks and sub-agents with status, cost and time."),
-        "events": Place("events:events", "Show what happened in a session's runs, and what happens now."),
+        "events": Place("runs:events", "Show what happened in a session's runs, and what happens now."),
         "diff": Place("looking:diff", "Show where two sessions part, and how each goes on."),
         "search": Place("looking:search", "Find messages by their words, covered and trimmed ones too."),
-        "stats": Place("stats:stats", "Count tokens and cost by agent, model and day."),
+        "stats": Place("runs:stats", "Count tokens and cost by agent, model and day."),
     },
     "Change": {
         "fork": Place("changing:fork", "Begin a new session where another stands; nothing is copied."),
@@ -60,16 +60,63 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "delete": Place("changing:delete", "Hide a session from lists, until purge erases it."),
     },
     "Keep": {
-        "export": Place("moving:export", "Write sessions into one file."),
-        "import": Place("moving:import_", "Take in the sessions of an exported file."),
-        "copy": Place("moving:copy", "Copy every session into another store, and compare."),
-        "fsck": Place("checking:fsck", "Verify every promise of a store, and say how to repair what is wrong."),
-        "purge": Place("erasing:purge", "Erase sessions for good."),
-        "redact": Place("erasing:redact", "Replace what messages say, for good and everywhere."),
-        "gc": Place("erasing:gc", "Erase what erased sessions have left behind."),
+        "export": Place("keeping:export", "Write sessions into one file."),
+        "import": Place("keeping:import_", "Take in the sessions of an exported file."),
+        "copy": Place("keeping:copy", "Copy every session into another store, and compare."),
+        "fsck": Place("keeping:fsck", "Verify every promise of a store, and say how to repair what is wrong."),
+        "purge": Place("keeping:purge", "Erase sessions for good."),
+        "redact": Place("keeping:redact", "Replace what messages say, for good and everywhere."),
+        "gc": Place("keeping:gc", "Erase what erased sessions have left behind."),
     },
 }
 COMMANDS = {name: place for section in SECTIONS.values() for name, place in section.items()}
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "tour": ("perdure tour", "perdure tour my-tour"),
+    "init": ("perdure init", "perdure init my-agent --force"),
+    "doctor": ("perdure doctor", "perdure doctor --store sqlite:///sessions.db --json"),
+    "completion": ("perdure completion bash", "perdure completion fish"),
+    "chat": (
+        "perdure chat",
+        "perdure chat -c",
+        "perdure chat --agent assistant.md --tools tools.py --model openai:gpt-5",
+    ),
+    "send": (
+        "perdure send --new 'What is 19 * 21?' --model offline",
+        "perdure send @ 'And half of it?'",
+        "perdure send order-7 - --key request-12 --tools tools.py",
+    ),
+    "approve": ("perdure approve @ --tools tools.py", "perdure approve order-7 --call call_1 --tools tools.py"),
+    "deny": ("perdure deny @ 'Not on a Sunday.' --tools tools.py",),
+    "cancel": ("perdure cancel order-7",),
+    "recover": ("perdure recover --tools tools.py", "perdure recover order-7 --tools tools.py"),
+    "inject": ("perdure inject @ 'The parcel has arrived.'", "perdure inject order-7 'Be brief.' --role system"),
+    "ls": ("perdure ls", "perdure ls --status suspended --since 2d", "perdure ls --all --json"),
+    "show": ("perdure show @", "perdure show 0192f --all", "perdure show order-7 --version 3 --json"),
+    "tree": ("perdure tree @", "perdure tree order-7 --svg tree.svg"),
+    "events": ("perdure events @ --last 20", "perdure events order-7 --follow --json"),
+    "diff": ("perdure diff order-7 order-7-again",),
+    "search": ("perdure search 'refund order*'", "perdure search '\"two words\"' --limit 5"),
+    "stats": ("perdure stats", "perdure stats --by model --since 30d"),
+    "fork": ("perdure fork @", "perdure fork order-7 order-7-again --at 4"),
+    "trim": ("perdure trim @ 6",),
+    "compact": ("perdure compact @", "perdure compact order-7 --strategy truncate --keep-last 4"),
+    "uncompact": ("perdure uncompact @",),
+    "reset": ("perdure reset order-7",),
+    "rewind": ("perdure rewind @ 3",),
+    "undo": ("perdure undo @",),
+    "suspend": ("perdure suspend order-7",),
+    "resume": ("perdure resume order-7",),
+    "rename": ("perdure rename @ 'Ada and her parcel'",),
+    "tag": ("perdure tag @ urgent north", "perdure tag order-7 --remove urgent"),
+    "delete": ("perdure delete order-7",),
+    "export": ("perdure export -o all.jsonl", "perdure export order-7 -o order-7.jsonl"),
+    "import": ("perdure import all.jsonl", "perdure import - --store sqlite:///sessions.db"),
+    "copy": ("perdure copy sqlite:///sessions.db postgresql://localhost/agents",),
+    "fsck": ("perdure fsck", "perdure fsck order-7 --json"),
+    "purge": ("perdure purge order-7", "perdure purge --status deleted --older-than 30d --yes"),
+    "redact": ("perdure redact order-7 0192f0c1-22d4-7e61-8f00-5a1b2c3d4e5f",),
+    "gc": ("perdure gc",),
+}
 
 
 class LazyGroup(click.Group):
@@ -95,10 +142,8 @@ class LazyGroup(click.Group):
             return None
         module, _, name = place.target.partition(":")
         command: click.Command = getattr(import_module(f"perdure.cli.{module}"), name)
-        if command.epilog is None:
-            from perdure.cli.examples import epilog
-
-            command.epilog = epilog(cmd_name)
+        # Each example on a line of its own, whatever the width.
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[cmd_name])
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -151,14 +196,15 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
 )
-@agent_options
-@store_options
 def cli() -> None:
     """Sessions for LLM agents that last: stored, forked, rewound, compacted, recovered, inspected.
 
     A session is named by its id, by any beginning of it that only one has, or by @ for the newest. `perdure tour`
     shows what there is; `perdure COMMAND --help` explains a command.
     """
+
+
+cli.params += [*AGENT_OPTIONS, *STORE_OPTIONS]
 
 
 def main() -> None:

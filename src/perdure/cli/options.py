@@ -32,44 +32,51 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(settings_of(ctx), param.name, value)
 
 
-def _shared(*names: str, **attributes: Any) -> Callable[[F], F]:
-    return click.option(*names, expose_value=False, callback=_keep, **attributes)
+def _shared(*names: str, **attributes: Any) -> click.Option:
+    return click.Option(names, expose_value=False, callback=_keep, **attributes)
 
 
-def store_options(command: F) -> F:
-    """Which sessions a command works on, and how much it says when something goes wrong."""
-    for option in (
-        _shared("--debug", is_flag=True, help="Show the traceback of an error."),
-        _shared("--owner", metavar="NAME", help="See this owner's sessions only."),
-        _shared(
-            "--store",
-            metavar="URL",
-            help="Where sessions are kept: sqlite:///file.db, file://directory, postgresql://… "
-            "[PERDURE_STORE, perdure.toml, or a file in your data directory]",
-        ),
-    ):
-        command = option(command)
-    return command
+STORE_OPTIONS = (
+    _shared(
+        "--store",
+        metavar="URL",
+        help="Where sessions are kept: sqlite:///file.db, file://directory, postgresql://… "
+        "[PERDURE_STORE, perdure.toml, or a file in your data directory]",
+    ),
+    _shared("--owner", metavar="NAME", help="See this owner's sessions only."),
+    _shared("--debug", is_flag=True, help="Show the traceback of an error."),
+)
+"""Which sessions a command works on, and how much it says when something goes wrong."""
+AGENT_OPTIONS = (
+    _shared(
+        "--agent",
+        metavar="FILE",
+        multiple=True,
+        help="File that defines the agent (.md, .yaml, .toml, .json). Further ones define its sub-agents.",
+    ),
+    _shared("--tools", metavar="FILE.py", multiple=True, help="Python file with tools; it is imported."),
+    _shared("--model", metavar="NAME", help="Ask this model, such as openai:gpt-5 or offline."),
+)
+"""Who answers, with which tools and model."""
+_JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 
 
-def agent_options(command: F) -> F:
-    """Who answers, with which tools and model."""
-    for option in (
-        _shared("--model", metavar="NAME", help="Ask this model, such as openai:gpt-5 or offline."),
-        _shared("--tools", metavar="FILE.py", multiple=True, help="Python file with tools; it is imported."),
-        _shared(
-            "--agent",
-            metavar="FILE",
-            multiple=True,
-            help="File that defines the agent (.md, .yaml, .toml, .json). Further ones define its sub-agents.",
-        ),
-    ):
-        command = option(command)
-    return command
+def store_command(
+    name: str | None = None, *, json: bool = False, agent: bool = False
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function, which is given click's context first. The options that it shares with others
+    stand behind its own, in the same order everywhere: --json, those of an agent, those of a store."""
+
+    def made(function: Callable[..., None]) -> click.Command:
+        command = click.command(name)(click.pass_context(function))
+        command.params += [*([_JSON_OPTION] if json else []), *(AGENT_OPTIONS if agent else ()), *STORE_OPTIONS]
+        return command
+
+    return made
 
 
 def _completed(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    from perdure.cli.naming import ids_beginning_with
+    from perdure.cli.session_ids import ids_beginning_with
 
     return ids_beginning_with(ctx, incomplete)
 
@@ -80,8 +87,6 @@ def session_argument(name: str = "session", **attributes: Any) -> Callable[[F], 
         name, metavar=attributes.pop("metavar", name.upper()), shell_complete=_completed, **attributes
     )
 
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 status_option = click.option(
     "--status",
@@ -101,27 +106,25 @@ def version_option(help: str) -> Callable[[F], F]:
     return click.option("--version", type=click.IntRange(1), metavar="N", help=help)
 
 
+def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    from perdure.cli.durations import moment
+
+    return moment(ctx, param, value)
+
+
+def since_option(name: str, what: str) -> Callable[[F], F]:
+    """What happened since a time, as a person says it."""
+    help_ = f"Only {what} since: 2h, 3d, or a date."
+    return click.option("--since", name, callback=_moment, metavar="TIME", help=help_)
+
+
 def older_option(name: str) -> Callable[[F], F]:
     """Sessions that have rested for long, as a person says it."""
-    from perdure.cli.spans import moment
-
-    return click.option(
-        "--older-than",
-        "--until",
-        name,
-        callback=moment,
-        metavar="TIME",
-        help="Only sessions that were not changed for so long, or since: 12h, 30d, or a date.",
-    )
+    help_ = "Only sessions that were not changed for so long, or since: 12h, 30d, or a date."
+    return click.option("--older-than", "--until", name, callback=_moment, metavar="TIME", help=help_)
 
 
 def limit_option(default: int, most: int | None = None) -> Callable[[F], F]:
     """How long a list may get."""
-    return click.option(
-        "--limit",
-        type=click.IntRange(1, most),
-        default=default,
-        metavar="N",
-        show_default=True,
-        help="At most so many.",
-    )
+    kind = click.IntRange(1, most)
+    return click.option("--limit", type=kind, default=default, metavar="N", show_default=True, help="At most so many.")

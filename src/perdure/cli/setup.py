@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import tomllib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,9 +19,8 @@ from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from perdure.model.definition import AgentDefinition
-    from perdure.runtime.bus import EventBus
     from perdure.sessions.chat import Chat
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
 
@@ -44,16 +43,27 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def opened(
-    ctx: click.Context, *, events: EventBus | None = None, must_exist: bool = False, begins: bool = False
-) -> Sessions:
+def on_sessions(
+    ctx: click.Context, work: Callable[[Sessions], Awaitable[T]], *, must_exist: bool = True, begins: bool = False
+) -> T:
+    """Carry out work on the sessions that the options name."""
+
+    async def opened_and_done() -> T:
+        async with opened(ctx, must_exist=must_exist, begins=begins) as sessions:
+            return await work(sessions)
+
+    return run(opened_and_done())
+
+
+def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is.
     """
+    from perdure.cli.tool_files import tools_in
     from perdure.loop.factory import LoopFactory
     from perdure.runtime.bus import EventBus
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
     from perdure.stores.urls import store_of
 
     url = store_url(ctx).value
@@ -61,10 +71,10 @@ def opened(
     if must_exist:
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
-    bus = EventBus() if events is None else events
+    bus = EventBus()
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=load_tools(settings_of(ctx).tools),
+        tools=[tool for file in settings_of(ctx).tools for tool in tools_in(file)],
         subagents=agents[1:] if begins else agents,
         events=bus,
     )
@@ -116,7 +126,7 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
 async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
     """Return a new session. Raise ConfigurationError, and create none, if no model is named for it."""
-    from perdure.sessions.face import ASSISTANT
+    from perdure.sessions.sessions import ASSISTANT
 
     agent = agent_of(ctx)
     sessions.loops.model_of(agent or ASSISTANT)
@@ -149,14 +159,6 @@ async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> 
         await sessions.execute(session_id, ChangeModel(ModelConfig(wanted)))
     elif kept is None:
         await sessions.execute(session_id, ChangeModel(default, as_default=True))
-
-
-def load_tools(files: tuple[str, ...]) -> list[Any]:
-    if not files:
-        return []
-    from perdure.cli.tool_files import tools_in
-
-    return [tool for file in files for tool in tools_in(file)]
 
 
 def data_directory() -> Path:
@@ -266,3 +268,13 @@ def _path_of(url: str) -> Path | None:
     """Where a store lies on this machine; None for one that does not."""
     scheme, _, rest = url.partition("://")
     return Path(unquote(rest[1:] if scheme == "sqlite" else rest)) if scheme in ("sqlite", "file") else None
+
+
+def may_write(ctx: click.Context) -> bool:
+    """Tell whether the store's place lets itself be written to, as far as that can be seen from outside."""
+    url = store_url(ctx).value
+    path = _path_of(url)
+    if path is None:
+        return True
+    needed = [path, path.parent] if url.startswith("sqlite:") else [path]  # SQLite puts files beside its own
+    return all(os.access(each, os.W_OK) for each in needed if each.exists())

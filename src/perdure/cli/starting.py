@@ -1,15 +1,40 @@
-"""Commands for the first five minutes: files to start from, and completion in the shell."""
+"""Commands for the first five minutes: files to start from, completion in the shell, and whether all is set up."""
 
 from __future__ import annotations
 
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from perdure.cli.errors import NOT_SET_UP
 from perdure.cli.hints import command
-from perdure.cli.options import store_options
-from perdure.cli.terminal import say
+from perdure.cli.options import settings_of, store_command
+from perdure.cli.setup import agent_of, config_file, model_name, on_sessions, run, shown_url, store_url
+from perdure.cli.terminal import note, print_json, say
 
+if TYPE_CHECKING:
+    from perdure.sessions.sessions import Sessions
+
+PACKAGES = ("perdure", "msgspec", "apsw", "click", "rich", "psycopg", "pydantic-ai-slim", "genai-prices")
+KEYS = (
+    "ANTHROPIC_API_KEY",
+    "AZURE_OPENAI_API_KEY",
+    "COHERE_API_KEY",
+    "DEEPSEEK_API_KEY",
+    "GEMINI_API_KEY",
+    "GOOGLE_API_KEY",
+    "GROQ_API_KEY",
+    "HF_TOKEN",
+    "MISTRAL_API_KEY",
+    "OPENAI_API_KEY",
+    "OPENROUTER_API_KEY",
+    "TOGETHER_API_KEY",
+    "XAI_API_KEY",
+)
 AGENT = """\
 ---
 label: An assistant of your own
@@ -49,11 +74,10 @@ def send_note(to: str, text: str) -> str:
 '''
 
 
-@click.command()
+@store_command()
 @click.argument("directory", default=".", type=click.Path(file_okay=False))
 @click.option("--force", is_flag=True, help="Write over files that are there.")
-@store_options
-def init(directory: str, force: bool) -> None:
+def init(_: click.Context, directory: str, force: bool) -> None:
     """Write assistant.md and tools.py into DIRECTORY, to start from."""
     folder = Path(directory)
     files = {folder / "assistant.md": AGENT, folder / "tools.py": TOOLS}
@@ -85,3 +109,109 @@ def completion(shell: str) -> None:
     if kind is None:
         raise click.UsageError(f"There is no completion for {shell}.")
     click.echo(kind(cli, {}, "perdure", "_PERDURE_COMPLETE").source())
+
+
+@store_command(json=True, agent=True)
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Show versions, the store, the model of a new session and whether it can be asked, and which keys are set: their
+    names, never their values."""
+    found = _examined(ctx)
+    if as_json:
+        print_json(found)
+    else:
+        _print_findings(found)
+    if found["store"]["error"]:
+        ctx.exit(NOT_SET_UP)
+
+
+def _examined(ctx: click.Context) -> dict[str, Any]:
+    chosen, config = store_url(ctx), config_file()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.system(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "sqlite": _sqlite(),
+        "config": config and str(config),
+        "store": {"url": shown_url(chosen.value), "chosen_by": chosen.by, **_looked_at(ctx)},
+        "model": run(_model_examined(ctx)),
+        "keys": {name: bool(os.environ.get(name)) for name in KEYS},
+    }
+
+
+async def _model_examined(ctx: click.Context) -> dict[str, Any]:
+    """Return the model that a new session would ask, who chose it, and why it cannot be asked, if it cannot."""
+    from perdure.cli.errors import NAME_A_MODEL
+    from perdure.errors import PerdureError
+    from perdure.loop.factory import LoopFactory
+    from perdure.model.definition import ModelConfig
+
+    try:
+        chosen, agent = model_name(ctx), agent_of(ctx)
+        if agent is not None and agent.model_config is not None and not settings_of(ctx).model:
+            model, by = agent.model_config, f"the agent {agent.name}"
+        elif chosen is not None:
+            model, by = ModelConfig(chosen.value), chosen.by
+        else:
+            return {"name": None, "chosen_by": None, "problem": NAME_A_MODEL}
+    except (PerdureError, OSError) as error:
+        return {"name": None, "chosen_by": None, "problem": str(error)}
+    loops = LoopFactory()
+    try:
+        await loops.require(model)
+        return {"name": model.name, "chosen_by": by, "problem": None}
+    except PerdureError as error:
+        return {"name": model.name, "chosen_by": by, "problem": error.what}
+    finally:
+        await loops.aclose()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _sqlite() -> dict[str, Any]:
+    import apsw
+
+    options = set(apsw.compile_options)
+    return {"version": apsw.sqlite_lib_version(), "fts5": "ENABLE_FTS5" in options, "threadsafe": _threads(options)}
+
+
+def _threads(options: set[str]) -> str | None:
+    return next((option.partition("=")[2] for option in options if option.startswith("THREADSAFE")), None)
+
+
+def _looked_at(ctx: click.Context) -> dict[str, Any]:
+    """Return how many sessions the store has, or why it does not open."""
+    from perdure.errors import PerdureError
+
+    async def work(sessions: Sessions) -> str:
+        page = await sessions.list(limit=1000)
+        return f"{len(page)}{'+' if page.next else ''}"
+
+    try:
+        return {"sessions": on_sessions(ctx, work), "error": None}
+    except (PerdureError, OSError) as error:
+        return {"sessions": None, "error": str(error)}
+
+
+def _print_findings(found: dict[str, Any]) -> None:
+    store = found["store"]
+    say(f"python    {found['python']} on {found['platform']}")
+    for name, installed in found["packages"].items():
+        say(f"package   {name} {installed or 'not installed'}")
+    sqlite = found["sqlite"]
+    say(f"sqlite    {sqlite['version']}, full-text search {'yes' if sqlite['fts5'] else 'no'}")
+    say(f"config    {found['config'] or 'none'}")
+    say(f"store     {store['url']} (by {store['chosen_by']})")
+    say(f"sessions  {store['sessions'] if store['error'] is None else 'not readable'}")
+    model = found["model"]
+    say(f"model     {model['name']} (by {model['chosen_by']})" if model["name"] else "model     none")
+    keys = [name for name, is_set in found["keys"].items() if is_set]
+    say(f"keys      {', '.join(keys) or 'none set; the model offline needs none'}")
+    if model["problem"]:
+        note(f"perdure: {model['problem'] if model['name'] else 'A new session has no model. ' + model['problem']}")
+    if store["error"]:
+        note(f"perdure: {store['error']}")

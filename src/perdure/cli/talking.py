@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.errors import FAILED, WAITS, Failure, missing_tool, to_decide, without_python_advice
+from perdure.cli.errors import FAILED, WAITS, Failure, to_decide, to_name_tool
 from perdure.cli.hints import command
-from perdure.cli.killed import killed_in, subagents_of
-from perdure.cli.naming import named
-from perdure.cli.options import agent_options, json_option, session_argument, store_options
-from perdure.cli.progress import progress
-from perdure.cli.setup import begun, continued, opened, run, use_model
-from perdure.cli.shapes import of_reply
-from perdure.cli.terminal import is_terminal, line, note, print_json, safe, say
+from perdure.cli.interrupted import killed_in, subagents_of
+from perdure.cli.json_forms import of_reply
+from perdure.cli.options import session_argument, store_command
+from perdure.cli.session_ids import named, on_session
+from perdure.cli.setup import begun, continued, on_sessions, use_model
+from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from perdure.actions.resume import RecoveryReport
     from perdure.actions.send import WhenBusy
     from perdure.model.execution import PendingCall
     from perdure.sessions.chat import Chat
-    from perdure.sessions.face import Sessions
     from perdure.sessions.reply import Reply
+    from perdure.sessions.sessions import Sessions
 
 
-@click.command()
+@store_command(json=True, agent=True)
 @click.argument("words", nargs=-1, metavar="[SESSION] TEXT")
 @click.option("--new", is_flag=True, help="Begin a new session; SESSION, if given, is the id it gets.")
 @click.option("--key", metavar="TEXT", help="Send only once, however often this is repeated with the same key.")
@@ -39,10 +37,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="If the session is being run: give up, hand the message to that run, or wait behind it.",
 )
-@json_option
-@agent_options
-@store_options
-@click.pass_context
 def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None, when_busy: Any, as_json: bool) -> None:
     """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
     target, text = _addressed(words, new)
@@ -50,12 +44,11 @@ def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None,
 
     streams = is_terminal() and not as_json and key is None and when_busy == "raise"
 
-    async def work() -> Reply:
-        async with opened(ctx, must_exist=not new, begins=new) as sessions:
-            chat = await _opened_chat(ctx, sessions, target, new)
-            return await (_streamed(chat, text) if streams else chat.send(text, key=key, when_busy=when_busy))
+    async def work(sessions: Sessions) -> Reply:
+        chat = await _opened_chat(ctx, sessions, target, new)
+        return await (_streamed(chat, text) if streams else chat.send(text, key=key, when_busy=when_busy))
 
-    reply = run(work())
+    reply = on_sessions(ctx, work, must_exist=not new, begins=new)
     if reply.queued and not as_json:
         _tell_of_left(reply, when_busy)
     else:
@@ -156,9 +149,27 @@ DENIED = "The user does not want this call to be made."
 _call_option = click.option("--call", "calls", multiple=True, metavar="ID", help="Only this call; may be repeated.")
 
 
-async def _chosen_calls(
-    sessions: Sessions, session_id: str, names: tuple[str, ...], title: str
-) -> Sequence[PendingCall | str] | None:
+Shown = Sequence["PendingCall | str"] | None
+
+
+def _decide(
+    ctx: click.Context,
+    session: str,
+    calls: tuple[str, ...],
+    as_json: bool,
+    title: str,
+    verb: Callable[[Sessions, str, Shown], Awaitable[Reply]],
+) -> None:
+    """Decide about calls as they were printed, and print what the run then comes to."""
+
+    async def work(sessions: Sessions, session_id: str) -> Reply:
+        await use_model(ctx, sessions, session_id)
+        return await verb(sessions, session_id, await _chosen_calls(sessions, session_id, calls, title))
+
+    _answer(ctx, on_session(ctx, session, work)[1], as_json)
+
+
+async def _chosen_calls(sessions: Sessions, session_id: str, names: tuple[str, ...], title: str) -> Shown:
     """Print the calls that are decided about, and return them as they were printed.
 
     What is not there to be printed is left to the verb to refuse.
@@ -173,38 +184,22 @@ async def _chosen_calls(
     return known
 
 
-@click.command()
+@store_command(json=True, agent=True)
 @session_argument()
 @_call_option
-@json_option
-@agent_options
-@store_options
-@click.pass_context
 def approve(ctx: click.Context, session: str, calls: tuple[str, ...], as_json: bool) -> None:
     """Let the pending tool calls of SESSION be made, all of them by default, and the run continue.
 
     What is made is what is printed first, and nothing else.
     """
-
-    async def work() -> Reply:
-        async with opened(ctx, must_exist=True) as sessions:
-            session_id = await named(sessions, session)
-            await use_model(ctx, sessions, session_id)
-            shown = await _chosen_calls(sessions, session_id, calls, "Approving:")
-            return await sessions.approve(session_id, shown)
-
-    _answer(ctx, run(work()), as_json)
+    _decide(ctx, session, calls, as_json, "Approving:", lambda sessions, key, shown: sessions.approve(key, shown))
 
 
-@click.command()
+@store_command(json=True, agent=True)
 @session_argument()
 @click.argument("reason", required=False)
 @click.option("--reason", "why", metavar="TEXT", help="The same as REASON.")
 @_call_option
-@json_option
-@agent_options
-@store_options
-@click.pass_context
 def deny(
     ctx: click.Context, session: str, reason: str | None, why: str | None, calls: tuple[str, ...], as_json: bool
 ) -> None:
@@ -212,41 +207,29 @@ def deny(
     if reason is not None and why is not None:
         raise click.UsageError("Give the reason once: behind the session, or with --reason.")
     given = next((each for each in (reason, why) if each is not None), DENIED)
-
-    async def work() -> Reply:
-        async with opened(ctx, must_exist=True) as sessions:
-            session_id = await named(sessions, session)
-            await use_model(ctx, sessions, session_id)
-            shown = await _chosen_calls(sessions, session_id, calls, "Denying:")
-            return await sessions.deny(session_id, given, shown)
-
-    _answer(ctx, run(work()), as_json)
+    _decide(ctx, session, calls, as_json, "Denying:", lambda sessions, key, shown: sessions.deny(key, given, shown))
 
 
-@click.command()
+@store_command()
 @session_argument()
-@store_options
-@click.pass_context
 def cancel(ctx: click.Context, session: str) -> None:
     """Ask the run that is under way in SESSION, in whichever process, to stop. What was said is kept.
 
     A run that was killed is ended where it stood.
     """
 
-    async def work() -> str:
-        async with opened(ctx, must_exist=True) as sessions:
-            session_id = await named(sessions, session)
-            was_killed = session_id in await killed_in(sessions)
-            if not await sessions.cancel(session_id):
-                return f"{session_id} is not being run"
-            if was_killed:
-                return f"The run of {session_id} had been killed; it was ended where it stood"
-            return f"{session_id} is asked to stop"
+    async def verb(sessions: Sessions, session_id: str) -> str:
+        was_killed = session_id in await killed_in(sessions)
+        if not await sessions.cancel(session_id):
+            return f"{session_id} is not being run"
+        if was_killed:
+            return f"The run of {session_id} had been killed; it was ended where it stood"
+        return f"{session_id} is asked to stop"
 
-    say(run(work()))
+    say(on_session(ctx, session, verb)[1])
 
 
-@click.command()
+@store_command(json=True)
 @session_argument()
 @click.argument("text")
 @click.option(
@@ -256,24 +239,15 @@ def cancel(ctx: click.Context, session: str) -> None:
     show_default=True,
     help="Who is to have said it.",
 )
-@json_option
-@store_options
-@click.pass_context
 def inject(ctx: click.Context, session: str, text: str, role: str, as_json: bool) -> None:
     """Append TEXT to SESSION without running the agent. The TEXT - is read from stdin."""
     content = _said(text)
 
-    async def work() -> tuple[str, int]:
-        async with opened(ctx, must_exist=True) as sessions:
-            session_id = await named(sessions, session)
-            await sessions.inject(session_id, {"role": role, "content": content})
-            return session_id, await sessions.length(session_id)
+    async def verb(sessions: Sessions, session_id: str) -> int:
+        await sessions.inject(session_id, {"role": role, "content": content})
+        return await sessions.length(session_id)
 
-    session_id, count = run(work())
-    if as_json:
-        print_json({"session": session_id, "messages": count})
-    else:
-        say(f"messages shown: {count}")
+    print_length(*on_session(ctx, session, verb), as_json)
 
 
 async def _recovered(sessions: Sessions) -> RecoveryReport:
@@ -293,12 +267,8 @@ async def _recovered(sessions: Sessions) -> RecoveryReport:
     return RecoveryReport.joined(reports)
 
 
-@click.command()
+@store_command(json=True, agent=True)
 @session_argument(required=False, metavar="[SESSION]")
-@json_option
-@agent_options
-@store_options
-@click.pass_context
 def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     """Go on with runs that were killed: with that of SESSION, or with all of them.
 
@@ -306,15 +276,12 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     goes on with the model that it was begun with.
     """
 
-    async def work() -> tuple[RecoveryReport, dict[str, set[str]]]:
-        async with opened(ctx, must_exist=True) as sessions:
-            if session is not None:
-                report = await sessions.recover(await named(sessions, session))
-            else:
-                report = await _recovered(sessions)
-            return report, {each: await subagents_of(sessions, each) for each, _ in report.failed}
+    async def work(sessions: Sessions) -> tuple[RecoveryReport, dict[str, set[str]]]:
+        given = None if session is None else await named(sessions, session)
+        report = await (_recovered(sessions) if given is None else sessions.recover(given))
+        return report, {each: await subagents_of(sessions, each) for each, _ in report.failed}
 
-    report, subagents = run(work())
+    report, subagents = on_sessions(ctx, work)
     columns = {"resumed": report.resumed, "suspended": report.suspended, "busy": report.busy}
     if as_json:
         failed = [{"session": each, "error": reason} for each, reason in report.failed]
@@ -323,11 +290,10 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
         for name, found in columns.items():
             for each in found:
                 say(f"{name}\t{each}")
-        for each, reason in report.failed:
-            note(f"failed\t{each}: {without_python_advice(reason)}")
-            missing = missing_tool(reason, subagents[each])
-            if missing is not None:
-                note(f"{missing.what}: {command('recover', each)} {missing.option}")
+        for (each, _), error in zip(report.failed, report.errors, strict=True):
+            note(f"failed\t{each}: {error.what}")
+            if (hint := to_name_tool(error, subagents[each], "recover", each)) is not None:
+                note(hint)
             note(f"Or end it: {command('cancel', each)}")
         if not any(columns.values()) and not report.failed:
             say("no run was killed")

@@ -1,19 +1,27 @@
-"""What reaches the terminal. Stored content is never trusted: all of it goes through `safe`, `line` or `print_json`."""
+"""What reaches the terminal. Stored content is never trusted: all of it goes through `safe`, `line` or `print_json`.
+
+What takes more than a second shows a progress bar: on stderr, and only where a person looks."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
+PATIENCE = 1.0
+"""How many seconds pass before a person is shown that something is under way."""
 # Control characters but newline and tab, C1, DEL, what turns the direction of text, line separators, surrogates.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _FLEXED = 12
@@ -94,11 +102,24 @@ def note(text: str) -> None:
     click.echo(safe(text), err=True)
 
 
-def print_json(value: Any, *, indent: int | None = None) -> None:
+def print_json(value: Any) -> None:
     """Print one JSON document on a line of its own. What could steer a terminal is escaped, as JSON allows."""
     ascii_only = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8"
-    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent, default=_plain)
+    text = written(value, ensure_ascii=ascii_only)
     click.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] != "\n" else "\n", text))
+
+
+def written(value: Any, *, ensure_ascii: bool = False) -> str:
+    """Return a value as JSON, whatever it is made of."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=_plain)
+
+
+def print_length(session_id: str, count: int, as_json: bool) -> None:
+    """Print how many messages a session shows."""
+    if as_json:
+        print_json({"session": session_id, "messages": count})
+    else:
+        say(f"messages shown: {count}")
 
 
 def _plain(value: Any) -> Any:
@@ -108,6 +129,8 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
+    if isinstance(value, Mapping):
+        return dict(value)
     return list(value) if isinstance(value, Iterable) else str(value)
 
 
@@ -176,3 +199,54 @@ def age(moment: datetime) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit} ago"
     return f"{seconds} s ago"
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to be told how much is done, and of how much; 0 where that is not known."""
+    bar = _Bar(label)
+    try:
+        yield bar.tell if sys.stderr.isatty() else _ignore
+    finally:
+        bar.close()
+
+
+async def patiently(label: str, work: Awaitable[T]) -> T:
+    """What something comes to; a person is shown that it is under way, if it takes long."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task}, timeout=PATIENCE)
+    if not task.done() and sys.stderr.isatty():
+        with console(err=True).status(label):
+            await asyncio.wait({task})
+    return await task
+
+
+def _ignore(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+class _Bar:
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._began = time.monotonic()
+        self._shown: Any = None
+        self._task: Any = None
+
+    def tell(self, done: int, total: int) -> None:
+        if self._shown is None and time.monotonic() - self._began < PATIENCE:
+            return
+        if self._shown is None:
+            self._show()
+        self._shown.update(self._task, completed=done, total=total or None)
+
+    def _show(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._shown = Progress(*columns, console=console(err=True), transient=True)
+        self._shown.start()
+        self._task = self._shown.add_task(self._label)
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown.stop()

@@ -23,7 +23,7 @@ from perdure.loop.strategies import FewestTokens
 from perdure.model.definition import AgentDefinition
 from perdure.model.loop_events import ToolExecutionStart
 from perdure.sessions.chat import Chat
-from perdure.sessions.face import Sessions
+from perdure.sessions.sessions import Sessions
 
 BY_HEAD = AgentDefinition(CASHIER.name, system_prompt="Work it out in your head.", tools=())
 WITH_TOOLS = AgentDefinition(CASHIER.name, system_prompt="Use your tools.")

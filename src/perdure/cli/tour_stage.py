@@ -21,7 +21,7 @@ from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.usage import Usage
 from perdure.sessions.chat import Chat
-from perdure.sessions.family import Diff
+from perdure.sessions.lineage import Diff
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

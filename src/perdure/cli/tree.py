@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli.family_tree import Node, tree_of
-from perdure.cli.naming import named
-from perdure.cli.options import json_option, last_option, session_argument, store_options
-from perdure.cli.setup import opened, run
+from perdure.cli.options import last_option, session_argument, store_command
+from perdure.cli.session_ids import on_session
 from perdure.cli.terminal import console, counted, is_terminal, line, note, print_json, say, status_style, width
 
 if TYPE_CHECKING:
@@ -32,21 +31,13 @@ _SIGNS = {
 _WORDS = {"fork": "fork ", "subagent": "sub-agent "}
 
 
-@click.command()
+@store_command(json=True)
 @session_argument()
 @last_option("--limit", default=50, show_default=True, help="Only the last N runs of each session.")
 @click.option("--svg", metavar="FILE", help="Write a picture into this file.")
-@json_option
-@store_options
-@click.pass_context
 def tree(ctx: click.Context, session: str, last: int, svg: str | None, as_json: bool) -> None:
     """Draw the runs of SESSION, its branches, groups, sub-agents and forks, with status, cost and time."""
-
-    async def work() -> Node:
-        async with opened(ctx, must_exist=True) as sessions:
-            return await tree_of(sessions, await named(sessions, session), limit=last)
-
-    root = run(work())
+    _, root = on_session(ctx, session, lambda sessions, session_id: tree_of(sessions, session_id, limit=last))
     if svg:
         write_svg(root, svg)
         note(f"wrote {svg}")

@@ -1,6 +1,6 @@
 """Agent definitions kept in files: Markdown with front matter, YAML, TOML or JSON.
 
-Each reader gives the same plain data and notes the line of every value, so that one set of checks serves all formats.
+Each reader gives the same plain data, so that one set of checks serves all formats.
 """
 
 from perdure.definition_files.files import load_definition as load_definition

@@ -14,16 +14,17 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
-from perdure.loop.compaction_auto import AutoCompactor, Trigger
-from perdure.loop.compactor import overlaid
+from perdure.loop.compaction.auto import AutoCompactor, Trigger
+from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.cut_off import CutOffAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
-from perdure.loop.narrator import Narrator, Record, Told, Unrecordable, Unrecorded
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import check_response
+from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable, Unrecorded
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
@@ -34,9 +35,8 @@ from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
-from perdure.model.value import ErrorRecord
+from perdure.model.value import EMPTY, ErrorRecord
 from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
-from perdure.waiting import is_cancelled, raise_if_cancelled, see_through
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
@@ -54,6 +54,26 @@ class LoopSetup(msgspec.Struct, frozen=True):
     keep_traces: bool = True
     max_result_chars: int = 20_000
     compaction: AutoCompactor | None = None
+
+
+class RunStart(msgspec.Struct, frozen=True):
+    """What a run starts with, beside the agent's state. One that is started by itself belongs to no session."""
+
+    record: Record = Unrecorded()
+    session_id: str | None = None
+    decisions: Decisions = Decisions()
+    inputs: Sequence[Message] = ()
+    """The messages at the end of the transcript that the run answers, told as its first."""
+    facts: Mapping[str, Any] = EMPTY
+    """What the AgentStart event says beside what the state tells."""
+    spawn: Callable[..., Awaitable[Any]] | None = None
+    execution_id: str | None = None
+    """The id of a new run, if it is known before it begins."""
+    told: ResumePoint = ResumePoint()
+    """How far the story of a run that is continued had come."""
+
+
+BY_ITSELF = RunStart()
 
 
 class AgentLoop:
@@ -77,65 +97,35 @@ class AgentLoop:
                 yield after_step
         yield run.state
 
-    def start(
-        self,
-        state: AgentState,
-        *,
-        record: Record | None = None,
-        session_id: str | None = None,
-        decisions: Decisions | None = None,
-        inputs: Sequence[Message] = (),
-        facts: Mapping[str, Any] | None = None,
-        spawn: Callable[..., Awaitable[Any]] | None = None,
-        execution_id: str | None = None,
-        told: Told = Told(),  # noqa: B008 (a frozen value)
-    ) -> Run:
-        """A run that has not begun yet, for callers who need its state at any time.
-
-        `inputs` are the messages at the end of the transcript that the run answers, told as its first; `facts` go
-        into the AgentStart event; `told` is how far the story of a run that is continued had come.
-        """
-        record, decisions = record or Unrecorded(), decisions or Decisions()
-        return Run(self.setup, state, record, session_id, decisions, inputs, facts or {}, spawn, execution_id, told)
+    def start(self, state: AgentState, start: RunStart = BY_ITSELF) -> Run:
+        """Return a run that has not begun yet, for callers who need its state at any time."""
+        return Run(self.setup, state, start)
 
 
 class Run:
     """One execution under way. `state` is always current, also when the run is cancelled."""
 
-    def __init__(
-        self,
-        setup: LoopSetup,
-        state: AgentState,
-        record: Record,
-        session_id: str | None,
-        decisions: Decisions,
-        inputs: Sequence[Message],
-        facts: Mapping[str, Any],
-        spawn: Callable[..., Awaitable[Any]] | None,
-        execution_id: str | None,
-        told: Told,
-    ) -> None:
+    def __init__(self, setup: LoopSetup, state: AgentState, start: RunStart) -> None:
+        decisions = start.decisions
         self.state = state
-        self._execution_id = execution_id
-        self.session_id = session_id
-        self.spawn = spawn
-        self._inputs = inputs
+        self.session_id = start.session_id
+        self.spawn = start.spawn
+        self._start = start
         self._setup = setup
-        self._facts = {**facts, "approved": decisions.approved, "denied": decisions.denied}
+        self._facts = {**start.facts, "approved": decisions.approved, "denied": decisions.denied}
         self._interceptors = Interceptors(setup.interceptors)
         self._guards = (BudgetGuard(setup.budget), *setup.guards)
-        self._narrator = Narrator(record, setup.events, session_id, told)
+        self._narrator = Narrator(start.record, setup.events, start.session_id, start.told)
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
         self._prompts = Prompts()
         self._began = now()
-        self._told_at = told.at
         self._meter = _Meter(state)
         self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
         self._repaired = False
         self._so_far: CutOffAnswer | None = None
         self.is_settled = False
         """Whether the run has ended, or waits for a person: there is something to be kept."""
-        self.is_input_accepted = not (inputs and setup.input_filters)
+        self.is_input_accepted = not (start.inputs and setup.input_filters)
         """Whether input filters have let pass what the run answers; until then it is not shown to any model."""
         self.between_steps: Callable[[], Awaitable[None]] = _nothing
         """Awaited after each step: what others have posted is delivered here."""
@@ -145,6 +135,12 @@ class Run:
     @property
     def setup(self) -> LoopSetup:
         return self._setup
+
+    @property
+    def execution(self) -> ExecutionState:
+        """The execution that the run is about. There is one from the run's beginning on."""
+        assert self.state.execution is not None
+        return self.state.execution
 
     @property
     def is_waiting(self) -> bool:
@@ -198,11 +194,11 @@ class Run:
             self._restart_step()
             self._count_idle()
         else:
-            self.state = self.state.with_execution_started(self._execution_id)
+            self.state = self.state.with_execution_started(self._start.execution_id)
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
         if not resumed:
-            for message in self._inputs:
+            for message in self._start.inputs:
                 await self._narrator.message_ended(message)
         await self._narrator.barrier()
         if not self.is_input_accepted:
@@ -211,7 +207,7 @@ class Run:
             self.state = await self._interceptors.pass_through("before_execution", self.state)
 
     async def _filter_inputs(self) -> None:
-        warnings, rejected = await judge(self._setup.input_filters, self._inputs)
+        warnings, rejected = await judge(self._setup.input_filters, self._start.inputs)
         if rejected is not None:
             await self._narrator.rejected(rejected.reason)
             self.state = self.state.with_stop_signal(refusal(rejected.reason))
@@ -227,20 +223,18 @@ class Run:
 
     def _restart_step(self) -> None:
         """A step that goes on after an interruption counts from now: nobody worked on it meanwhile."""
-        execution = self.state.execution
-        if execution is not None and execution.current_step is not None:
-            self.state = self.state.with_execution(execution.with_step_started())
+        if self.execution.current_step is not None:
+            self.state = self.state.with_execution(self.execution.with_step_started())
 
     def _count_idle(self) -> None:
         """Count the time since the last event as idle, in the state and on record alike."""
-        idle = max(0.0, (self._began - (self._told_at or self._began)).total_seconds())
-        if idle and self.state.execution is not None:
+        idle = max(0.0, (self._began - (self._start.told.at or self._began)).total_seconds())
+        if idle:
             self._facts["idle"] = idle
-            self.state = self.state.with_execution(self.state.execution.with_idle(idle))
+            self.state = self.state.with_execution(self.execution.with_idle(idle))
 
     async def _is_over(self) -> bool:
-        execution = self.state.execution
-        assert execution is not None
+        execution = self.execution
         if execution.current_step is not None:
             return False
         if execution.continuation.should_stop:
@@ -271,13 +265,10 @@ class Run:
         if problem is not None:
             raise DriverError(f"The answer does not fit the response format, and neither did the first: {problem}")
         self.state = await self._interceptors.pass_through("on_stop", self.state)
-        assert self.state.execution is not None
-        return not self.state.execution.should_stop
+        return not self.execution.should_stop
 
     async def _ask_again(self, problem: str) -> None:
-        execution = self.state.execution
-        assert execution is not None
-        tags = {"is_trace": True, "execution_id": execution.execution_id, "agent_id": self.state.agent_id}
+        tags = {"is_trace": True, "execution_id": self.execution.execution_id, "agent_id": self.state.agent_id}
         message = Message.user(problem, metadata=tags)
         self.state = self.state.with_messages(message)
         await self._narrator.message_ended(message)
@@ -291,12 +282,9 @@ class Run:
         return None
 
     async def _step(self) -> None:
-        execution = self.state.execution
-        assert execution is not None
-        if execution.current_step is None:
+        if self.execution.current_step is None:
             await self._infer()
-            assert self.state.execution is not None
-        step = self.state.execution.current_step  # type: ignore[union-attr]  # set by _infer
+        step = self.execution.current_step
         assert step is not None
         if step.tool_calls:
             await self._tools.carry_out(step)
@@ -308,9 +296,7 @@ class Run:
 
     async def _infer(self) -> None:
         """Ask the model; its answer is the step under way."""
-        execution = self.state.execution
-        assert execution is not None
-        self.state = self.state.with_execution(execution.with_continuation_requested(False).with_step_started())
+        self.state = self.state.with_execution(self.execution.with_continuation_requested(False).with_step_started())
         self.state = await self._interceptors.pass_through("before_step", self.state)
         step_id, message_id = new_id(), new_id()
         await self._narrator.turn_started(step_id, self.state.step_count)
@@ -358,9 +344,7 @@ class Run:
         try:
             inspected: ModelReply = await self._interceptors.pass_through("after_inference", reply, self.state)
         except BaseException:
-            assert self.state.execution is not None
-            execution = self.state.execution.with_discarded_usage(reply.response.usage)
-            self.state = self.state.with_execution(execution)
+            self.state = self.state.with_execution(self.execution.with_discarded_usage(reply.response.usage))
             raise
         return inspected
 
@@ -378,8 +362,7 @@ class Run:
 
     def _charge(self, usage: Usage) -> None:
         """Take in what a compaction has used, whether or not anything comes of it."""
-        assert self.state.execution is not None
-        self.state = self.state.with_execution(self.state.execution.with_compaction_usage(usage))
+        self.state = self.state.with_execution(self.execution.with_compaction_usage(usage))
 
     def _with_own_ids(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Return the parts with tool calls whose ids nothing else has: decisions and sub-agents are found by them."""
@@ -396,17 +379,15 @@ class Run:
 
         A model that numbers its calls in every answer would else have a new call approved by what was said of an old.
         """
-        execution = self.state.execution
-        assert execution is not None
         if self.state.execution_count > 1 and _may_come_again(call_id):
-            call_id = f"{call_id}-{execution.execution_id[-8:]}"
+            call_id = f"{call_id}-{self.execution.execution_id[-8:]}"
         return new_id() if call_id in self._call_ids else call_id
 
     def _prompt(self) -> Prompt:
         if self._setup.keep_traces:
             return self._prompts.of(self.state.transcript)
-        own = self.state.execution.execution_id if self.state.execution else None
-        return Prompt(self.state.transcript, partial(compile_prompt, keep_traces=False, execution_id=own))
+        compiled = partial(compile_prompt, keep_traces=False, execution_id=self.execution.execution_id)
+        return Prompt(self.state.transcript, compiled)
 
     def _request(self) -> ModelRequest:
         return ModelRequest(
@@ -449,9 +430,8 @@ class Run:
         self.state = self.state.with_current_step(step)
 
     def put_pending(self, calls: Sequence[PendingCall]) -> None:
-        assert self.state.execution is not None
-        if calls or self.state.execution.pending_calls:
-            self.state = self.state.with_execution(self.state.execution.with_pending_calls(tuple(calls)))
+        if calls or self.execution.pending_calls:
+            self.state = self.state.with_execution(self.execution.with_pending_calls(tuple(calls)))
 
     async def _end(self, ended_by: BaseException | None) -> None:
         await self._end_children()
@@ -497,7 +477,7 @@ class Run:
         """End the sub-agents that calls of the step under way still wait for."""
         step = self.state.execution.current_step if self.state.execution else None
         if step is not None and step.calls_without_outcome:
-            await see_through(self._tools.end_children(step))
+            await finish_despite_cancel(self._tools.end_children(step))
 
     async def _keep_cut_off_answer(self) -> None:
         """Keep what the model had said of an answer that was cut off, as a message that is marked incomplete."""
@@ -514,8 +494,7 @@ class Run:
         self.state = self.state.with_execution(execution.with_pending_calls(()).ended(status))
 
     def _status(self) -> ExecutionStatus:
-        execution = self.state.execution
-        assert execution is not None
+        execution = self.execution
         if execution.errors:
             return ExecutionStatus.FAILED
         reason = execution.continuation.stop_reason

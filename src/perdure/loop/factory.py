@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError
 from perdure.loop.agent_loop import AgentLoop, LoopSetup
-from perdure.loop.compaction_auto import AutoCompaction, AutoCompactor
-from perdure.loop.compaction_digest import Digest
-from perdure.loop.compaction_options import CompactionOptions
-from perdure.loop.compaction_summary import NoteTaker, Summariser
-from perdure.loop.compactor import Compactor
+from perdure.loop.compaction.auto import AutoCompaction, AutoCompactor
+from perdure.loop.compaction.compactor import Compactor
+from perdure.loop.compaction.digest import Digest
+from perdure.loop.compaction.options import CompactionOptions
+from perdure.loop.compaction.summary import NoteTaker, Summariser
 from perdure.loop.drivers.offline import OfflineDriver
 from perdure.loop.drivers.provider import ProviderDriver
 from perdure.loop.drivers.retry import RetryingDriver
@@ -35,10 +35,9 @@ UNASKED = ModelConfig("none")
 """Stands for the model of a loop that is built to be looked at, or to be ended, and asks none."""
 OWN_DRIVER = "driver"
 """The provider under which a driver of the caller's own is on record where no model was named."""
-NO_MODEL = (
-    "No model is named for the agent {agent!r}. Name one: connect(url, model='openai:gpt-5'), "
-    "AgentDefinition({agent!r}, model='…'), or --model and PERDURE_MODEL on the command line. "
-    "The model 'offline' needs no key."
+_NAME_A_MODEL = (
+    "Name one: connect(url, model='openai:gpt-5'), AgentDefinition({agent!r}, model='…'), or --model and PERDURE_MODEL "
+    "on the command line. The model 'offline' needs no key."
 )
 DEFAULT_COMPACTION = AutoCompaction()
 
@@ -183,7 +182,7 @@ class LoopFactory:
         """Return the model that an agent asks. Raise ConfigurationError if none is named anywhere."""
         found = self.named_model(definition, state)
         if found is None:
-            raise ConfigurationError(NO_MODEL.format(agent=definition.name))
+            raise _no_model(definition.name)
         return found
 
     def named_model(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig | None:
@@ -224,6 +223,11 @@ class LoopFactory:
             known = ", ".join(sorted(self._capabilities)) or "none"
             raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
         return found
+
+
+def _no_model(agent: str) -> ConfigurationError:
+    what = f"No model is named for the agent {agent!r}."
+    return ConfigurationError(what, _NAME_A_MODEL.format(agent=agent), missing="model", name=agent)
 
 
 def _checked_compaction(compaction: object) -> AutoCompaction | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.loop.compactor import overlaid
+from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.filters import refusal
 from perdure.loop.tool_use import Decisions
 from perdure.model.execution import ExecutionState, ExecutionStatus

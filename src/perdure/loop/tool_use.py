@@ -13,11 +13,12 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ToolError
 from perdure.loop.guards import TimeLimitReached
 from perdure.loop.interceptors import Blocked, Interceptors
-from perdure.loop.narrator import Narrator, Unrecordable
 from perdure.loop.results import Room, as_json, shortened
+from perdure.loop.run_events import Narrator, Unrecordable
 from perdure.model.execution import PendingCall
 from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
@@ -27,8 +28,6 @@ from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
-from perdure.recording import see_through
-from perdure.waiting import is_cancelled, raise_if_cancelled
 
 if TYPE_CHECKING:
     from perdure.loop.agent_loop import Run
@@ -237,7 +236,7 @@ class ToolUse:
         except (asyncio.CancelledError, TimeLimitReached):
             left = self._run.spawn.left_by(ready.call.id) if isinstance(self._run.spawn, Spawns) else None
             if left is not None:
-                await see_through(self._take_outcome(ready.call, started, left))
+                await finish_despite_cancel(self._take_outcome(ready.call, started, left))
             raise
         await self._take_outcome(ready.call, started, outcome)
         if among_others:
@@ -273,21 +272,19 @@ class ToolUse:
             _session.reset(token)
 
     def _context(self, call: ToolCall) -> ToolContext:
-        state = self._run.state
-        assert state.execution is not None
+        run = self._run
 
         async def progress(value: Any) -> None:
             await self._narrator.tool_progress(call.id, as_json(value))
 
-        run = self._run
-        return ToolContext(call.id, state.execution.execution_id, state.agent_id, run.session_id, progress, run.spawn)
+        execution_id, agent_id = run.execution.execution_id, run.state.agent_id
+        return ToolContext(call.id, execution_id, agent_id, run.session_id, progress, run.spawn)
 
     @property
     def _step(self) -> AgentStep:
-        execution = self._run.state.execution
-        assert execution is not None
-        assert execution.current_step is not None
-        return execution.current_step
+        step = self._run.execution.current_step
+        assert step is not None
+        return step
 
     async def _complete(self, execution: ToolExecution, child: ChildLoopRef | None = None) -> None:
         """Take an outcome as interceptors will have it."""
@@ -313,9 +310,7 @@ class ToolUse:
     def _fitted(self, execution: ToolExecution) -> ToolExecution:
         """Return an outcome for which the run's version has room: a run whose tools have run can always be saved."""
         if self._room is None:
-            state = self._run.state.execution
-            assert state is not None
-            steps = [each.step for each in state.step_executions]
+            steps = [each.step for each in self._run.execution.step_executions]
             self._room = Room([*steps, self._step], self._run.setup.max_result_chars)
         return self._room.fitted(execution)
 

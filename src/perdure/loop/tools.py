@@ -136,7 +136,8 @@ class ToolRegistry:
         for name in (*(allow or ()), *denied):
             if name not in self._tools:
                 known = ", ".join(sorted(self._tools)) or "none"
-                raise ConfigurationError(f"There is no tool named {name!r}. Registered are: {known}.")
+                what = f"There is no tool named {name!r}. Registered are: {known}."
+                raise ConfigurationError(what, missing="tool", name=name)
         names = self._tools if allow is None else allow
         return ToolRegistry(self._tools[name] for name in names if name not in denied)
 

@@ -27,7 +27,7 @@ def require_nothing_pending(pending: Sequence[PendingCall]) -> None:
         )
 
 
-class NobodyToAsk(Interceptor):
+class RefuseApprovals(Interceptor):
     """Blocks calls that need an approval, and those that ask a person because their outcome is unknown."""
 
     def __init__(self, tools: ToolRegistry, unknown: frozenset[str], where: str) -> None:

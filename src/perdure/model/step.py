@@ -82,8 +82,7 @@ class AgentStep(Value, frozen=True):
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that the model asked for in this step."""
-        calls = [part for message in self.output_messages for part in message.parts if isinstance(part, ToolCall)]
-        return tuple(calls)
+        return tuple([call for message in self.output_messages for call in message.tool_calls])
 
     @property
     def calls_without_outcome(self) -> tuple[ToolCall, ...]:

@@ -388,13 +388,8 @@ def _sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ..
 def _places(pieces: tuple[Piece, ...]) -> list[object] | None:
     """Where in logs pieces stand, blocks with all that is in them; None if something is in no log yet."""
     places: list[Any] = []
-    todo: list[Any] = list(pieces)[::-1]
-    while todo:
-        piece = todo.pop()
-        if isinstance(piece, Block):
-            places.append(replace(piece, covered=(), shown=()))
-            todo += ("shown", *piece.shown, "covered", *piece.covered, "end")[::-1]
-        elif not isinstance(piece, Span):
+    for piece in _unfolded(pieces):
+        if not isinstance(piece, Span):
             places.append(piece)
         elif piece.tape.ref is None:
             return None
@@ -408,17 +403,23 @@ def _places(pieces: tuple[Piece, ...]) -> list[object] | None:
 def _content(pieces: tuple[Piece, ...]) -> list[object]:
     """What pieces mean, whatever tapes they stand on: messages, unread spans, and blocks with what they cover."""
     content: list[object] = []
-    todo: list[Any] = list(pieces)[::-1]
-    while todo:
-        piece = todo.pop()
-        if isinstance(piece, Block):
-            content.append(replace(piece, covered=(), shown=()))
-            todo += ("covered", *piece.covered, "end")[::-1]
-            todo += piece.shown[::-1]
-        elif not isinstance(piece, Span):
+    for piece in _unfolded(pieces):
+        if not isinstance(piece, Span):
             content.append(piece)
         elif piece.tape.items is None:
             content.append((piece.tape.ref, piece.start, piece.stop))
         else:
             content.extend(piece.messages())
     return content
+
+
+def _unfolded(pieces: tuple[Piece, ...]) -> Iterator[object]:
+    """Yield spans and blocks in order, each block emptied and followed by marks and what it shows and covers."""
+    todo: list[Any] = list(pieces)[::-1]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, Block):
+            yield replace(piece, covered=(), shown=())
+            todo += ("shown", *piece.shown, "covered", *piece.covered, "end")[::-1]
+        else:
+            yield piece

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Unpack, cast
+from typing import Unpack
 
 from msgspec.structs import asdict, replace
 
@@ -13,7 +13,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_owner, check_tags
 from perdure.model.state import AgentState
-from perdure.protocols import Filters, Saving, SessionStore, checked_version
+from perdure.protocols import Filters, Journal, Saving, SessionStore, checked_version
 
 
 class SessionRepository:
@@ -23,20 +23,26 @@ class SessionRepository:
         if not isinstance(store, SessionStore):
             raise ConfigurationError(f"{store!r} is not a session store; see perdure.protocols.SessionStore.")
         self.store = store
+        self.journal: Journal | None = store if isinstance(store, Journal) else None  # looked for once: it is not cheap
+        """The store's journal; None if its runs are unrecorded."""
 
     async def create(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
         """Keep a new session; with `saving`, one whose messages a run has written to a journal already."""
         if saving is None:
             return await self.store.create(session)
-        kept: AgentSession = await cast(Any, self.store).create(session, written=saving.written)
-        return kept
+        return await self.recorded().create(session, written=saving.written)
 
     async def save(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
         """Keep the next version; with `saving`, that of a run, in a store that has a journal."""
         if saving is None:
             return await self.store.save(session)
-        kept: AgentSession = await cast(Any, self.store).save(session, **asdict(saving))
-        return kept
+        return await self.recorded().save(session, **asdict(saving))
+
+    def recorded(self) -> Journal:
+        """Return the store's journal. Raise ConfigurationError if it has none."""
+        if self.journal is None:
+            raise ConfigurationError("This store has no journal, so its runs are unrecorded.")
+        return self.journal
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession:
         session = await self.store.load(SessionId(session_id), checked_version(version))

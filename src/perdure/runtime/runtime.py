@@ -36,17 +36,24 @@ from perdure.model.state import AgentState
 from perdure.protocols import (
     Action,
     ActionContext,
+    Answer,
+    ClaimingRecord,
+    EndsInterruption,
     EventHandler,
     Filters,
+    Interrupted,
     Journal,
+    Next,
+    Repeatable,
+    Saving,
     Sequel,
     SessionController,
     SessionStage,
     SessionStore,
 )
 from perdure.runtime.bus import EventBus
-from perdure.runtime.history import read_events, read_loop, read_record
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
+from perdure.runtime.record_reader import read_events, read_loop, read_record
 from perdure.runtime.repository import SessionFactory, SessionRepository
 from perdure.runtime.under_way import UnderWay
 
@@ -70,8 +77,7 @@ class SessionRuntime:
         self._controller = controller
         self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
         self._factory = SessionFactory()
-        kept = self._repository.store
-        self.journal: Journal | None = kept if isinstance(kept, Journal) else None  # looked for once: it is not cheap
+        self.journal: Journal | None = self._repository.journal
         """The store's journal; None if its runs are unrecorded."""
         self._under_way = UnderWay()
 
@@ -106,33 +112,45 @@ class SessionRuntime:
 
     async def add(self, session: AgentSession) -> AgentSession:
         """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
-        session = await self._pass(SessionStage.BEFORE_CREATE, expect(session, AgentSession, "$.session"))
+        return await self._add(expect(session, AgentSession, "$.session"))
+
+    async def _add(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
+        """Keep a new session: every one that comes to be in this runtime passes here."""
+        session = await self._pass(SessionStage.BEFORE_CREATE, session)
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
-        async with self._saving(session) as saving:
-            kept = saving.kept = await self._repository.create(session)
+        async with self._saving(session) as saved:
+            kept = saved.kept = await self._repository.create(session, saving)
             kept = await self._pass(SessionStage.AFTER_SAVE, kept)
             kept = await self._pass(SessionStage.AFTER_CREATE, kept)
         await self._emit_saved(kept)
         return kept
 
+    async def branch(self, session_id: str, action: Action, *, version: int | None = None) -> AgentSession:
+        """Keep the new session that an action, such as `ForkSession`, makes of one as of a version."""
+        session, held = await self.get_session(session_id, version=version), _Held()
+        try:
+            made = await _require_action(action).execute_on(session, self._context(held))
+            return await self.add(expect(made, AgentSession, "$.action"))
+        finally:
+            await held.leave()
+
     async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "raise") -> AgentSession:
         """Load a session, turn it into the next one with an action, and save that under the next version.
 
-        Where somebody else has saved meanwhile: raise; apply the action anew, unless it has run a model (retry); or
-        keep what the action has made as a fork (fork).
+        Where somebody else has saved meanwhile: raise; apply the action again if it says that it may be repeated, or
+        has not begun (retry); or keep what the action has made as a fork (fork).
         """
         if on_conflict not in get_args(OnConflict):
             raise InvalidData(
                 "$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}"
             )
-        if isclass(action) or not callable(getattr(action, "execute_on", None)):
-            raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
+        _require_action(action)
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 return await self._execute(session_id, action, on_conflict)
             except SessionConflict as conflict:
                 is_unspent = isinstance(conflict, ClaimConflict) and conflict.session_id == session_id
-                again = on_conflict == "retry" and (is_unspent or not getattr(action, "runs_model", False))
+                again = on_conflict == "retry" and (is_unspent or _may_be_repeated(action))
                 if not again or attempt == _MOST_ATTEMPTS:
                     raise
                 await asyncio.sleep(random.random() * 0.001 * 2**attempt)
@@ -140,70 +158,66 @@ class SessionRuntime:
 
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
-        store, emit = self._repository.store, self._events.emit
-        context = ActionContext(store, emit, self.execute, self.journal, self.add, self._under_way)
+        held = _Held()
         with self._under_way.execution():
             try:
-                return await self._applied(action, before, context, on_conflict)
+                return await self._applied(action, before, held, on_conflict)
             finally:
-                if context.sequel is not None:
-                    await self._under_way.follow(context.sequel)
+                for sequel in held.sequels:
+                    await self._under_way.follow(sequel)
+
+    def _context(self, held: _Held) -> ActionContext:
+        store, emit = self._repository.store, self._events.emit
+        return ActionContext(store, emit, self.execute, self.add, self.journal, self._under_way, held.hold)
 
     async def _applied(
-        self, action: Action, before: AgentSession, context: ActionContext, on_conflict: OnConflict
+        self, action: Action, before: AgentSession, held: _Held, on_conflict: OnConflict
     ) -> AgentSession:
         try:
-            after = await action.execute_on(before, context)
-        except asyncio.CancelledError:
-            if context.interrupted is not None:
-                with suppress(PerdureError):  # SessionSaveFailed tells of it; what the caller waits for is the end
-                    await self._save(action, before, context.interrupted, context, "raise")
+            made = await action.execute_on(before, self._context(held))
+        except Interrupted as cancelled:
+            with suppress(PerdureError):  # SessionSaveFailed tells of it; what the caller waits for is the end
+                await self._save(action, before, cancelled.made, held, "raise")
+            raise asyncio.CancelledError from None
+        except BaseException as error:
+            await held.leave()
+            if isinstance(error, PerdureError) and not isinstance(error, SessionBusy):
+                await self._require_no_killed_run(action, before.id, held, error)
             raise
-        except PerdureError as error:
-            is_own = context.record is not None and context.record.was_claimed
-            if not is_own and not isinstance(error, SessionBusy) and not getattr(action, "ends_interruption", False):
-                await self._require_no_killed_run(before.id, error)
-            raise
-        if context.answer is not None:
-            return context.answer
-        return await self._save(action, before, after, context, on_conflict)
+        if isinstance(made, Answer):
+            await held.leave()
+            held.follow(made.sequel)
+            return made.session
+        return await self._save(action, before, made if isinstance(made, Next) else Next(made), held, on_conflict)
 
-    async def _require_no_killed_run(self, session_id: SessionId, error: PerdureError) -> None:
+    async def _require_no_killed_run(
+        self, action: Action, session_id: SessionId, held: _Held, error: PerdureError
+    ) -> None:
         """What is wrong with a session whose run was killed may be right once that run is recovered: say so first."""
+        if held.was_claimed or (isinstance(action, EndsInterruption) and action.ends_interruption):
+            return
         if self.journal is not None and await self.journal.is_interrupted(session_id):
             raise RunInterrupted(session_id) from error
 
     async def _save(
-        self,
-        action: Action,
-        before: AgentSession,
-        after: AgentSession,
-        context: ActionContext,
-        on_conflict: OnConflict,
+        self, action: Action, before: AgentSession, made: Next, held: _Held, on_conflict: OnConflict
     ) -> AgentSession:
+        after = made.session
         try:
             after = await self._pass(SessionStage.AFTER_ACTION, _checked(action, before, after))
             after = await self._pass(SessionStage.BEFORE_SAVE, after)
             await self._emit_executed(action, before, after)
             async with self._saving(after) as saving:
-                kept = saving.kept = await self._repository.save(after, context.saving)
+                kept = saving.kept = await self._repository.save(after, made.saving)
                 kept = await self._pass(SessionStage.AFTER_SAVE, kept)
         except BaseException as error:
-            if context.record is not None:  # a run's work is on record, and waits there to be recovered
-                await context.record.leave()
+            await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
-                return await self._keep_as_fork(after, context)
+                return await self._add(after.forked(SessionId.generate(), after.state), made.saving)
             raise
         await self._emit_saved(kept)
-        for event in context.tells:
+        for event in made.tells:
             await self._events.emit(event)
-        return kept
-
-    async def _keep_as_fork(self, session: AgentSession, context: ActionContext) -> AgentSession:
-        fork = session.forked(SessionId.generate(), session.state)
-        async with self._saving(fork) as saving:
-            kept = saving.kept = await self._repository.create(fork, context.saving)
-        await self._emit_saved(kept)
         return kept
 
     async def get_session(self, session_id: str, *, version: int | None = None) -> AgentSession:
@@ -228,23 +242,20 @@ class SessionRuntime:
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
         """What ran in a session: the headers of its loops, all of them, or the newest `limit` before a cursor."""
         info = await self.get_session_info(session_id)
-        return await read_record(self._recorded(), info, limit=limit, before=before)
+        return await read_record(self._repository.recorded(), info, limit=limit, before=before)
 
     async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
         """The whole record of one loop: messages, turns, events."""
-        return await read_loop(self._recorded(), SessionId(session_id), loop_id)
+        return await read_loop(self._repository.recorded(), SessionId(session_id), loop_id)
 
     async def events(
         self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> AsyncIterator[AnyLoopEvent]:
         """The events on a session's record, from a cursor on, or the last so many; with `follow`, those to come too."""
-        async for event in read_events(self._recorded(), SessionId(session_id), after=after, last=last, follow=follow):
+        async for event in read_events(
+            self._repository.recorded(), SessionId(session_id), after=after, last=last, follow=follow
+        ):
             yield event
-
-    def _recorded(self) -> Journal:
-        if self.journal is None:
-            raise ConfigurationError("This store has no journal, so its runs are unrecorded.")
-        return self.journal
 
     async def _pass(self, stage: SessionStage, session: AgentSession) -> AgentSession:
         return await pass_stage(self._controller, stage, session)
@@ -273,12 +284,51 @@ class _Saving:
     kept: AgentSession | None = None
 
 
+class _Held:
+    """What an action has claimed, and what follows once that is given back."""
+
+    def __init__(self) -> None:
+        self._records: list[ClaimingRecord] = []
+        self._sequels: list[tuple[ClaimingRecord | None, Sequel]] = []
+
+    def hold(self, record: ClaimingRecord, sequel: Sequel | None = None) -> None:
+        self._records.append(record)
+        self.follow(sequel, record)
+
+    def follow(self, sequel: Sequel | None, record: ClaimingRecord | None = None) -> None:
+        self._sequels += [] if sequel is None else [(record, sequel)]
+
+    @property
+    def was_claimed(self) -> bool:
+        return any(record.was_claimed for record in self._records)
+
+    @property
+    def sequels(self) -> list[Sequel]:
+        """What follows. Behind a claim that was refused nothing does: who holds the session sees to it."""
+        return [sequel for record, sequel in self._sequels if record is None or record.was_claimed]
+
+    async def leave(self) -> None:
+        """Give back what is not saved."""
+        for record in self._records:
+            await record.leave()
+
+
+def _require_action(action: Action) -> Action:
+    if isclass(action) or not isinstance(action, Action) or not callable(action.execute_on):
+        raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
+    return action
+
+
+def _may_be_repeated(action: Action) -> bool:
+    return isinstance(action, Repeatable) and action.may_be_repeated
+
+
 def _checked(action: Action, before: AgentSession, after: AgentSession) -> AgentSession:
     if not isinstance(after, AgentSession):
         raise ConfigurationError(f"{type(action).__name__} must return a session; it returned {type(after).__name__}.")
     if after.id != before.id or after.version != before.version:
         raise ConfigurationError(
-            f"{type(action).__name__} returned another session than it was given. Execute it outside of the runtime "
-            "and keep what it returns with `await store.create(session)`."
+            f"{type(action).__name__} returned another session than it was given. Keep what it makes as a new session "
+            "with `await runtime.branch(session_id, action)`."
         )
     return after

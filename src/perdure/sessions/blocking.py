@@ -13,7 +13,7 @@ from typing import Any, Self
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect
 from perdure.sessions.chat import Chat
-from perdure.sessions.face import Sessions
+from perdure.sessions.sessions import Sessions
 
 NOT_OPEN = "These sessions are not open. Use them inside `with perdure.connect_blocking(…)`."
 

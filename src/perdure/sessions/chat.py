@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from perdure.actions.approval import Shown
 from perdure.actions.send import WhenBusy
 from perdure.actions.waiting import is_waiting
-from perdure.archive import MoveReport
+from perdure.archive.moving import MoveReport
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
@@ -19,12 +19,12 @@ from perdure.model.record import SessionRecord
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.runtime.bus import Subscriber
-from perdure.sessions.family import Ancestry, Diff
-from perdure.sessions.live import LiveSubscription
+from perdure.sessions.lineage import Ancestry, Diff
+from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.reply import Chunk, Reply
 
 if TYPE_CHECKING:
-    from perdure.sessions.face import Sessions
+    from perdure.sessions.sessions import Sessions
 
 
 class Chat:

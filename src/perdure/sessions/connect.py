@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError
-from perdure.loop.compaction_auto import AutoCompaction
+from perdure.loop.compaction.auto import AutoCompaction
 from perdure.loop.factory import Capability, LoopFactory
 from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy
@@ -16,7 +16,7 @@ from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.protocols import Driver, SessionController, SessionStore, Tool
 from perdure.runtime.bus import EventBus
 from perdure.sessions.blocking import BlockingSessions
-from perdure.sessions.face import Sessions
+from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
 
 

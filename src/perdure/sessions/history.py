@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import itemgetter
 
-from perdure.loop.compaction_draft import MARK
-from perdure.loop.compaction_options import STRATEGIES
+from perdure.loop.compaction.draft import MARK
+from perdure.loop.compaction.options import STRATEGIES
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, every_span

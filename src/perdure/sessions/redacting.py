@@ -10,7 +10,7 @@ from perdure.errors import PerdureError
 from perdure.model.loop_events import Redacted
 from perdure.model.message import Message
 from perdure.protocols import EventHandler, Journal
-from perdure.recording import event_of
+from perdure.run_journal import event_of
 
 _log = logging.getLogger("perdure.sessions")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from perdure import codec
+from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionNotFound, StoreError
 from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, new_id, now
@@ -50,10 +51,10 @@ from perdure.stores.claims import Holder
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_thread import FileThread
 from perdure.stores.file_writes import Write, encode_entries
-from perdure.stores.format.placement import Placement, consolidate
+from perdure.stores.format.placement import Placement
 from perdure.stores.redaction import Request
 from perdure.stores.search import Query, rank
-from perdure.waiting import see_through
+from perdure.stores.tapes import consolidate
 
 
 class FileStore:
@@ -279,7 +280,7 @@ class _Open:
             self._thread.let_go()
             return
         at = now().timestamp()
-        await see_through(self._thread.close(lambda files: file_writes.lapse_all(files, at)))
+        await finish_despite_cancel(self._thread.close(lambda files: file_writes.lapse_all(files, at)))
 
 
 def _delete(files: Directory, session_id: str, at: datetime) -> None:

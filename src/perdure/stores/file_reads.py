@@ -20,8 +20,8 @@ from perdure.stores.file_log import LogKey, SessionLog
 from perdure.stores.format.heads import StoredHead, decode_info
 from perdure.stores.format.rows import ListPlace, Stretch, decode_row, runs_in
 from perdure.stores.format.rows import page_start as list_start
-from perdure.stores.format.tapes import TapeCache
 from perdure.stores.jobs.listing import matches
+from perdure.stores.tapes import TapeCache
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import StoreError
 from perdure.stores.file_directory import Directory
 from perdure.stores.file_folder import PutBack, Turn
-from perdure.waiting import see_through
 
 T = TypeVar("T")
 Job = Callable[[Directory], Any]
@@ -45,7 +45,7 @@ class FileThread:
         try:
             opened: Directory = await self._ask(_Opening(opening, patient=True))
         except BaseException:
-            await see_through(self.close(lambda _: None))
+            await finish_despite_cancel(self.close(lambda _: None))
             raise
         return opened
 

@@ -11,9 +11,9 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.transcript import Span
 from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.format.rows import Stretch, Values, hash_of
-from perdure.stores.format.tapes import TapeCache
 from perdure.stores.moving import LENT, LogsAtHand, Rows, merged, name_of_log, own_name, split_name
 from perdure.stores.renaming import OpenHead
+from perdure.stores.tapes import TapeCache
 
 # Beyond any log that could be moved. A position costs memory in some stores, so that a false one could cost all of it.
 _LONGEST = 2**26

@@ -16,8 +16,8 @@ from perdure.model.value import EMPTY
 from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.claims import Holder
 from perdure.stores.format.rows import Stretch
-from perdure.stores.format.tapes import TapeCache
 from perdure.stores.renaming import OpenHead
+from perdure.stores.tapes import TapeCache
 
 LENT = "~"
 MOVED = Holder("a run that was interrupted before its session was moved here")

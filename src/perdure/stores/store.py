@@ -37,12 +37,13 @@ from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
 from perdure.stores.engine import Engine, IndexedEngine
 from perdure.stores.format import packing
-from perdure.stores.format.placement import Placement, consolidate, is_at_hand
+from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Batch, prepare_batch, prepare_entries
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, Kept, Pack, Take
+from perdure.stores.tapes import consolidate
 
 _LAST_WORD = 5.0
 

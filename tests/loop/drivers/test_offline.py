@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import codec
+from perdure.errors import DriverError
 from perdure.loop.drivers.offline import OfflineDriver
 from perdure.loop.tools import FunctionTool, tool
 from perdure.model.definition import ModelConfig
-from perdure.model.ids import use
 from perdure.model.message import Media, Message, Text, ToolCall
 from perdure.protocols import Delta, ModelReply, ModelRequest, ToolSpec
-from perdure.testing.clock import FrozenClock
 
 
 @tool
@@ -70,24 +67,6 @@ def search_docs(query: str, limit: int = 5) -> list[str]:
     return [query] * limit
 
 
-@tool
-def book_flight(origin: str, destination: str, passengers: int = 1) -> str:
-    """Book a flight between two cities."""
-    return origin + destination
-
-
-@tool
-def calculator(expression: str) -> float:
-    """Evaluate an expression."""
-    return float(expression)
-
-
-@tool
-def total(numbers: list[float]) -> float:
-    """Sum up a list of numbers."""
-    return sum(numbers)
-
-
 def spec(made: FunctionTool) -> ToolSpec:
     return ToolSpec(made.name, made.description, made.parameters)
 
@@ -95,7 +74,7 @@ def spec(made: FunctionTool) -> ToolSpec:
 TOOLS = tuple(
     map(
         spec,
-        (add, subtract, multiply, current_time, get_weather, get_order, cancel_order, search_docs, book_flight),
+        (add, subtract, multiply, current_time, get_weather, get_order, cancel_order, search_docs),
     )
 )
 
@@ -124,11 +103,6 @@ async def calls_of(*said: str | Message, tools: Sequence[ToolSpec] = TOOLS) -> l
     return [(call.name, dict(call.arguments)) for call in reply.message.tool_calls]
 
 
-async def form_of(text: str, schema: Mapping[str, Any]) -> Any:
-    reply, _ = await respond(text, response_format=schema)
-    return json.loads(reply.message.text)
-
-
 def answered(text: str, *results: tuple[str, object] | tuple[str, object, bool]) -> list[Message]:
     """A user's message, the calls it led to, and what came of them."""
     calls = [ToolCall(result[0], id=f"call-{place}") for place, result in enumerate(results)]
@@ -138,43 +112,19 @@ def answered(text: str, *results: tuple[str, object] | tuple[str, object, bool])
     return [Message.user(text), Message.assistant(tool_calls=calls), *outcomes]
 
 
-@pytest.mark.parametrize(
-    "text", ["Who are you?", "what are you", "are you a language model?", "hello", "Hello Bob!", "help"]
-)
-async def test_says_what_it_is(text: str) -> None:
-    """It says plainly that it is not a language model but a stand-in."""
-    said = await text_of(text)
-    assert "not a language model" in said
-    assert "offline stand-in" in said
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Thanks!", "You are welcome."),
-        ("thank you very much", "You are welcome."),
-        ("bye", "Goodbye."),
-        ("my name is Ann", "Nice to meet you, Ann."),
-        ("Hello, call me Ann Lee please", "Nice to meet you, Ann Lee."),
-        ("repeat after me: all is well", "all is well"),
-        ("", "I can only read text, and there is none in your message."),
-    ],
-)
-async def test_has_manners(text: str, expected: str) -> None:
-    """Greetings, thanks and the like are answered in kind."""
-    assert await text_of(text) == expected
-
-
-async def test_help_names_the_tools() -> None:
-    """Whoever asks for help is told which tools there are."""
-    assert "add, subtract, multiply" in await text_of("what can you do?", tools=TOOLS)
-    assert "no tools" in await text_of("help")
+@pytest.mark.parametrize("text", ["Who are you?", "hello", "help", "What is love?", "tell me a joke"])
+@pytest.mark.parametrize("tools", [(), TOOLS], ids=["without tools", "with tools"])
+async def test_repeats_what_it_has_no_rule_for(text: str, tools: tuple[ToolSpec, ...]) -> None:
+    """Anything else is repeated, and it says plainly that it is not a language model but a stand-in."""
+    said = await text_of(text, tools=tools)
+    assert f"“{text}”" in said
+    assert "offline stand-in, not a language model" in said
 
 
 CHAT = (
     Message.user("Hello, my name is Ann. My favourite colour is dark green."),
     Message.assistant("Nice to meet you, Ann."),
-    Message.user("I like tea"),
+    Message.user("My cats are Tom and Kit"),
     Message.assistant("Noted."),
 )
 
@@ -183,33 +133,23 @@ CHAT = (
     ("text", "expected"),
     [
         ("What is my name?", "Your name is Ann."),
-        ("who am I?", "Your name is Ann."),
-        ("what's my favourite colour?", "Your favourite colour is dark green."),
-        (
-            "What did I say first?",
-            "The first thing you said was: “Hello, my name is Ann. My favourite colour is dark green.”",
-        ),
-        ("what did I just say?", "Before this you said: “I like tea”"),
-        ("what did I say about tea?", "About tea you said: “I like tea”."),
-        ("what did I say about coffee?", "You said nothing about coffee."),
-        ("repeat", "Noted."),
-        (
-            "Please summarise our conversation so far",
-            "So far you said: “Hello, my name is Ann. My favourite colour is dark green.”; “I like tea”.",
-        ),
+        ("what is my favourite colour?", "Your favourite colour is dark green."),
+        ("Who are my cats?", "Your cats are Tom and Kit."),
+        ("Where is my hat?", "You have not told me your hat."),
+        ("My name is Bea.", "Nice to meet you, Bea."),
+        ("My hat is red.", "I will remember that, as long as it stands in this conversation."),
+        ("Repeat that", "Noted."),
     ],
 )
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["without tools", "with tools"])
-async def test_recalls_what_was_said(text: str, expected: str, tools: tuple[ToolSpec, ...]) -> None:
-    """Questions about the conversation are answered from it, whatever tools there are."""
+async def test_recalls_what_it_was_told(text: str, expected: str, tools: tuple[ToolSpec, ...]) -> None:
+    """Questions about what was said are answered from the conversation, whatever tools there are."""
     assert await text_of(*CHAT, text, tools=tools) == expected
 
 
 async def test_admits_what_it_was_not_told() -> None:
     """It makes nothing up about a conversation that has only begun."""
     assert await text_of("what is my name?") == "You have not told me your name."
-    assert await text_of("what did I say first?") == "You have not said anything before this."
-    assert await text_of("summarise") == "Nothing has been said before this."
     assert await text_of("repeat") == "I have not said anything yet."
 
 
@@ -218,17 +158,11 @@ async def test_admits_what_it_was_not_told() -> None:
     [
         ("What is 2 + 3?", "5"),
         ("2+3", "5"),
-        ("add 4 and 5", "9"),
-        ("What is the sum of 1, 2 and 3?", "6"),
-        ("multiply 3 by 7", "21"),
-        ("subtract 3 from 10", "7"),
-        ("what's 10 divided by 4?", "2.5"),
+        ("Hello! What is 10 - 3", "7"),
+        ("And 4 + 5?", "9"),
+        ("what's -3 * 7 =", "-21"),
+        ("What is 10 / 4?", "2.5"),
         ("what is 0.1 + 0.2", "0.3"),
-        ("what is (2 + 3) * -4", "-20"),
-        ("what is 1,000 + 005", "1005"),
-        ("20% of 50", "10"),
-        ("what is 2 to the power of 100?", str(2**100)),
-        ("what is 7 × 6", "42"),
     ],
 )
 async def test_works_out_sums_without_a_tool(text: str, result: str) -> None:
@@ -236,13 +170,9 @@ async def test_works_out_sums_without_a_tool(text: str, result: str) -> None:
     assert await text_of(text) == f"The answer is {result}."
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("what is 1 / 0?", "divides by zero"), ("9**9**9", "too large"), ("what is (0-8)**0.5", "real number")],
-)
-async def test_says_why_a_sum_has_no_answer(text: str, expected: str) -> None:
-    """A sum without a result, or with one too large, is refused and not attempted."""
-    assert expected in await text_of(text)
+async def test_says_why_a_sum_has_no_answer() -> None:
+    """A sum without a result is refused."""
+    assert "divides by zero" in await text_of("what is 1 / 0?")
 
 
 @pytest.mark.parametrize("text", ["2025-01-31", "I bought 3 - 4 apples", "call 555-1234", "__import__('os') + 1"])
@@ -255,60 +185,18 @@ async def test_leaves_alone_what_is_no_sum(text: str) -> None:
     ("text", "expected"),
     [
         ("What is 2 + 3?", ("add", {"a": 2, "b": 3})),
-        ("Hi there, add 4 and 5", ("add", {"a": 4, "b": 5})),
-        ("multiply 3 by 7", ("multiply", {"x": 3, "y": 7})),
-        ("subtract 3 from 10", ("subtract", {"a": 10, "b": 3})),
-        ("what day is it?", ("current_time", {})),
-        ("What is today's date?", ("current_time", {})),
-        ("look up the weather in Paris", ("get_weather", {"city": "Paris"})),
-        ("What's the weather like in New York today?", ("get_weather", {"city": "New York"})),
-        ("weather in Berlin in fahrenheit", ("get_weather", {"city": "Berlin", "unit": "fahrenheit"})),
-        ("weather city=Oslo", ("get_weather", {"city": "Oslo"})),
-        ("Could you get order 1234?", ("get_order", {"order_id": 1234})),
-        ("show me order 77 verbose", ("get_order", {"order_id": 77, "verbose": True})),
-        ("show order 77 without verbose", ("get_order", {"order_id": 77, "verbose": False})),
-        ("cancel order 12", ("cancel_order", {"order_id": 12})),
-        ("search for retry policy", ("search_docs", {"query": "retry policy"})),
-        ("look up the capital of France", ("search_docs", {"query": "capital of France"})),
-        ('search the docs for "exact words", limit: 3', ("search_docs", {"query": "exact words", "limit": 3})),
-        (
-            "book a flight from Paris to London for 2 passengers",
-            ("book_flight", {"origin": "Paris", "destination": "London", "passengers": 2}),
-        ),
+        ("And 3 * 7?", ("multiply", {"x": 3, "y": 7})),
+        ("10 - 2.5", ("subtract", {"a": 10, "b": 2.5})),
     ],
 )
-async def test_calls_the_tool_that_a_plain_request_fits(text: str, expected: tuple[str, dict[str, Any]]) -> None:
-    """A plain request is matched to a tool by its words, and its parameters are filled from the text."""
+async def test_gives_a_sum_to_the_tool_that_fits_it(text: str, expected: tuple[str, dict[str, Any]]) -> None:
+    """A sum is given to a tool that is named or described so, and takes two numbers."""
     assert await calls_of(text) == [expected]
-
-
-async def test_gives_sums_to_calculators_and_lists() -> None:
-    """A tool that takes a whole expression, or a list of numbers, is given just that."""
-    assert await calls_of("what is 6 * 7?", tools=[spec(calculator)]) == [("calculator", {"expression": "6 * 7"})]
-    assert await calls_of("sum of 1, 2 and 3", tools=[spec(total)]) == [("total", {"numbers": [1, 2, 3]})]
 
 
 async def test_a_sum_that_does_not_fit_the_tool_is_worked_out() -> None:
     """Fractions are not given to a tool for whole numbers."""
     assert await text_of("What is 2.5 + 3?", tools=[spec(add)]) == "The answer is 5.5."
-
-
-@pytest.mark.parametrize("text", ["I like the weather", "get me a coffee", "tell me a joke", "What is love?", "thanks"])
-async def test_calls_nothing_that_was_not_asked_for(text: str) -> None:
-    """Talk that only shares a word with a tool, or none, leads to no call."""
-    assert await calls_of(text) == []
-
-
-async def test_an_act_is_only_done_when_it_is_named() -> None:
-    """A request to see something never calls a tool that changes it."""
-    assert await calls_of("show order 12", tools=[spec(cancel_order)]) == []
-    assert await calls_of("cancel order 12", tools=[spec(get_order)]) == []
-
-
-async def test_says_what_a_tool_still_needs() -> None:
-    """A request that leaves out what a tool requires is answered with what is missing."""
-    said = await text_of("weather", tools=TOOLS)
-    assert said == "To call get_weather I need city; for example: get_weather(city=…)."
 
 
 @pytest.mark.parametrize(
@@ -318,8 +206,6 @@ async def test_says_what_a_tool_still_needs() -> None:
         ("add(a=1, b=2)", [("add", {"a": 1, "b": 2})]),
         ("call add(1, 2)", [("add", {"a": 1, "b": 2})]),
         ("get_weather(city='Paris', unit=None)", [("get_weather", {"city": "Paris", "unit": None})]),
-        ("call current_time", [("current_time", {})]),
-        ("please call get_order with order_id 5", [("get_order", {"order_id": 5})]),
         (
             'call add {"a": 1, "b": 2} and call multiply {"x": 3, "y": 4}, add(a=5, b=6)',
             [("add", {"a": 1, "b": 2}), ("multiply", {"x": 3, "y": 4}), ("add", {"a": 5, "b": 6})],
@@ -369,18 +255,10 @@ async def test_answers_with_what_the_tools_returned(results: list[Any], expected
 
 
 async def test_then_makes_one_round_a_step() -> None:
-    """Steps parted by `then` are called in turn, each with the result of the one before it."""
-    plain, written = "add 2 and 3 then multiply it by 4", "add(2, 3) then multiply(x=7, y=8)"
-    assert await calls_of(plain) == [("add", {"a": 2, "b": 3})]
-    assert await calls_of(*answered(plain, ("add", 5))) == [("multiply", {"x": 5, "y": 4})]
+    """Calls parted by `then` are made in turn, each after the one before it is answered."""
+    written = "add(2, 3) then multiply(x=7, y=8)"
     assert await calls_of(written) == [("add", {"a": 2, "b": 3})]
     assert await calls_of(*answered(written, ("add", 5))) == [("multiply", {"x": 7, "y": 8})]
-
-
-async def test_tells_the_time_by_the_clock_it_is_given() -> None:
-    """The date comes from the replaceable clock."""
-    with use(clock=FrozenClock()):
-        assert await text_of("What day is it?") == "It is Wednesday, 1 January 2025, 00:00 UTC."
 
 
 async def test_streams_word_by_word() -> None:
@@ -410,117 +288,10 @@ async def test_reads_no_pictures() -> None:
     assert "only read text" in await text_of()
 
 
-class Item(msgspec.Struct):
-    name: str
-    price: float
-    next: Item | None
-
-
-class Order(msgspec.Struct):
-    total: int
-    customer: str
-    colour: Literal["red", "green"]
-    items: tuple[Item, Item]
-    is_paid: bool
-    note: str | None = None
-
-
-async def test_answers_in_the_form_that_is_asked_for() -> None:
-    """A response format is filled with what the text says, and validates."""
-    (schema,), components = msgspec.json.schema_components([Order], ref_template="#/$defs/{name}")
-    made = await form_of("What is 2 + 3? customer: Ann, green please", {**schema, "$defs": components})
-    order = msgspec.convert(made, Order)
-    assert (order.total, order.customer, order.colour, order.note) == (5, "Ann", "green", None)
-
-
-async def test_forms_take_words_and_results() -> None:
-    """Text is filled with words of the request, or with what a tool returned."""
-    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
-    assert await form_of("Tell me about otters", schema) == {"answer": "Tell me about otters"}
-    reply, _ = await respond(
-        *answered("weather in Paris", ("get_weather", "Sunny")), tools=TOOLS, response_format=schema
-    )
-    assert json.loads(reply.message.text) == {"answer": "Sunny"}
-
-
-async def test_schemas_that_go_in_circles_come_to_an_end() -> None:
-    """A form that refers to itself is cut off where it may be, and one without a finite value still gets an answer."""
-    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}}}
-    made = await form_of("go", {"$ref": "#/$defs/Node", "$defs": {"Node": {**node, "required": ["next"]}}})
-    while made is not None:
-        made = made["next"]
-    names = [f"child{place}" for place in range(9)]
-    endless = {"properties": {name: {"$ref": "#"} for name in names}, "required": names}
-    assert isinstance(await form_of("go", endless), dict)
-    union = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 9}}, "required": ["a"]}
-    assert await calls_of("get order 5", tools=[ToolSpec("get_order", "Fetch an order.", union)]) == []
-
-
-def validates(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """A validator for the schemas below, written apart from the code it checks."""
-    if "$ref" in schema:
-        return validates(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    if "anyOf" in schema:
-        return any(validates(value, branch, root) for branch in schema["anyOf"])
-    if "const" in schema:
-        return bool(value == schema["const"])
-    if "enum" in schema:
-        return value in schema["enum"]
-    check: dict[str, Callable[[], bool]] = {
-        "null": lambda: value is None,
-        "boolean": lambda: isinstance(value, bool),
-        "string": lambda: isinstance(value, str) and schema["minLength"] <= len(value) <= schema["maxLength"],
-        "integer": lambda: type(value) is int and schema["minimum"] <= value <= schema["maximum"],
-        "number": lambda: type(value) in (int, float) and schema["exclusiveMinimum"] < value,
-        "array": lambda: (
-            isinstance(value, list)
-            and len(value) >= schema["minItems"]
-            and all(validates(item, schema["items"], root) for item in value)
-        ),
-        "object": lambda: (
-            isinstance(value, dict)
-            and set(schema["required"]) <= set(value)
-            and all(validates(item, schema["properties"][key], root) for key, item in value.items())
-        ),
-    }
-    return check[schema["type"]]()
-
-
-def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    def made(properties: dict[str, Any]) -> st.SearchStrategy[Any]:
-        required = st.lists(st.sampled_from(sorted(properties)), unique=True) if properties else st.just([])
-        return required.map(lambda names: {"type": "object", "properties": properties, "required": names})
-
-    return st.dictionaries(st.text(max_size=8), inner, max_size=4).flatmap(made)
-
-
-LEAVES = st.one_of(
-    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"const": 7}, {"$ref": "#/$defs/Leaf"}]),
-    st.lists(st.sampled_from(["red", "green", 3, None]), min_size=1).map(lambda members: {"enum": members}),
-    st.tuples(st.integers(0, 20), st.integers(0, 20)).map(
-        lambda sizes: {"type": "string", "minLength": min(sizes), "maxLength": max(sizes)}
-    ),
-    st.tuples(st.integers(-99, 99), st.integers(-99, 99)).map(
-        lambda limits: {"type": "integer", "minimum": min(limits), "maximum": max(limits)}
-    ),
-    st.integers(-99, 99).map(lambda limit: {"type": "number", "exclusiveMinimum": limit}),
-)
-SCHEMAS = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        objects(inner),
-        st.lists(inner, min_size=1, max_size=3).map(lambda branches: {"anyOf": branches}),
-        st.tuples(inner, st.integers(0, 3)).map(lambda it: {"type": "array", "items": it[0], "minItems": it[1]}),
-    ),
-    max_leaves=8,
-)
-
-
-@given(schema=SCHEMAS, text=st.text(max_size=60) | st.just("name: Ann, 3 reds and 12 greens"))
-async def test_forms_always_validate(schema: dict[str, Any], text: str) -> None:
-    """Whatever the form and the text, the answer is JSON that validates."""
-    root = {**schema, "$defs": {"Leaf": {"type": "boolean"}}}
-    assert validates(await form_of(text, root), root, root)
+async def test_answers_in_no_form() -> None:
+    """A response format is refused at once, with what to do instead."""
+    with pytest.raises(DriverError, match=r"answers in no response format.*ScriptedDriver"):
+        await respond("What is 2 + 3?", response_format={"type": "object"})
 
 
 JSONS = st.recursive(
@@ -540,7 +311,7 @@ WILD = st.recursive(
     ),
     max_leaves=12,
 )
-WILD_SCHEMAS = st.dictionaries(st.sampled_from((*KEYWORDS, "minLength", "maxLength")), WILD, max_size=6) | SCHEMAS
+WILD_SCHEMAS = st.dictionaries(st.sampled_from((*KEYWORDS, "minLength", "maxLength")), WILD, max_size=6)
 PHRASES = ("what is", "add", "a", "b", "=", ":", "2", "3.5", "-7", "then", "call", "tool_a", "{", "}", "(", ")", '"')
 PHRASES += ("order", "look up", "in", "for", "the time", "my name is", "?", "'", ",", "\ud800", "\x00", "٣", "🙂", "\n")
 TEXTS = st.text(max_size=80) | st.lists(st.sampled_from(PHRASES), max_size=20).map(" ".join)
@@ -562,13 +333,10 @@ MESSAGES = st.one_of(
 @given(
     messages=st.lists(MESSAGES, max_size=6),
     tools=st.lists(SPECS, max_size=4, unique_by=lambda given: given.name),
-    response_format=st.none() | WILD_SCHEMAS,
 )
-async def test_nothing_throws_it(
-    messages: list[Message], tools: list[ToolSpec], response_format: dict[str, Any] | None
-) -> None:
+async def test_nothing_throws_it(messages: list[Message], tools: list[ToolSpec]) -> None:
     """Any conversation and any tool schemas lead to an assistant's message that says or calls something."""
-    reply, deltas = await respond(*messages, tools=tools, response_format=response_format)
+    reply, deltas = await respond(*messages, tools=tools)
     message = reply.message
     assert message.role == "assistant"
     assert message.tool_calls or message.text

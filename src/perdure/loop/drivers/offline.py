@@ -1,58 +1,74 @@
-"""The driver that is always there: it needs no key and no network, and answers by fixed rules."""
+"""The model `offline`, which is always there: no key, no network, and answers by a handful of fixed rules.
+
+It makes the calls that a message writes out, works out a sum of two numbers, recalls what it was told, and repeats
+the rest. Every pattern is bounded, so that no text can hold up a run.
+"""
 
 from __future__ import annotations
 
 import json
+import operator
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.loop.drivers.offline_calls import Lack, Wish, explicit_rounds, misread_call, plain_call, steps_of
-from perdure.loop.drivers.offline_forms import instance
-from perdure.loop.drivers.offline_sums import read_sum, written
-from perdure.loop.drivers.offline_talk import Conversation, told_time, without_greeting
-from perdure.loop.drivers.offline_text import Number, Reading, as_number, shortened
+from perdure.codec import check_json
+from perdure.errors import DriverError
 from perdure.model.message import Message, ToolCall, ToolResult
 from perdure.model.step import InferenceResponse
 from perdure.model.usage import Usage
-from perdure.model.value import clean_text
-from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta
+from perdure.model.value import JSON, clean_text
+from perdure.protocols import Delta, ModelReply, ModelRequest, OnDelta, ToolSpec
 
 NAME = "offline"
+LONGEST = 2_000  # a plain message is short: what comes after this many characters is not looked at
 
-_WORDS = re.compile(r"\S+\s*|\s+")
-_NUMERIC = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
-_BACKWARD = re.compile(r"\b(?:it|that|the result|the answer)\b", re.IGNORECASE)
+Number = int | float
+_Arguments = dict[str, JSON]
 
 
 class OfflineDriver:
     """The embedded default, model name `offline`: deterministic, and not a language model.
 
-    It holds a small conversation, works out sums, tells the time, and calls a tool where a plain request fits one.
-    A call can also be written out: `call add {"a": 1, "b": 2}` or `add(a=1, b=2)`.
+    Write a call out to have it made: `call add {"a": 1, "b": 2}` or `add(a=1, b=2)`; `then` between two calls makes
+    it wait for the first. `What is 2 + 3?` calls a tool that adds, if there is one.
     """
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
-        """The answer to the last thing the user said, streamed word by word."""
+        """Answer the last message of the user, streamed word by word."""
+        if request.response_format is not None:
+            raise DriverError(
+                "The model 'offline' answers in no response format: it is not a language model. Name one, such as "
+                "'openai:gpt-5', or play it with perdure.testing.ScriptedDriver."
+            )
         answer = _answer(request)
         if isinstance(answer, str):
             message = Message.assistant(answer)
-            for words in _WORDS.findall(message.text):
+            for words in _PIECES.findall(message.text):
                 await on_delta(Delta("text", words))
         else:
-            message = Message.assistant(tool_calls=_calls(answer, request.messages))
+            message = Message.assistant(tool_calls=_numbered(answer, request.messages))
             for call in message.tool_calls:
                 await on_delta(Delta("tool_call", _encoded(call), call.id, call.name))
         return ModelReply(message, _response(request, message))
+
+
+_PIECES = re.compile(r"\S+\s*|\s+")
+
+
+class _Wish(NamedTuple):
+    """A call that should be made."""
+
+    tool: str
+    arguments: _Arguments
 
 
 class _Turn(NamedTuple):
     """What the user said last, what had been said before, and what tools have answered since."""
 
     text: str
-    is_greeting: bool
     earlier: Sequence[Message]
     rounds: int
     results: list[ToolResult]
@@ -60,96 +76,196 @@ class _Turn(NamedTuple):
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> _Turn:
-        spoken = [place for place, message in enumerate(messages) if message.role == "user"]
-        last = spoken[-1] if spoken else -1
-        text = clean_text(messages[last].text) if spoken else ""
-        since = messages[last + 1 :]
-        calls = [call for message in since for call in message.tool_calls]
-        rounds = sum(1 for message in since if message.role == "assistant" and message.tool_calls)
-        results = [result for message in since for result in message.tool_results]
-        rest = without_greeting(text)
-        names = {call.id: call.name for call in calls}
-        return cls(rest, rest != text, messages[: max(last, 0)], rounds, results, names)
+        last = max((place for place, message in enumerate(messages) if message.role == "user"), default=-1)
+        text = clean_text(messages[last].text) if last >= 0 else ""
+        asked = [message.tool_calls for message in messages[last + 1 :] if message.tool_calls]
+        results = [result for message in messages[last + 1 :] for result in message.tool_results]
+        names = {call.id: call.name for calls in asked for call in calls}
+        return cls(text, messages[: max(last, 0)], len(asked), results, names)
 
 
-def _answer(request: ModelRequest) -> str | list[Wish]:
+def _answer(request: ModelRequest) -> str | list[_Wish]:
     turn = _Turn.of(request.messages)
-    wishes, lack = _wishes(turn, request)
-    if wishes:
-        return wishes
-    if request.response_format is not None:
-        return _formed(turn, request)
+    rounds = _written_rounds(turn.text, request.tools)
+    if turn.rounds < len(rounds):
+        return rounds[turn.rounds]
     if turn.results:
         return _reported(turn)
-    return _said(turn, request, lack)
+    return (
+        _recalled(turn)
+        or _misread(turn.text, request.tools)
+        or _worked_out(turn.text, request.tools)
+        or _noted(turn.text)
+        or _echo(turn.text)
+    )
 
 
-def _wishes(turn: _Turn, request: ModelRequest) -> tuple[list[Wish], Lack | None]:
-    """The calls to make now. One round for a message, or one for each of its steps parted by `then`."""
-    if not request.tools:
-        return [], None
-    rounds = explicit_rounds(turn.text, request.tools)
-    if rounds:
-        return (rounds[turn.rounds] if turn.rounds < len(rounds) else []), None
-    if turn.rounds:
-        return _next_step(turn, request), None
-    if Conversation(turn.earlier, request.tools).reply(turn.text) is not None or misread_call(turn.text, request.tools):
-        return [], None
-    steps = steps_of(turn.text)
-    found = plain_call(steps[0], request.tools) if len(steps) > 1 else None
-    if not isinstance(found, Wish):
-        found = plain_call(turn.text, request.tools)
-    return ([found], None) if isinstance(found, Wish) else ([], found)
+_MOST_CALLS, _MOST_ARGUMENTS = 64, 100
+_THEN = re.compile(r"\bthen\b", re.IGNORECASE)
+_OPENING = re.compile(r"(?<![\w.-])`?([\w.-]{1,128})`?\s{0,8}(?=[{(])")
+_CALLED = re.compile(r"\bcall\s{1,8}([\w.-]{1,128})\s{0,8}\{", re.IGNORECASE)
+_KEYWORD = re.compile(r"([A-Za-z_]\w{0,63})\s{0,8}[=:]\s{0,8}")
+_LITERAL = re.compile(r"'([^'\\\n]{0,2000})'|(True|False|None)\b")
+_LITERALS = {"True": True, "False": False, "None": None}
+_GAP = re.compile(r"[\s,]{0,100}")
+_json = json.JSONDecoder()
 
 
-def _next_step(turn: _Turn, request: ModelRequest) -> list[Wish]:
-    steps = steps_of(turn.text)
-    if turn.rounds >= len(steps) or not isinstance(plain_call(steps[0], request.tools), Wish):
-        return []
-    result = _numeric(turn.results)
-    step = steps[turn.rounds]
-    step = step if result is None else _BACKWARD.sub(written(result), step)
-    found = plain_call(step, request.tools)
-    return [found] if isinstance(found, Wish) else []
+def _written_rounds(text: str, tools: Sequence[ToolSpec]) -> list[list[_Wish]]:
+    """Return the calls that a text writes out. Those before a `then` are made and answered before those after it."""
+    rounds: list[list[_Wish]] = []
+    last = 0
+    for start, end, wish in _written_calls(text, {tool.name: tool for tool in tools}):
+        if not rounds or _THEN.search(text, last, start):
+            rounds.append([])
+        rounds[-1].append(wish)
+        last = end
+    return rounds
 
 
-def _said(turn: _Turn, request: ModelRequest, lack: Lack | None) -> str:
-    """An answer in words, where no tool is called."""
-    conversation = Conversation(turn.earlier, request.tools)
-    said = conversation.reply(turn.text) or misread_call(turn.text, request.tools) or _worked_out(turn.text)
-    said = said or told_time(turn.text)
-    if said is None and lack is not None:
-        example = ", ".join(f"{name}=…" for name in lack.missing)
-        said = f"To call {lack.tool.name} I need {', '.join(lack.missing)}; for example: {lack.tool.name}({example})."
-    return said or conversation.last_resort(turn.text, is_greeting=turn.is_greeting)
+def _written_calls(text: str, tools: Mapping[str, ToolSpec]) -> Iterator[tuple[int, int, _Wish]]:
+    at, tried = 0, 0
+    while tried < _MOST_CALLS and (opening := _OPENING.search(text, at)):
+        at = opening.end()
+        tool = tools.get(opening[1])
+        if tool is None:
+            continue
+        tried += 1
+        try:
+            arguments, at = _arguments_at(text, at, tool)
+        except (ValueError, RecursionError):
+            continue
+        yield opening.start(), at, _Wish(tool.name, arguments)
 
 
-def _worked_out(text: str) -> str | None:
-    asked = read_sum(text)
-    if asked is None:
+def _arguments_at(text: str, at: int, tool: ToolSpec) -> tuple[_Arguments, int]:
+    """Return the arguments that begin here, by name or in the order of the parameters, and where they end."""
+    if text[at] == "{":
+        return _value_at(text, at)
+    arguments: _Arguments = {}
+    at += 1
+    for _ in range(_MOST_ARGUMENTS):
+        gap = _GAP.match(text, at)
+        at = gap.end() if gap else at
+        if text.startswith(")", at):
+            return arguments, at + 1
+        keyword = _KEYWORD.match(text, at)
+        left = (name for name in _mapping(tool.parameters.get("properties")) if name not in arguments)
+        name = keyword[1] if keyword else next(left, None)
+        if name is None:
+            break
+        arguments[name], at = _value_at(text, keyword.end() if keyword else at)
+    raise ValueError("more arguments than there are parameters")
+
+
+def _value_at(text: str, at: int) -> tuple[Any, int]:
+    """Return the value that begins here, in JSON or as Python writes it, and where it ends. Else raise ValueError."""
+    literal = _LITERAL.match(text, at)
+    if literal:
+        return (_LITERALS[literal[2]] if literal[2] else literal[1]), literal.end()
+    value, end = _json.raw_decode(text, at)
+    check_json(value, depth=10)
+    return value, end
+
+
+def _misread(text: str, tools: Sequence[ToolSpec]) -> str | None:
+    """Explain why a call that is written out cannot be made."""
+    called = _CALLED.search(text)
+    if called is None:
         return None
-    try:
-        return f"The answer is {written(asked.value())}."
-    except ZeroDivisionError:
+    names = [tool.name for tool in tools]
+    if called[1] in names:
+        return f"I could not read the arguments of {called[1]}; write them as one JSON object."
+    return f"There is no tool named {called[1]}; I have {', '.join(names[:20]) or 'none'}."
+
+
+def _numbered(wishes: Iterable[_Wish], messages: Sequence[Message]) -> list[ToolCall]:
+    """Return the calls, with ids that no other call in the conversation has, and that are the same each time."""
+    taken = {call.id for message in messages for call in message.tool_calls}
+    number = len(messages)
+    while f"{NAME}-{number}-0" in taken:
+        number += 1
+    return [ToolCall(wish.tool, wish.arguments, f"{NAME}-{number}-{place}") for place, wish in enumerate(wishes)]
+
+
+_NUMBER = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
+_SUM = re.compile(
+    rf"(?:^|\b(?:and|is|what's|what’s|calculate|compute)\s{{1,9}})({_NUMBER})\s{{0,4}}([-+*/])\s{{0,4}}({_NUMBER})"
+    r"[\s?=.!]{0,9}$",
+    re.IGNORECASE,
+)
+_OPERATORS = {
+    "+": (operator.add, {"add", "addition", "plus", "sum"}),
+    "-": (operator.sub, {"subtract", "subtraction", "minus", "difference"}),
+    "*": (operator.mul, {"multiply", "multiplication", "times", "product"}),
+    "/": (operator.truediv, {"divide", "division", "quotient"}),
+}
+
+
+def _worked_out(text: str, tools: Sequence[ToolSpec]) -> str | list[_Wish] | None:
+    """Give the sum that a text asks for to a tool that fits it, or work it out."""
+    found = _SUM.search(text.strip()) if len(text) <= LONGEST else None
+    if found is None:
+        return None
+    left, symbol, right = _as_number(found[1]), found[2], _as_number(found[3])
+    work_out, words = _OPERATORS[symbol]
+    for tool in sorted(tools, key=lambda tool: not words & _words(tool.name)):
+        arguments = _operands(tool, left, right)
+        if arguments is not None and words & _words(f"{tool.name} {tool.description[:LONGEST]}"):
+            return [_Wish(tool.name, arguments)]
+    if symbol == "/" and not right:
         return "That has no answer: it divides by zero."
-    except ArithmeticError as error:
-        return f"I cannot work that out: {error}."
+    return f"The answer is {_written(work_out(left, right))}."
+
+
+def _operands(tool: ToolSpec, *numbers: Number) -> _Arguments | None:
+    """Return the arguments of a tool that requires just these numbers, in the order of its parameters."""
+    properties = _mapping(tool.parameters.get("properties"))
+    required = tool.parameters.get("required")
+    names = [name for name in properties if name in required] if isinstance(required, list | tuple) else []
+    if len(names) != len(numbers):
+        return None
+    fitted = dict(zip(names, numbers, strict=True))
+    kinds = {name: _mapping(properties[name]).get("type") for name in names}
+    fits = (kinds[name] == "number" or (kinds[name] == "integer" and type(fitted[name]) is int) for name in names)
+    return fitted if all(fits) else None
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def _as_number(digits: str) -> Number:
+    return float(digits) if "." in digits else int(digits)
+
+
+def _written(value: Number) -> str:
+    """Return a number as people write it."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.12g}"
+    return str(value)
+
+
+_NUMERIC = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
 
 
 def _reported(turn: _Turn) -> str:
-    """What the tools answered, in one sentence."""
-    if len(turn.results) == 1:
+    """Say what the tools answered, in one sentence."""
+    outcomes = [_outcome(result, turn.names) for result in turn.results]
+    if len(outcomes) == 1:
         result = turn.results[0]
-        number = _numeric(turn.results)
-        if number is not None:
-            return f"The answer is {written(number)}."
-        return _ended(_outcome(result, turn.names))
-    return _ended(", and ".join(_outcome(result, turn.names).rstrip(".") for result in turn.results))
+        number = result.text.strip()
+        if not result.is_error and not isinstance(result.content, bool) and _NUMERIC.fullmatch(number):
+            return f"The answer is {_written(_as_number(number))}."
+    else:
+        outcomes = [outcome.rstrip(".") for outcome in outcomes]
+    said = ", and ".join(outcomes)
+    return said if said.endswith((".", "!", "?", "…")) else f"{said}."
 
 
-def _outcome(result: ToolResult, names: dict[str, str]) -> str:
+def _outcome(result: ToolResult, names: Mapping[str, str]) -> str:
     name = result.name or names.get(result.call_id) or "the tool"
-    text = shortened(result.text, 1_000)
+    text = _shortened(result.text, 1_000)
     if result.is_error:
         return f"{name} failed: {text}"
     if result.content is None or not text:
@@ -157,41 +273,56 @@ def _outcome(result: ToolResult, names: dict[str, str]) -> str:
     return f"{name} says: {text}" if isinstance(result.content, str) and " " in text else f"{name} returned {text}"
 
 
-def _ended(sentence: str) -> str:
-    whole = sentence[:1].upper() + sentence[1:] if sentence.startswith("the tool") else sentence
-    return whole if whole.endswith((".", "!", "?", "…")) else f"{whole}."
+_WHAT = r"(?:\w{1,40} ){0,3}"
+_FACT = re.compile(rf"\bmy ({_WHAT}?\w{{1,40}}) (is|are) ([^.!?\n]{{1,200}})", re.IGNORECASE)
+_FACT_ASKED = re.compile(rf"(?:what|who|where|when) (?:is|are|was) my ({_WHAT}\w{{1,40}})\W{{0,9}}", re.IGNORECASE)
+_REPEAT = re.compile(r"repeat(?: that)?\W{0,9}", re.IGNORECASE)
 
 
-def _numeric(results: Sequence[ToolResult]) -> Number | None:
-    """The last result, if it is a number."""
-    if not results or results[-1].is_error or isinstance(results[-1].content, bool):
+def _recalled(turn: _Turn) -> str | None:
+    """Answer a question about what was said before: it shows that a session is remembered."""
+    text = turn.text[:LONGEST].strip()
+    if _REPEAT.fullmatch(text):
+        said = [message.text for message in turn.earlier if message.role == "assistant" and message.text.strip()]
+        return said[-1] if said else "I have not said anything yet."
+    asked = _FACT_ASKED.fullmatch(text)
+    if asked is None:
         return None
-    text = results[-1].text.strip()
-    return as_number(text) if _NUMERIC.fullmatch(text) else None
+    told = [message.text[:LONGEST] for message in turn.earlier if message.role == "user"]
+    for fact in (fact for text in reversed(told) for fact in _FACT.finditer(text)):
+        if fact[1].lower() == asked[1].lower():
+            return f"Your {asked[1]} {fact[2].lower()} {fact[3].strip()}."
+    return f"You have not told me your {asked[1]}."
 
 
-def _formed(turn: _Turn, request: ModelRequest) -> str:
-    """The answer as JSON in the form that is asked for."""
-    reading = Reading(turn.text, subject=turn.results[-1].text if turn.results else turn.text)
-    number = _numeric(turn.results)
-    asked = read_sum(turn.text)
-    if number is None and asked is not None:
-        try:
-            number = asked.value()
-        except ArithmeticError:
-            number = None
-    if number is not None:
-        reading.numbers.insert(0, number)
-    return json.dumps(instance(request.response_format, reading), ensure_ascii=False, default=str)
+def _noted(text: str) -> str | None:
+    """Answer somebody who tells something about themselves."""
+    fact = _FACT.search(text[:LONGEST])
+    if fact is None or "?" in text:
+        return None
+    if fact[1].lower() == "name":
+        return f"Nice to meet you, {_shortened(fact[3], 80)}."
+    return "I will remember that, as long as it stands in this conversation."
 
 
-def _calls(wishes: Iterable[Wish], messages: Sequence[Message]) -> list[ToolCall]:
-    """The calls, with ids that no other call in the conversation has, and that are the same each time."""
-    taken = {call.id for message in messages for call in message.tool_calls}
-    number = len(messages)
-    while f"{NAME}-{number}-0" in taken:
-        number += 1
-    return [ToolCall(wish.tool, wish.arguments, f"{NAME}-{number}-{place}") for place, wish in enumerate(wishes)]
+def _echo(text: str) -> str:
+    if not text.strip():
+        return "I can only read text, and there is none in your message."
+    return (
+        f"You said: “{_shortened(text, 80)}”. I am perdure's offline stand-in, not a language model: I make calls that "
+        "are written out, such as add(a=1, b=2), and work out sums, such as 2 + 3. For more, choose a model."
+    )
+
+
+def _shortened(text: str, length: int) -> str:
+    """Return a text on one line, and no longer than this."""
+    line = " ".join(text[: 4 * length].split())
+    return line if len(line) <= length else line[: length - 1].rstrip() + "…"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return a part of a tool's schema, which may come from anywhere: what is not a mapping counts as an empty one."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _encoded(call: ToolCall) -> str:

@@ -63,9 +63,9 @@ def not_set_up(config: ModelConfig, error: UserError) -> ConfigurationError:
 
 
 def unset(config: ModelConfig, variable: str) -> ConfigurationError:
-    other = ", or name another that holds the key: ModelConfig(api_key_env='…')" if "KEY" in variable else ""
+    other = " The model's api_key_env may name another that holds the key." if "KEY" in variable else ""
     return ConfigurationError(
-        f"{config.name} cannot be asked: the environment variable {variable} is not set. Set it{other}."
+        f"{config.name} cannot be asked: the environment variable {variable} is not set. Set it.{other}"
     )
 
 

@@ -12,9 +12,9 @@ from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionState
-from perdure.model.said import pointing, whole
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
+from perdure.model.tool_refs import dehydrated, hydrated
 from perdure.model.transcript import Piece, Transcript
 from perdure.model.value import EMPTY, Value
 from perdure.stores.cache import LRU
@@ -132,7 +132,7 @@ def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str,
         codec.check_json(state.context.response_format, "$.state.response_format")
         yield "response_format", codec.encode(state.context.response_format)
     if state.execution is not None:
-        yield "execution", codec.encode(pointing(state.execution), stored_name, blocks.dump)
+        yield "execution", codec.encode(dehydrated(state.execution), stored_name, blocks.dump)
 
 
 def prefix_length(pieces: list[Any]) -> int:
@@ -226,7 +226,7 @@ class StoredHead:
                 response_format=self._decoded("response_format", values, None),
             )
             execution = self._part("execution", values)
-            run = None if execution is None else whole(codec.decode(ExecutionState, execution, span_of, block_of))
+            run = None if execution is None else hydrated(codec.decode(ExecutionState, execution, span_of, block_of))
         except (InvalidData, KeyError, ValueError) as error:
             raise CorruptRecord(*self._where, str(error)) from None
         state = replace(state, context=context, execution=run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
@@ -186,49 +185,6 @@ def _map_execution(
     done: tuple[StepExecution, ...] = tuple(replace(each, step=step(each.step)) for each in execution.step_executions)
     current = None if execution.current_step is None else step(execution.current_step)
     return replace(execution, step_executions=done, current_step=current)
-
-
-_growing = threading.Lock()
-
-
-def grow(tape: Tape, start: int, messages: Sequence[Message]) -> None:
-    """Add to a tape those messages of its log, from position `start` on, that it does not have yet.
-
-    Sessions share tapes, and event loops in several threads share sessions: two may find the same messages lacking.
-    """
-    with _growing:
-        if tape.items is not None and start <= tape.end:
-            tape.items.extend(messages[tape.end - start :])
-
-
-def consolidate(session: AgentSession) -> AgentSession:
-    """The same session on fewer tapes: what a save has put behind a tape's end moves onto it.
-
-    To be called only once the save is durable: a tape must never hold what the log does not.
-    """
-    pieces: list[Piece] = []
-    for piece in session.state.transcript.pieces:
-        last = pieces[-1] if pieces else None
-        if isinstance(last, Span) and isinstance(piece, Span) and _follows(last, piece):
-            grow(last.tape, piece.start, piece.messages())
-            pieces[-1] = Span(last.tape, last.start, piece.stop)
-        else:
-            pieces.append(piece)
-    if len(pieces) == len(session.state.transcript.pieces):
-        return session
-    context = replace(session.state.context, transcript=Transcript(pieces))
-    return replace(session, state=replace(session.state, context=context))
-
-
-def _follows(last: Span, span: Span) -> bool:
-    return (
-        last.tape is not span.tape
-        and last.tape.ref is not None
-        and last.tape.ref == span.tape.ref
-        and last.tape.items is not None
-        and span.tape.items is not None
-        and last.tape.end == last.stop == span.start
-    )
 
 
 def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:

@@ -21,12 +21,12 @@ from perdure.stores.engine import Count, Job, Select, Where
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.renaming import OpenHead
 from perdure.stores.format.rows import Stretch, Values
-from perdure.stores.format.tapes import merged
 from perdure.stores.jobs.archive.archived import LENT
 from perdure.stores.jobs.claiming import holder_of
 from perdure.stores.jobs.loading import gather, read_value
 from perdure.stores.jobs.record import posted_of, require_key
 from perdure.stores.jobs.saving import end_of_log, info_columns, require_log
+from perdure.stores.tapes import merged
 
 _BACKUP = "Restore the session from a backup; until then nothing should be sent to it."
 _COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."

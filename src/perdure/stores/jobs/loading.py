@@ -16,9 +16,9 @@ from perdure.stores.engine import Count, Job, Select
 from perdure.stores.format import packing
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values, checksum, hash_of, seed_of
-from perdure.stores.format.tapes import TapeCache
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
 from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
+from perdure.stores.tapes import TapeCache
 
 # Few enough to stay in the processor's cache while all of them are looked at at once, which is quicker than one by one.
 _DECODED_AT_ONCE = 128

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord, StoreError
 from perdure.protocols import Problem, SearchHit
 from perdure.stores.engine import Change, Fetch, IndexedEngine, Job, Kind, Request, T
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values
-from perdure.stores.format.tapes import TapeCache
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages, unpacked_value
 from perdure.stores.jobs.saving import Place
@@ -20,7 +20,7 @@ from perdure.stores.postgres.rows import SQL, given_time, queries_of
 from perdure.stores.postgres.schema import migrate
 from perdure.stores.postgres.writer import Writer
 from perdure.stores.search import Query
-from perdure.waiting import see_through
+from perdure.stores.tapes import TapeCache
 
 _PEEK = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures
@@ -80,7 +80,7 @@ class PostgresEngine(IndexedEngine):
             if opened.link.is_abandoned:
                 opened.link.abandon()
             else:
-                await see_through(opened.close())
+                await finish_despite_cancel(opened.close())
 
     @property
     def is_open(self) -> bool:

@@ -9,10 +9,10 @@ from perdure.protocols import Problem
 from perdure.stores.engine import Job
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values
-from perdure.stores.format.tapes import TapeCache
 from perdure.stores.jobs.loading import read_value
 from perdure.stores.postgres.link import Queries
 from perdure.stores.postgres.rows import KEY_IS_SOUND, LOG_IS_SOUND, queries_of, restored
+from perdure.stores.tapes import TapeCache
 
 _COPY = "Nothing that was said is touched by it. Copying the store into a new schema makes it anew."
 _BACKUP = "It has changed since it was written. Restore the database, or the session, from a backup."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import apsw
 import msgspec
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord, StoreError
 from perdure.model.ids import now
 from perdure.protocols import Problem, SearchHit
@@ -42,7 +43,6 @@ from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
 from perdure.stores.sqlite.worker import Worker, WritingWorker, as_store_error, require_in_place
-from perdure.waiting import see_through
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -88,7 +88,7 @@ class SqliteEngine(IndexedEngine):
     async def __aexit__(self, *_: object) -> None:
         if self._open is not None:
             opened, self._open = self._open, None
-            await see_through(opened.close())
+            await finish_despite_cancel(opened.close())
 
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
         at = now().timestamp()

@@ -13,7 +13,7 @@ from perdure.protocols import NOTHING_WRITTEN, Claim, Entry, Journal, Key, Sessi
 Place = tuple[int | str, int]
 
 
-class JournaledStore(SessionStore, Journal, Protocol):
+class JournaledStore(Journal, SessionStore, Protocol):
     """A store whose runs are on record."""
 
     async def save(

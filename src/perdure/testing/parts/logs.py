@@ -152,7 +152,7 @@ class Logs(Contract):
         claim, appended = await store.claim(session.id, version=1, owner="ann", messages=ahead)
         await store.release(claim)
         kept = tell(fork(session), *ahead, Message.assistant("unsaved"))
-        created = await store.create(kept, written=appended.written)  # type: ignore[call-arg]  # of the journal's stores
+        created = await store.create(kept, written=appended.written)
         loaded = await store.load(created.id)
         assert texts(loaded) == ["Hello", "written", "unsaved"]
         assert loaded is not None

@@ -13,7 +13,7 @@ from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.format.heads import StoredHead
 from perdure.stores.format.renaming import OpenHead
 from perdure.stores.format.rows import Stretch, hash_of
-from perdure.stores.format.tapes import TapeCache, merged
+from perdure.stores.tapes import TapeCache, merged
 
 LENT = "~"
 Messages = Mapping[int, bytes]

@@ -12,12 +12,12 @@ from perdure.stores.engine import Job, Select, Where
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.renaming import OpenHead
 from perdure.stores.format.rows import Stretch, Values
-from perdure.stores.format.tapes import merged
 from perdure.stores.jobs.archive.archived import LENT, Messages, name_of_log, own_name, split_name
 from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
 from perdure.stores.jobs.loading import gather, is_message_sound
 from perdure.stores.jobs.record import read_inbox, read_record, require_key
 from perdure.stores.jobs.saving import require_log
+from perdure.stores.tapes import merged
 
 
 def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession]:

@@ -15,7 +15,6 @@ from perdure.stores.engine import Count, Job, Lock, Select, Update
 from perdure.stores.format.heads import StoredHead, decode_info
 from perdure.stores.format.renaming import OpenHead
 from perdure.stores.format.rows import Stretch, Values, prepare_batch, prepare_entries
-from perdure.stores.format.tapes import merged
 from perdure.stores.jobs import saving
 from perdure.stores.jobs.archive.archived import (
     LENT,
@@ -31,6 +30,7 @@ from perdure.stores.jobs.archive.dumping import dump, read_stretch
 from perdure.stores.jobs.claiming import require_absent
 from perdure.stores.jobs.record import write_inbox
 from perdure.stores.jobs.saving import Pack
+from perdure.stores.tapes import merged
 
 MOVED = Holder("a run that was interrupted before its session was moved here")
 """Who holds the claim on an interrupted session that has been taken in: nobody that could come back."""

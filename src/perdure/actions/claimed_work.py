@@ -1,0 +1,110 @@
+"""The one life of a claim: an action's work on a session that nobody else may run meanwhile.
+
+The first write claims the session, and the inbox is watched while the work lasts. The claim ends with the save of what
+`next` returns; in any other case the runtime leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from perdure.actions.inbox import Inbox, RunInbox
+from perdure.errors import RunInterrupted
+from perdure.loop.agent_loop import Run
+from perdure.model.session import AgentSession
+from perdure.protocols import ActionContext, Key, Next, Sequel
+from perdure.run_journal import LEASE, JournalRecord, owner_here
+
+
+class ClaimedWork:
+    """Work on one session. Without a journal it is neither claimed nor recorded, and `record` is None."""
+
+    def __init__(
+        self,
+        session: AgentSession,
+        context: ActionContext | None,
+        *,
+        lease: float = LEASE,
+        taken: int = 0,
+        takes_over: bool = False,
+        then: Sequel | None = None,
+    ) -> None:
+        self._session_id = session.id
+        self._context = context
+        self.record: JournalRecord | None = None
+        self._inbox: RunInbox | None = None
+        if context is not None and context.journal is not None:
+            self.record = JournalRecord(
+                context.journal, session, owner=owner_here(), lease=lease, taken=taken, takes_over=takes_over
+            )
+            context.hold(self.record, then)
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Tell whether the runtime could save something now: nothing is recorded, or the claim is held."""
+        return self._context is not None and (self.record is None or self.record.claim is not None)
+
+    async def open_inbox(self, run: Run | None = None, *, answers: str | None = None) -> None:
+        """Look into the inbox before the claim. Without a run to steer, messages wait until the work is done."""
+        if self.record is None or self._context is None or self._context.journal is None:
+            return
+        self._inbox = RunInbox(run, self.record, Inbox(self._context.journal, self._session_id), answers=answers)
+        await self._inbox.open()
+        if run is not None:
+            run.between_steps = self._inbox.deliver
+
+    async def carry_out(self, steps: Coroutine[Any, Any, None]) -> None:
+        """Do the work to its end, with an eye on the inbox and the claim.
+
+        A wish to cancel that is found there ends it in good order. Cancelling this cancels the work, and waits for it.
+        """
+        work = asyncio.ensure_future(steps)
+        with self._context.under_way.cancellable(work) if self._context is not None else nullcontext():
+            if self._inbox is None:
+                await _finished(work)
+                return
+            watch = asyncio.ensure_future(self._inbox.watch(work))
+            try:
+                await _finished(work)
+            finally:
+                watch.cancel()
+                await asyncio.wait({watch})
+                failure = None if watch.cancelled() else watch.exception()
+            if failure is not None:
+                raise failure
+
+    def next(
+        self, session: AgentSession, *, key: Key | None = None, tells: Sequence[object] = ()
+    ) -> AgentSession | Next:
+        """Hand over what the work has made, to be saved with the claim."""
+        if self._context is None:
+            return session
+        return Next(session, None if self.record is None else self.record.saving(key), tells)
+
+    def interrupted_by_closing(self) -> RunInterrupted:
+        """Explain to the sender of a run why there is no answer: the runtime was closed before it came."""
+        return RunInterrupted(
+            self._session_id,
+            f"The run of session {self._session_id!r} was interrupted: its connection was closed before it had ended. "
+            "What it has done is on record. recover() or the next send() continues it, and cancel() ends it where it "
+            "stands.",
+        )
+
+
+async def _finished(work: asyncio.Future[None]) -> None:
+    """Wait until work is over. What was cancelled from elsewhere, through the inbox, has ended in good order."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            work.cancel()
+    failure = None if work.cancelled() else work.exception()
+    if cancelled is not None:
+        raise cancelled
+    if failure is not None:
+        raise failure

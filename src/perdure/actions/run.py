@@ -1,0 +1,200 @@
+"""Between a session and a loop: claims the session, runs the agent on it, and hands the result over to be saved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.actions.claimed_work import ClaimedWork
+from perdure.actions.continuing import continuation_of
+from perdure.errors import ConfigurationError, InvalidData
+from perdure.loop.agent_loop import Run, RunStart
+from perdure.loop.factory import LoopFactory
+from perdure.loop.filters import rejection_in
+from perdure.loop.run_events import ResumePoint, Unrecorded
+from perdure.loop.tool_use import Decisions
+from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
+from perdure.model.execution import ExecutionStatus
+from perdure.model.lineage import ChildLoopRef
+from perdure.model.loop_events import KINDS
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.state import AgentState
+from perdure.model.value import EMPTY
+from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, Sequel
+from perdure.run_journal import LEASE
+
+Spawn = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What the record holds of a run that is to be continued."""
+
+    told: ResumePoint = ResumePoint()
+    key: Key | None = None
+
+
+class RunOptions(msgspec.Struct, frozen=True):
+    """What a run is started with, beside the session's state."""
+
+    inputs: Sequence[Message] = ()
+    decisions: Decisions = Decisions()
+    key: Key | None = None
+    posted: str | None = None
+    """The delivery id of the inbox item that the run answers."""
+    depth: int = 0
+    lease: float = LEASE
+    taken: int = 0
+    work: ClaimedWork | None = None
+    """The work on a run that was killed, whose claim is held already."""
+    past: Past | None = None
+    """What the record holds of that run, if it has been read already."""
+    then: Sequel | None = None
+    """What follows once the session is free."""
+    give_up: bool = False
+    """Whether the run is to be ended where it stands."""
+    metadata: Mapping[str, Any] = EMPTY
+    """What the caller says of the run, for its record."""
+    model: ModelConfig | None = None
+    """The model of a run that is continued; a new one asks the session's."""
+
+
+async def run_agent(
+    session: AgentSession,
+    state: AgentState,
+    loops: LoopFactory,
+    context: ActionContext | None,
+    options: RunOptions,
+    spawn: Spawn | None = None,
+) -> AgentSession | Next:
+    """Run a state of a session to the end of its execution. Return the session with what the run has made of it.
+
+    A run that was cancelled raises Interrupted with that, once it has come to its end.
+    """
+    loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
+    work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
+    past = options.past or await past_of(session, state, context)
+    key = options.key or past.key
+    start = RunStart(
+        record=work.record or Unrecorded(),
+        session_id=session.id,
+        decisions=options.decisions,
+        inputs=options.inputs,
+        facts={
+            "base_version": session.version,
+            "spawn_ref": session.info.spawn_ref,
+            "key": (key.name, key.digest) if key else None,
+            "posted": options.posted,
+            "metadata": options.metadata,
+            **await continuation_of(session, () if options.work else options.inputs, context),
+        },
+        spawn=spawn,
+        told=past.told,
+    )
+    run = loop.start(state, start)
+    try:
+        await _carry_through(run, work, context, options)
+    except asyncio.CancelledError:
+        made = work.next(_after(session, run), key=key)
+        if run.is_settled and work.can_be_saved and isinstance(made, Next):
+            raise Interrupted(made) from None
+        raise
+    return work.next(_after(session, run), key=key)
+
+
+def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
+    """What the run is made of; one that is only to be ended needs no tools."""
+    if not options.give_up:
+        return session.definition
+    return replace(session.definition, tools=(), tools_deny=(), capabilities=())
+
+
+async def past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> Past:
+    """Read how far the record has come of a run that is to be continued, and the key of the request it answers."""
+    if context is None or context.journal is None or state.execution is None:
+        return Past()
+    if state.status is not ExecutionStatus.IN_PROGRESS:
+        return Past()
+    loop_id = state.execution.execution_id
+    entries = [entry for entry in await context.journal.read(session.id, run=loop_id) if entry.kind in KINDS]
+    if not entries:
+        return Past()
+    (run,) = await context.journal.runs(session.id, run=loop_id)
+    stored = {message.id: message for message in await context.journal.messages(run.log, run.start, run.stop)}
+    said = (entry.body["message"]["id"] for entry in entries if entry.kind == "message_end")
+    spawned = (entry.body.get("child") for entry in entries if entry.kind == "tool_execution_end")
+    told = ResumePoint(
+        int(entries[-1].body["seq"]),
+        tuple(stored[each] for each in said if each in stored),
+        tuple(codec.convert(ChildLoopRef, each) for each in spawned if each),
+        sum(entry.kind == "compaction" for entry in entries),
+        codec.convert(datetime, entries[-1].body["at"]),
+    )
+    key = run.first.body.get("key")
+    return Past(told, Key(*key) if key else None)
+
+
+def _after(session: AgentSession, run: Run) -> AgentSession:
+    after = session.with_state(_shown(session.state, run))
+    return after.suspended() if run.is_waiting else after
+
+
+def _shown(before: AgentState, run: Run) -> AgentState:
+    """The state after a run. Input that filters did not accept is not shown: the view is the one it began with."""
+    signals = run.state.execution.continuation.stop_signals if run.state.execution else ()
+    if run.is_input_accepted and rejection_in(signals) is None:
+        return run.state
+    return run.state.with_transcript(before.transcript, rewound_to=before.rewound_to)
+
+
+async def _carry_through(run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions) -> None:
+    """Take every step of a run, or the last one."""
+    if context is not None:
+        run.is_interrupted = lambda: context.is_closing
+    if options.give_up:
+        await run.give_up()
+        return
+    await work.open_inbox(run, answers=options.posted)
+    await work.carry_out(_all_steps(run))
+    if not run.is_settled:
+        raise work.interrupted_by_closing()
+
+
+async def _all_steps(run: Run) -> None:
+    try:
+        async with aclosing(run.steps()) as steps:
+            async for _ in steps:
+                pass
+    except asyncio.CancelledError:
+        await run.end_cancelled()
+        raise
+
+
+def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return what a caller says of a run, as it will be stored. Raise if it is not JSON, or names a secret."""
+    if given is None:
+        return EMPTY
+    if not isinstance(given, Mapping):
+        raise InvalidData("$.metadata", f"expected a mapping, got {type(given).__name__}")
+    refuse_secrets(given, "$.metadata")
+    plain: dict[str, Any] = codec.decode_plain(codec.encode_json(dict(given), "$.metadata"))
+    return plain
+
+
+def pending_in(session: AgentSession) -> list[str]:
+    """The names of the tools whose calls wait for a person."""
+    execution = session.state.execution
+    return [call.name for call in execution.pending_calls] if execution else []
+
+
+def require_journal(context: ActionContext | None, what: str) -> Journal:
+    if context is None or context.journal is None:
+        raise ConfigurationError(f"{what} needs a store with a journal, and SessionRuntime.execute() to hand it over.")
+    return context.journal

@@ -1,0 +1,91 @@
+"""Take a run that came to nothing out of the view again, and nothing that anybody else has said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import ClassVar
+
+from perdure.actions.run import require_journal
+from perdure.actions.transcript import at_version
+from perdure.actions.waiting import end_waiting
+from perdure.loop.compaction.draft import MARK
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import Piece, Span, Transcript
+from perdure.protocols import ActionContext, ActionResult, Answer, JournalEntry
+
+IsOwn = Callable[[Message], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBackRun:
+    """Show what a session would show had a run not been: one that set out from version `before` and ended in `after`.
+
+    As long as the view is the one that the run has left, it is that of `before` again. Once others have spoken, what
+    the run itself has said is cut out between their words, but for what a compaction has covered since. Nothing
+    happens, and no version is made, where there is nothing left to take back.
+    """
+
+    may_be_repeated: ClassVar[bool] = True
+
+    loop_id: str
+    before: int
+    after: int
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        journal = require_journal(context, "TakeBackRun")
+        assert context is not None
+        is_own = self._words(await journal.read(session.id, run=self.loop_id))
+        before, after = [(await at_version(session, each, context)).state for each in (self.before, self.after)]
+        view = session.state.transcript
+        if view == after.transcript and not _has_others_words(before.transcript, view, is_own):
+            view = before.transcript
+        else:
+            view = Transcript(_without(view, is_own))
+        if view == session.state.transcript:
+            return Answer(session)
+        ran_last = session.state.execution is not None and session.state.execution.execution_id == self.loop_id
+        state = session.state.for_next_execution() if ran_last else session.state
+        shown = session.with_state(state.with_transcript(view))
+        return await end_waiting(session, shown, context, "the run was taken back") if ran_last else shown
+
+    def _words(self, entries: Sequence[JournalEntry]) -> IsOwn:
+        """What tells the run's own messages: what it was asked, what filters warned of, what it answered.
+
+        Others may have steered it, or spoken while it waited for a person.
+        """
+        asked = _told(takewhile(lambda entry: entry.kind != "turn_start", entries))
+        told = _told(entries)
+
+        def is_own(message: Message) -> bool:
+            if message.metadata.get("execution_id") == self.loop_id or message.id in asked:
+                return True
+            return message.role == "system" and message.id in told
+
+        return is_own
+
+
+def _told(entries: Iterable[JournalEntry]) -> set[str]:
+    return {entry.body["message"]["id"] for entry in entries if entry.kind == "message_end"}
+
+
+def _has_others_words(before: Transcript, after: Transcript, is_own: IsOwn) -> bool:
+    known = {message.id for message in before}
+    new = (message for message in after if message.id not in known and MARK not in message.metadata)
+    return not all(map(is_own, new))
+
+
+def _without(view: Transcript, is_own: IsOwn) -> Iterator[Piece]:
+    """The pieces of a view without what the run has said. Blocks stay whole."""
+    for piece in view.pieces:
+        if not isinstance(piece, Span):
+            yield piece
+            continue
+        start = 0
+        for place, message in enumerate(piece.messages()):
+            if is_own(message):
+                yield piece.cut(start, place)
+                start = place + 1
+        yield piece.cut(start, len(piece))

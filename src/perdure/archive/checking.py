@@ -1,0 +1,303 @@
+"""Verifies every promise that a store's content makes, and says of each that is broken what to do. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from perdure import codec
+from perdure.archive.moving import Progress
+from perdure.errors import (
+    CorruptRecord,
+    InvalidSessionFile,
+    PerdureError,
+    SessionBusy,
+    SessionNotFound,
+    StoreError,
+    UnreadableFile,
+)
+from perdure.model.execution import ExecutionStatus
+from perdure.model.ids import SessionId
+from perdure.model.loop_events import KINDS
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
+from perdure.paging import pages
+from perdure.protocols import (
+    Archive,
+    ArchivedSession,
+    Checkable,
+    Entry,
+    Filters,
+    Journal,
+    Problem,
+    SessionStore,
+)
+from perdure.runtime.record_reader import read_events
+from perdure.stores.format.heads import StoredHead
+from perdure.stores.jobs.archive.archived import check
+
+RESTORE = (
+    "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "
+    "its earlier versions may still load, and a fork of one of them can go on."
+)
+_DOCUMENT = "Delete the .json file: the log beside it holds everything, and the next save writes the file anew."
+_VIEW = "Rewind the session to an earlier version, or trim its transcript, so that calls and results pair up again."
+_RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
+_KEY = (
+    "A request that is sent again under this key would be answered anew, or not as it was. Restore the session from a "
+    "backup, or use another key for what is still to be sent."
+)
+_HEADER = "Save the session once (a tag or a note will do): that writes its header anew."
+_TRY_AGAIN = "Look at the reason, mend it, and check again."
+
+# Whatever damaged data can bring about in code that reads it; none of it may end the check.
+_DAMAGE = (PerdureError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class FsckReport(msgspec.Struct, frozen=True):
+    """What a check has looked at, and what it has found wrong."""
+
+    sessions: int = 0
+    messages: int = 0
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+
+async def fsck(store: SessionStore, *, session_id: str | None = None, progress: Progress | None = None) -> FsckReport:
+    """Check a store, or one session of it. Damage is reported, never raised; SessionNotFound for an unknown id.
+
+    A session that is being run is checked as of its last version.
+    """
+    survey = _Survey(store)
+    infos = await survey.listed(session_id)
+    for done, info in enumerate(infos, 1):
+        await survey.check_session(info)
+        if progress is not None:
+            progress(done, len(infos))
+    if isinstance(store, Journal):
+        with survey.watching(None, "claims"):
+            await store.lapsed()
+    if session_id is None and isinstance(store, Checkable):
+        with survey.watching(None, "the store"):
+            survey.problems += await store.check()
+    return FsckReport(len(infos), survey.messages, tuple(survey.distinct(session_id)))
+
+
+class _Survey:
+    """A check under way."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self.problems: list[Problem] = []
+        self.messages = 0
+        self._lengths: dict[str, int] = {}
+
+    def distinct(self, session_id: str | None) -> Iterator[Problem]:
+        """What was found, each thing once: several checks may stumble over one damaged record."""
+        met: set[tuple[str | None, str]] = set()
+        for problem in self.problems:
+            if (problem.session_id, problem.where) not in met and session_id in (None, problem.session_id):
+                met.add((problem.session_id, problem.where))
+                yield problem
+
+    @contextmanager
+    def watching(self, session_id: str | None, where: str) -> Iterator[None]:
+        """Note what damaged data raises, and go on behind it."""
+        try:
+            yield
+        except _DAMAGE as error:
+            self.problems.append(_problem(error, session_id, where))
+
+    def note(self, session_id: str | None, where: str, what: str, repair: str) -> None:
+        self.problems.append(Problem(session_id, where, what, repair))
+
+    async def listed(self, session_id: str | None) -> list[AgentSessionInfo]:
+        """The sessions to look at. Those whose header is damaged are noted, and looked at no further."""
+        found: dict[str, AgentSessionInfo] = {}
+        wanted: list[Filters] = [{"id": session_id}] if session_id else [{}, {"status": SessionStatus.DELETED}]
+        for filters in wanted:
+            with self.watching(session_id, "the list of sessions"):
+                async for page in pages(self._store, **filters):
+                    self.problems += [_problem(error, session_id, "header") for error in page.damaged]
+                    found |= {info.id: info for info in page}
+        if session_id is not None and not found and not self.problems:
+            raise SessionNotFound(session_id)
+        return sorted(found.values(), key=lambda info: (info.created_at, info.id))
+
+    async def check_session(self, info: AgentSessionInfo) -> None:
+        """Look at one session. If it was erased meanwhile, what was not found of it is no damage."""
+        known = len(self.problems)
+        await self._look_at(info)
+        if len(self.problems) > known and await self._is_gone(info.id):
+            del self.problems[known:]
+
+    async def _is_gone(self, session_id: SessionId) -> bool:
+        with suppress(*_DAMAGE):
+            return not await self._store.exists(session_id)
+        return False
+
+    async def _look_at(self, info: AgentSessionInfo) -> None:
+        with self.watching(info.id, "newest version"):
+            session = await self._store.load(info.id)
+            if session is None:
+                self.note(info.id, "header", "it is listed, and cannot be loaded", RESTORE)
+                return
+            if session.info != info and session.version == info.version:
+                self.note(info.id, "header", "the list does not show what the newest version says", _HEADER)
+            for what in _view_faults(session):
+                self.note(info.id, f"view of version {session.version}", what, _VIEW)
+        await self._check_whole(info)
+        if isinstance(self._store, Journal):
+            await self._check_record(self._store, info.id)
+
+    async def _check_whole(self, info: AgentSessionInfo) -> None:
+        """Every version, value and message of a session: in one go if the store gives it out whole."""
+        with self.watching(info.id, "versions"):
+            with suppress(SessionBusy):  # what is saved can be looked at, whoever runs it
+                if isinstance(self._store, Archive):
+                    await self._check_archived(self._store, info)
+                    return
+            for version in range(1, info.version + 1):
+                if await self._store.load(info.id, version) is None:
+                    self.note(info.id, f"version {version}", "it is missing", RESTORE)
+
+    async def _check_archived(self, store: Archive, info: AgentSessionInfo) -> None:
+        archived = await store.dump(info.id)
+        for name, rows in archived.logs.items():
+            self._check_log(info.id, name, rows)
+        if len(archived.heads) < info.version:
+            self.note(info.id, f"version {info.version}", "it is missing", RESTORE)
+        for run, what in _run_faults(archived.entries):
+            self.note(info.id, f"run {run}", what, _RECORD)
+        for key, what in _key_faults(archived):
+            self.note(info.id, f"idempotency key {key!r}", what, _KEY)
+        stretches = check(archived)
+        if not all(self._is_known(archived, *stretch) for stretch in stretches):
+            await store.dump(info.id, alone=True)  # which reads what stands elsewhere, or says what is missing
+
+    def _check_log(self, session_id: SessionId, name: str, rows: Mapping[int, bytes]) -> None:
+        self.messages += len(rows)
+        self._lengths[name] = len(rows)
+        if sorted(rows) != list(range(len(rows))):
+            self.note(session_id, f"log {name}", "a message is missing from it", RESTORE)
+        try:
+            codec.decode_messages(list(rows.values()))  # all at once, which is quicker than one by one
+        except _DAMAGE:
+            for at, raw in rows.items():
+                with self.watching(session_id, f"message {at} of log {name}"):
+                    codec.decode_message(raw)
+
+    def _is_known(self, archived: ArchivedSession, log: int | str, start: int, stop: int) -> bool:
+        """Whether a stretch has been looked at: with its own session, or as what goes along with this one."""
+        name = str(log)
+        return name in archived.logs or name in archived.lent or stop <= self._lengths.get(name, 0)
+
+    async def _check_record(self, journal: Journal, session_id: SessionId) -> None:
+        with self.watching(session_id, "record"):
+            async for _ in read_events(journal, session_id, after=None, last=None, follow=False):
+                pass
+        with self.watching(session_id, "runs"):
+            entries = await journal.read(session_id)
+            end = entries[-1].seq if entries else 0
+            starts, ends = {each.run: each.seq for each in reversed(entries)}, {each.run: each.seq for each in entries}
+            for run in await journal.runs(session_id):
+                if run.start < run.stop:
+                    await journal.messages(run.log, run.start, run.stop)
+                first, last = starts.get(run.loop_id, 0), ends.get(run.loop_id, 0)
+                if run.last.seq <= end and (run.first.seq, run.last.seq) != (first, last):  # else it went on meanwhile
+                    noted = f"it is noted to reach from entry {run.first.seq} to {run.last.seq}"
+                    what = f"{noted}, and it does from {first} to {last}" if last else f"{noted}, and has none"
+                    self.note(session_id, f"run {run.loop_id}", what, _RECORD)
+        with self.watching(session_id, "inbox"):
+            await journal.read(session_id, inbox=True)
+        with self.watching(session_id, "claim"):
+            await journal.is_claimed(session_id)
+
+
+def _view_faults(session: AgentSession) -> Iterator[str]:
+    """What a model could not be shown: results without their calls, and, once a run is over, calls without results."""
+    called: Counter[str] = Counter()
+    answered: Counter[str] = Counter()
+    for message in session.state.messages:
+        yield from (
+            f"the result of call {result.call_id!r} stands without its call"
+            for result in message.tool_results
+            if not called[result.call_id]
+        )
+        called.update(call.id for call in message.tool_calls)
+        answered.update(result.call_id for result in message.tool_results)
+    yield from (f"call {call!r} has {count} results" for call, count in answered.items() if count > called[call] > 0)
+    if session.state.status is ExecutionStatus.COMPLETED:
+        # Of its own calls: one that somebody has rewound to stands in the view without its result, and may.
+        own = {call.id for step in session.state.steps for call in step.tool_calls}
+        yield from (f"call {call!r} has no result" for call in called if call in own and not answered[call])
+
+
+def _key_faults(archived: ArchivedSession) -> Iterator[tuple[str, str]]:
+    """What is wrong with the idempotency keys: a run that was sent under one says so, and is saved with its end."""
+    ended = {entry.run for entry in archived.entries if entry.kind == "agent_end"}
+    for run, name, digest in _keys_told(archived.entries):
+        kept = archived.keys.get(name)
+        if kept is None:
+            if run in ended:
+                yield name, f"run {run} has answered a request under it, and it is not there"
+        elif kept[0] != digest:
+            yield name, f"it does not stand for the request that run {run} has answered"
+        elif 1 <= kept[1] <= len(archived.heads) and _run_of(archived, kept[1]) != run:
+            yield name, f"it stands for version {kept[1]}, which run {run} has not saved"
+
+
+def _keys_told(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, str]]:
+    """For each key the run that has answered the request, or that tries to; one that failed may have been repeated."""
+    last: dict[str, tuple[str, str, str]] = {}
+    for entry in entries:
+        told = entry.body.get("key") if entry.kind == "agent_start" and isinstance(entry.body, Mapping) else None
+        match told:
+            case [str() as name, str() as digest] if entry.run is not None:
+                last[name] = (entry.run, name, digest)
+    yield from last.values()
+
+
+class _Ran(msgspec.Struct, frozen=True):
+    execution_id: str
+
+
+def _run_of(archived: ArchivedSession, version: int) -> str | None:
+    """The run that a version shows the end of."""
+    head = StoredHead(archived.heads[version - 1], archived.session_id, version).head
+    raw = archived.values[head.hashed["execution"]] if "execution" in head.hashed else head.parts.get("execution")
+    return None if raw is None else msgspec.json.decode(raw, type=_Ran).execution_id
+
+
+def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:
+    kinds: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.run is not None and entry.kind in KINDS:  # what a newer release has written is not for us to judge
+            kinds.setdefault(entry.run, []).append(entry.kind)
+    for run, told in kinds.items():
+        if told[0] != "agent_start":
+            yield run, f"its record begins with {told[0]!r}, not with its start"
+        if told.count("agent_end") > told.count("agent_start"):
+            yield run, "it has ended more often than it was started"
+
+
+def _problem(error: BaseException, session_id: str | None, where: str) -> Problem:
+    """What went wrong, as a line in a report."""
+    match error:
+        case CorruptRecord():
+            repair = _RECORD if error.position.startswith(("event", "inbox")) else RESTORE
+            return Problem(error.session_id or session_id, error.position, error.reason, repair)
+        case InvalidSessionFile():
+            return Problem(session_id, error.path, error.reason, _DOCUMENT)
+        case UnreadableFile():
+            return Problem(session_id, error.path, error.reason, _TRY_AGAIN)
+        case StoreError():
+            return Problem(session_id, where, str(error), _TRY_AGAIN)
+        case PerdureError():
+            return Problem(session_id, where, str(error), RESTORE)
+    return Problem(session_id, where, f"it cannot be read ({type(error).__name__}: {error})", RESTORE)

@@ -1,0 +1,232 @@
+"""A session as lines of JSON, and back again. What is not as it was written is refused, with the number of the line."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import InvalidData, InvalidSessionId
+from perdure.model.ids import SessionId
+from perdure.protocols import ArchivedSession, Entry
+
+FORMAT = 1
+_LONGEST = 2 * codec.MAX_BYTES
+_NOTHING = msgspec.Raw(b"null")
+# What bytes that are no JSON, or are nested too deep, can bring about.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A line of the file. `name` and `at` say where in its session something stands."""
+
+    kind: str
+    name: str = ""
+    at: int = 0
+    body: msgspec.Raw = _NOTHING
+
+
+class _First(msgspec.Struct, frozen=True):
+    perdure: str
+    format: int
+
+
+class _Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a session's first line says of it."""
+
+    owners: dict[str, float] = {}
+    interrupted: bool = False
+
+
+def message_count(archived: ArchivedSession) -> int:
+    return sum(len(rows) for logs in (archived.logs, archived.lent) for rows in logs.values())
+
+
+def encode_session(archived: ArchivedSession) -> bytes:
+    """A session's lines."""
+    facts = _Facts(dict(archived.owners), archived.interrupted)
+    first = Line("session", str(archived.session_id), body=msgspec.Raw(msgspec.json.encode(facts)))
+    lines = [_encoded(first), *map(_encoded, _parts(archived)), *map(_encoded, _messages("lent", archived.lent))]
+    return b"".join((*lines, _encoded(_end(lines))))
+
+
+def _parts(archived: ArchivedSession) -> Iterator[Line]:
+    for name, raw in sorted(archived.values.items()):
+        yield Line("value", name, body=msgspec.Raw(raw))
+    yield from _messages("message", archived.logs)
+    for version, raw in enumerate(archived.heads, 1):
+        yield Line("version", at=version, body=msgspec.Raw(raw))
+    for kind, entries in (("entry", archived.entries), ("inbox", archived.inbox)):
+        for seq, entry in enumerate(entries, 1):
+            yield Line(kind, at=seq, body=msgspec.Raw(codec.encode(entry)))
+    for name, (key_digest, version) in sorted(archived.keys.items()):
+        yield Line("key", name, version, msgspec.Raw(msgspec.json.encode(key_digest)))
+
+
+def _messages(kind: str, logs: Mapping[str, Mapping[int, bytes]]) -> Iterator[Line]:
+    for name, rows in sorted(logs.items()):
+        for at, raw in sorted(rows.items()):
+            yield Line(kind, name, at, msgspec.Raw(raw))
+
+
+def _encoded(line: Line) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _end(lines: list[bytes]) -> Line:
+    return Line("end", at=len(lines), body=msgspec.Raw(msgspec.json.encode(_digest(lines))))
+
+
+def _digest(lines: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for line in lines:
+        digest.update(line)
+    return digest.hexdigest()
+
+
+def first_line() -> bytes:
+    return msgspec.json.encode(_First("export", FORMAT)) + b"\n"
+
+
+def last_line(sessions: int) -> bytes:
+    return _encoded(Line("close", at=sessions))
+
+
+class Found(NamedTuple):
+    """A session that was read, and where it stands in the file."""
+
+    archived: ArchivedSession
+    where: str
+    size: int
+
+
+def read_sessions(file: BinaryIO) -> Iterator[Found]:
+    """The sessions of a file, one by one; InvalidData where it is not what was written."""
+    lines = _Lines(file)
+    _check_first(lines)
+    count = 0
+    while (line := lines.next()).kind == "session":
+        yield _read_session(lines, line)
+        count += 1
+    if line.kind != "close":
+        lines.refuse(f"a session begins with a line of the kind 'session', not {line.kind!r}")
+    if line.at != count:
+        lines.refuse(f"the file should hold {line.at} sessions, and holds {count}")
+    if not lines.is_over():
+        lines.refuse("the file goes on after its last line")
+
+
+def _check_first(lines: _Lines) -> None:
+    raw = lines.raw()
+    try:
+        first = msgspec.json.decode(raw, type=_First)
+    except _UNREADABLE:
+        lines.refuse("this is not a file that perdure has exported")
+    if first.perdure != "export":
+        lines.refuse("this is not a file that perdure has exported")
+    if first.format != FORMAT:
+        lines.refuse(f"format {first.format} is not one this release reads (1 to {FORMAT}); a newer perdure may")
+
+
+class _Lines:
+    """The lines of a file, counted."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.number = 0
+        self.met: list[bytes] = []
+
+    def raw(self) -> bytes:
+        self.number += 1
+        raw = self._file.readline(_LONGEST + 1)
+        if not raw.endswith(b"\n"):
+            cut = len(raw) <= _LONGEST
+            self.refuse(
+                "the file ends here, before it is complete" if cut else "the line is longer than any perdure writes"
+            )
+        return raw
+
+    def next(self) -> Line:
+        raw = self.raw()
+        self.met.append(raw)
+        try:
+            return msgspec.json.decode(raw, type=Line)
+        except _UNREADABLE as error:
+            self.refuse(f"it cannot be read: {error}")
+
+    def is_over(self) -> bool:
+        self.number += 1
+        return self._file.read(1) == b""
+
+    def refuse(self, problem: str) -> NoReturn:
+        raise InvalidData(f"line {self.number}", f"{problem}. Export it again; nothing from this line on was taken in")
+
+
+def _read_session(lines: _Lines, first: Line) -> Found:
+    lines.met = lines.met[-1:]
+    start = lines.number
+    draft = _Draft(lines, first)
+    while (line := lines.next()).kind != "end":
+        draft.take(line)
+    own, last = lines.met[:-1], lines.met[-1]
+    if last != _encoded(_end(own)):
+        lines.refuse(f"the lines of session {first.name!r} do not match their checksum")
+    size = sum(map(len, lines.met))
+    return Found(draft.archived(), f"lines {start} to {lines.number}", size)
+
+
+class _Draft:
+    """A session while its lines come in."""
+
+    def __init__(self, lines: _Lines, first: Line) -> None:
+        self._lines = lines
+        self._id = self._sound(lambda: SessionId(first.name))
+        self._facts = self._sound(lambda: msgspec.json.decode(first.body, type=_Facts))
+        self._values: dict[str, bytes] = {}
+        self._logs: dict[str, dict[str, dict[int, bytes]]] = {"message": {}, "lent": {}}
+        self._in_turn: dict[str, list[Any]] = {"version": [], "entry": [], "inbox": []}
+        self._keys: dict[str, tuple[str, int]] = {}
+
+    def take(self, line: Line) -> None:
+        body = bytes(line.body)
+        match line.kind:
+            case "value":
+                self._values[line.name] = body
+            case "message" | "lent":
+                rows = self._logs[line.kind].setdefault(line.name, {})
+                if line.at < 0 or line.at in rows:
+                    self._lines.refuse(f"there cannot be a message {line.at} here")
+                rows[line.at] = self._sound(lambda: codec.encode_message(codec.decode_message(body)))
+            case "version" | "entry" | "inbox":
+                before = self._in_turn[line.kind]
+                if line.at != len(before) + 1:
+                    self._lines.refuse(f"{line.kind} {len(before) + 1} should stand here, not {line.at}")
+                before.append(body if line.kind == "version" else self._sound(lambda: codec.decode(Entry, body)))
+            case "key":
+                digest = self._sound(lambda: msgspec.json.decode(body, type=str))
+                self._keys[line.name] = (digest, line.at)
+            case _:
+                self._lines.refuse(f"{line.kind!r} is no part of a session that this release knows")
+
+    def _sound(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (InvalidData, InvalidSessionId, *_UNREADABLE) as error:
+            self._lines.refuse(str(error))
+
+    def archived(self) -> ArchivedSession:
+        return ArchivedSession(
+            session_id=self._id,
+            heads=tuple(self._in_turn["version"]),
+            values=self._values,
+            logs=self._logs["message"],
+            lent=self._logs["lent"],
+            owners=self._facts.owners,
+            entries=tuple(self._in_turn["entry"]),
+            inbox=tuple(self._in_turn["inbox"]),
+            keys=self._keys,
+            interrupted=self._facts.interrupted,
+        )

@@ -1,0 +1,216 @@
+"""Sessions as one file of JSON Lines, which another store takes in whole: versions, logs, records, keys and links.
+
+The first line says what the file is; each session is a `session` line, its parts, and an `end` line with their number
+and checksum; the last line says how many sessions there are. A file that was cut short or altered is refused at the
+line where that shows, and no session is ever taken in by half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import BinaryIO
+
+import msgspec
+
+from perdure.archive.lines import Found, encode_session, first_line, last_line, message_count, read_sessions
+from perdure.errors import InvalidData, SessionNotFound, StoreError
+from perdure.model.ids import SessionId, new_id
+from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
+from perdure.paging import pages
+from perdure.protocols import Archive, ArchivedSession, ArchivingStore, Filters, SessionStore
+from perdure.stores.format.heads import decode_info
+from perdure.stores.jobs.archive.archived import check, split_name
+
+Progress = Callable[[int, int], None]
+"""Told how many sessions are done, and of how many; the second is 0 where that is not known."""
+
+
+class MoveReport(msgspec.Struct, frozen=True):
+    """What an export or an import came to. Sessions that were there already, and the same, are `skipped`."""
+
+    sessions: int = 0
+    skipped: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+    def plus(self, archived: ArchivedSession, size: int, *, is_new: bool = True) -> MoveReport:
+        """Return the report with one more session in it."""
+        messages = self.messages + (message_count(archived) if is_new else 0)
+        return MoveReport(self.sessions + is_new, self.skipped + (not is_new), messages, self.bytes + size)
+
+
+async def export_sessions(
+    store: ArchivingStore,
+    target: str | os.PathLike[str] | BinaryIO,
+    session_ids: Iterable[str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> MoveReport:
+    """Write sessions into a file, all of them by default. Under a path the file appears when it is complete."""
+    if isinstance(target, str | os.PathLike):
+        return await _export_to_path(store, _path(target, "$.target"), session_ids, progress)
+    ids = await in_order(store, session_ids)
+    head, tail = first_line(), last_line(len(ids))
+    report, exported = MoveReport(bytes=len(head) + len(tail)), set[str]()
+    await asyncio.to_thread(target.write, head)
+    for done, session_id in enumerate(ids, 1):
+        archived = await dump_for(store, session_id, exported)
+        raw = encode_session(archived)
+        await asyncio.to_thread(target.write, raw)
+        report = report.plus(archived, len(raw))
+        exported.add(session_id)
+        if progress is not None:
+            progress(done, len(ids))
+    await asyncio.to_thread(target.write, tail)
+    return report
+
+
+async def import_sessions(
+    store: ArchivingStore,
+    source: str | os.PathLike[str] | BinaryIO,
+    *,
+    owner: str | None = None,
+    progress: Progress | None = None,
+) -> MoveReport:
+    """Take in the sessions of a file, each in one commit; those that are there already, and the same, are skipped.
+
+    InvalidData names the line at which a file is not what was written, SessionConflict a session that is here and is
+    another. What stands before that is taken in; the rest is, and nothing twice, when the file is imported again.
+    With an `owner`, a session of anybody else's is refused.
+    """
+    if isinstance(source, str | os.PathLike):
+        with await _opened(_path(source, "$.source")) as file:
+            return await import_sessions(store, file, owner=owner, progress=progress)
+    report, present = MoveReport(), set[str]()
+    reading = read_sessions(source)
+    while (found := await asyncio.to_thread(next, reading, None)) is not None:
+        _check_owner(found, owner)
+        is_new = await _take_in(store, found, present)
+        present.add(found.archived.session_id)
+        report = report.plus(found.archived, found.size, is_new=is_new)
+        if progress is not None:
+            progress(report.sessions + report.skipped, 0)
+    return report
+
+
+def _path(given: str | os.PathLike[str], where: str) -> str:
+    """Return the name of a file; InvalidData if the system cannot take it."""
+    path = os.fspath(given)
+    try:
+        is_possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise InvalidData(where, f"{path!r} cannot be the name of a file")
+    return path
+
+
+async def _opened(path: str) -> BinaryIO:
+    try:
+        return await asyncio.to_thread(open, path, "rb")
+    except OSError as error:
+        raise StoreError(f"{path} could not be read: {error.strerror}. Name another file.") from None
+
+
+def _check_owner(found: Found, owner: str | None) -> None:
+    archived = found.archived
+    if owner is not None and archived.heads:
+        version = len(archived.heads)
+        if decode_info(archived.heads[-1], archived.session_id, version).owner != owner:
+            raise InvalidData(found.where, f"session {archived.session_id!r} is not one of {owner!r}'s")
+
+
+async def _take_in(store: Archive, found: Found, present: set[str]) -> bool:
+    archived = found.archived
+    try:
+        missing = _not_in_the_file(archived, present)
+        if not missing:
+            return await store.restore(archived)
+    except InvalidData as error:
+        raise InvalidData(found.where, f"session {archived.session_id!r} is not whole: {error}") from None
+    names = ", ".join(sorted(missing))
+    raise InvalidData(found.where, f"session {archived.session_id!r} shows parts of {names}, not in the file")
+
+
+def _not_in_the_file(archived: ArchivedSession, present: set[str]) -> set[str]:
+    """Whom a session shows without bringing along what: linked to one who is here, it would tell that one's secrets."""
+    absent = archived.owners.keys() - present
+    if not absent:
+        return set()
+    carried = archived.logs.keys() | archived.lent.keys()
+    shown = {str(name) for name, _, _ in check(archived)}
+    return {owner for owner, _ in map(split_name, shown - carried)} & absent
+
+
+async def _export_to_path(
+    store: ArchivingStore, path: str, session_ids: Iterable[str] | None, progress: Progress | None
+) -> MoveReport:
+    unfinished = f"{path}.{new_id()}.tmp"
+    try:
+        # What was said is for its owner's eyes, wherever it goes; nor does it go where somebody's link leads.
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            report = await export_sessions(store, file, session_ids, progress=progress)
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
+        os.replace(unfinished, path)
+        await asyncio.to_thread(_sync_directory, os.path.dirname(path) or ".")
+    except OSError as error:
+        raise StoreError(f"{path} could not be written: {error.strerror}. Name another file, or make room.") from None
+    finally:
+        with suppress(OSError):
+            os.unlink(unfinished)
+    return report
+
+
+def _sync_directory(path: str) -> None:
+    """Make a renaming last: until then a power cut may undo it."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+async def dump_for(store: Archive, session_id: str, present: set[str]) -> ArchivedSession:
+    """A session for a place where these others are: what it shows of any others is carried along."""
+    archived = await store.dump(session_id)
+    if archived.owners.keys() <= present:
+        return archived
+    return await store.dump(session_id, alone=True)
+
+
+async def in_order(store: SessionStore, session_ids: Iterable[str] | None = None) -> list[SessionId]:
+    """Ids of sessions, of all by default, parents before their children and else as they were created."""
+    infos = await _all_infos(store) if session_ids is None else [await _info(store, each) for each in session_ids]
+    waiting = {info.id: info for info in sorted(infos, key=lambda info: (info.created_at, info.id))}
+    ordered: dict[SessionId, None] = {}
+    for info in waiting.values():
+        line: list[SessionId] = []
+        at: SessionId | None = info.id
+        while at is not None and at in waiting and at not in ordered and at not in line:
+            line.append(at)
+            at = waiting[at].parent_id
+        ordered.update(dict.fromkeys(reversed(line)))
+    return list(ordered)
+
+
+async def _all_infos(store: SessionStore) -> list[AgentSessionInfo]:
+    wanted: tuple[Filters, ...] = ({}, {"status": SessionStatus.DELETED})
+    return [info for each in wanted async for page in pages(store, **each) for info in _sound(page)]
+
+
+async def _info(store: SessionStore, session_id: str) -> AgentSessionInfo:
+    for info in _sound(await store.list(id=SessionId(session_id))):
+        return info
+    raise SessionNotFound(session_id)
+
+
+def _sound(page: SessionInfoList) -> SessionInfoList:
+    """Return a page. Raise what is wrong with one of its headers."""
+    if page.damaged:
+        raise page.damaged[0]
+    return page

@@ -1,0 +1,77 @@
+"""Runs that were killed, and whether the next one needs tools: what hints have to say to work."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from perdure.cli.hints import command
+from perdure.errors import PerdureError
+
+if TYPE_CHECKING:
+    import click
+
+    from perdure.sessions.sessions import Sessions
+
+T = TypeVar("T")
+
+KILLED = "killed"
+
+
+async def killed_in(sessions: Sessions) -> set[str]:
+    """The sessions whose last run was killed and waits to be recovered."""
+    journal = sessions.runtime.journal
+    return set() if journal is None else {str(each) for each in await journal.lapsed()}
+
+
+async def needs_tools(sessions: Sessions, session_id: str) -> bool:
+    """Whether a session can hardly go on without tools: it waits with calls, its agent names some, or its last run
+    has called one. A session that cannot be read is left to whoever reads it next."""
+    try:
+        return await _calls_tools(sessions, session_id)
+    except PerdureError:
+        return False
+
+
+async def _calls_tools(sessions: Sessions, session_id: str) -> bool:
+    session = await sessions.session(session_id)
+    execution = session.state.execution
+    if session.definition.tools or (execution is not None and execution.pending_calls):
+        return True
+    record = await sessions.record(session_id, limit=1)
+    loops = [await sessions.loop(session_id, header.loop_id) for header in record.loops]
+    return any(message.tool_calls for loop in loops for message in loop.messages)
+
+
+async def subagents_of(sessions: Sessions, session_id: str) -> set[str]:
+    """Return the names of the tools that have spawned sub-agents in a session."""
+    children = await sessions.list(parent=session_id, limit=1000)
+    return {child.spawn_ref.tool_name for child in children if child.spawn_ref is not None}
+
+
+def needs_tools_there(ctx: click.Context | None, session_id: str) -> bool:
+    """The same of a session in a store that is closed by now; False if that can no longer be told."""
+    return _looked_up(ctx, session_id, needs_tools, False)
+
+
+def subagents_there(ctx: click.Context | None) -> set[str]:
+    """Return the sub-agents of the session that a command was given, from a store that is closed by now."""
+    given = ctx.params.get("session") or ctx.params.get("wanted") if ctx is not None else None
+    return set() if given is None else _looked_up(ctx, given, subagents_of, set())
+
+
+def _looked_up(
+    ctx: click.Context | None, session_id: str, look: Callable[[Sessions, str], Awaitable[T]], otherwise: T
+) -> T:
+    from perdure.cli.session_ids import on_session
+
+    try:
+        return otherwise if ctx is None else on_session(ctx, session_id, look)[1]
+    except (PerdureError, OSError):
+        return otherwise
+
+
+def to_go_on(session_id: str, *, tools: bool) -> str:
+    """What to type where a run was killed."""
+    recover = command("recover", session_id, tools=tools)
+    return f"Go on with it: {recover}\nOr end it: {command('cancel', session_id)}"

@@ -1,0 +1,258 @@
+"""Commands that keep a store in order: sessions are moved, checked and erased."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+import msgspec
+
+from perdure.cli.errors import CONFLICT, DAMAGED, Failure
+from perdure.cli.hints import command
+from perdure.cli.options import older_option, session_argument, settings_of, status_option, store_command
+from perdure.cli.session_ids import named, on_session
+from perdure.cli.setup import on_sessions, owner_of, run, store_url
+from perdure.cli.terminal import counted, line, note, print_json, progress, say
+
+if TYPE_CHECKING:
+    from perdure.archive.checking import FsckReport
+    from perdure.archive.copying import CopyReport
+    from perdure.archive.moving import MoveReport
+    from perdure.sessions.sessions import Sessions
+
+_KEPT = "The sessions that have arrived are kept. Repeat the command to go on."
+_SHOWN = 5
+"""The most ids that a note names."""
+_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@store_command()
+@session_argument("sessions", nargs=-1, metavar="[SESSION]...")
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where to write. [stdout]")
+def export(ctx: click.Context, sessions: tuple[str, ...], output: str) -> None:
+    """Write each SESSION, or all of them, with their versions and runs into one file of JSON Lines."""
+    if output == "-" and sys.stdout.isatty():
+        raise click.UsageError("Say where to write: -o FILE, or into a pipe.")
+    target: str | BinaryIO = sys.stdout.buffer if output == "-" else output
+
+    async def work(store: Sessions) -> MoveReport:
+        chosen = [await named(store, each) for each in sessions] or None
+        with progress("exporting") as tell:
+            return await store.export(target, chosen, progress=tell)
+
+    with _told_of_interruption("No file was written." if output != "-" else "What was written is not whole."):
+        report = on_sessions(ctx, work)
+    note(_told("exported", report))
+
+
+@store_command("import", json=True)
+@click.argument("file")
+def import_(ctx: click.Context, file: str, as_json: bool) -> None:
+    """Take in the sessions of FILE, which export has written; - is stdin. Those that are there are skipped."""
+    source: str | BinaryIO = sys.stdin.buffer if file == "-" else file
+
+    async def work(store: Sessions) -> MoveReport:
+        with progress("importing") as tell:
+            return await store.import_(source, progress=tell)
+
+    with _told_of_interruption(_KEPT), _told_of_others():
+        report = on_sessions(ctx, work, must_exist=False)
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        say(_told("imported", report))
+
+
+@store_command(json=True)
+@click.argument("urls", metavar="[SOURCE] TARGET", nargs=-1, required=True)
+def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
+    """Copy every session of the store SOURCE into the store TARGET, both URLs, and compare both sides.
+
+    Without SOURCE it is the store that --store and the settings name. It may be interrupted and repeated.
+    """
+    if settings_of(ctx).owner:
+        raise click.UsageError("A copy is of the whole store; leave --owner out, or export and import.")
+    if len(urls) > 2:
+        raise click.UsageError("Name a store to copy from and one to copy into, or only the second.")
+    if len(urls) == 2:
+        settings_of(ctx).store = urls[0]
+    with _told_of_interruption(_KEPT), _told_of_others(urls[-1]):
+        report = run(_copied(ctx, urls[-1]))
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        say(f"{_told('copied', report)}, {report.verified:,} verified")
+        for session_id in report.differing:
+            note(f"differs: {session_id}. It was changed meanwhile; copy again when it is at rest.")
+    if report.differing:
+        ctx.exit(DAMAGED)
+
+
+async def _copied(ctx: click.Context, target: str) -> CopyReport:
+    from contextlib import AsyncExitStack
+
+    from perdure.archive import copying
+    from perdure.cli.setup import as_url, require_kind, require_store
+    from perdure.errors import ConfigurationError
+    from perdure.protocols import ArchivingStore
+    from perdure.stores.urls import store_of
+
+    source_url, target_url = store_url(ctx).value, as_url(target)
+    if source_url == target_url:
+        raise click.UsageError("That is the store itself. Name another to copy into.")
+    require_store(ctx)
+    async with AsyncExitStack() as stack:
+        stores: list[Any] = []
+        for url in (source_url, target_url):
+            require_kind(url)
+            store = store_of(url)
+            if not isinstance(store, ArchivingStore):
+                raise ConfigurationError(f"A {type(store).__name__} cannot be copied from or into.")
+            stores.append(await stack.enter_async_context(store))  # type: ignore[arg-type]  # ours all can
+        with progress("copying") as tell:
+            return await copying.copy(*stores, progress=tell)
+
+
+@contextmanager
+def _told_of_interruption(text: str) -> Iterator[None]:
+    """Say what became of the work if it is stopped with Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(text)
+        raise
+
+
+@contextmanager
+def _told_of_others(target: str | None = None) -> Iterator[None]:
+    """Say what to do where another session has the id of one that arrives, in the store that it arrives in."""
+    from perdure.errors import SessionConflict
+
+    try:
+        yield
+    except SessionConflict as error:
+        if not error.found or not error.expected:
+            raise
+        ctx = click.get_current_context()
+        settings_of(ctx).store = target or settings_of(ctx).store
+        there = f"Session {error.session_id!r} is in this store already (version {error.found})"
+        arrives = f"it is not the one to be brought in (version {error.expected})"
+        erase = command("purge", error.session_id, "--yes")
+        advice = f"Bring it into another store, or erase the one that is there first: {erase}"
+        raise Failure(f"{there}, and {arrives}. {advice}", CONFLICT) from error
+
+
+def _told(done: str, report: MoveReport) -> str:
+    were = "was" if report.skipped == 1 else "were"
+    skipped = f", {report.skipped:,} {were} there already" if report.skipped else ""
+    return f"{done} {counted(report.sessions, 'session')} with {counted(report.messages, 'message')}{skipped}"
+
+
+@store_command(json=True)
+@session_argument(required=False, metavar="[SESSION]")
+def fsck(ctx: click.Context, session: str | None, as_json: bool) -> None:
+    """Verify every promise that the store, or SESSION, makes, and say how to repair what is wrong."""
+    if session is None and owner_of(ctx):
+        raise click.UsageError("The check is of the whole store; leave --owner out, or name a session.")
+
+    async def work(sessions: Sessions) -> FsckReport:
+        from perdure.archive.checking import fsck as check
+
+        session_id = None if session is None else await named(sessions, session)
+        with progress("checking") as tell:
+            return await check(sessions.store, session_id=session_id, progress=tell)
+
+    report = on_sessions(ctx, work)
+    if as_json:
+        problems = [
+            {"session": each.session_id, "where": each.where, "what": each.what, "repair": each.repair}
+            for each in report.problems
+        ]
+        print_json({"sessions": report.sessions, "messages": report.messages, "problems": problems})
+    else:
+        for each in report.problems:
+            of = f"{each.session_id}: " if each.session_id else ""
+            say(f"✗ {of}{line(each.where)}: {line(each.what)}\n  {line(each.repair)}")
+        found = counted(len(report.problems), "problem") if report.problems else "no problems"
+        say(f"{counted(report.sessions, 'session')}, {counted(report.messages, 'message')}, {found}")
+    if report.problems:
+        ctx.exit(DAMAGED)
+
+
+def _confirm(yes: bool, what: str) -> None:
+    """Ask first: nothing else in perdure loses what was said."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"This would {what} for good. Add --yes if you mean it.")
+    click.confirm(f"{what[0].upper()}{what[1:]} for good?", abort=True)
+
+
+@store_command()
+@session_argument("sessions", nargs=-1, metavar="[SESSION]...")
+@older_option("older_than")
+@status_option
+@_yes
+def purge(
+    ctx: click.Context, sessions: tuple[str, ...], older_than: datetime | None, status: str | None, yes: bool
+) -> None:
+    """Erase each SESSION, or all of an age or status, with their sub-agents' sessions. Prints how many.
+
+    What their forks show stays.
+    """
+    if bool(sessions) == bool(older_than or status):
+        raise click.UsageError("Name the sessions, or which by --older-than and --status.")
+
+    async def find(store: Sessions) -> list[str]:
+        return [await named(store, each) for each in sessions]
+
+    async def work(store: Sessions) -> int:
+        if not found:
+            return await store.purge(older_than=older_than, status=status)
+        return sum([len(await store.delete(session_id)) for session_id in found])
+
+    found = on_sessions(ctx, find)
+    _confirm(yes, f"erase {', '.join(found)}" if found else "erase these sessions")
+    say(f"sessions erased: {on_sessions(ctx, work)}")
+
+
+@store_command()
+@session_argument()
+@click.argument("messages", nargs=-1, required=True)
+@click.option("--replacement", default="[redacted]", show_default=True, help="What stands there instead.")
+@_yes
+def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacement: str, yes: bool) -> None:
+    """Replace what MESSAGES of SESSION, given by their ids, say: in every version, fork, summary and index."""
+    _confirm(yes, f"replace {counted(len(messages), 'message')}")
+
+    async def verb(sessions: Sessions, session_id: str) -> tuple[int, list[str]]:
+        replaced = await sessions.redact(session_id, messages, replacement=replacement)
+        return replaced, await _with_copies(sessions, session_id)
+
+    _, (replaced, others) = on_session(ctx, session, verb)
+    say(f"messages replaced: {replaced}")
+    if others:
+        shown = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
+        note(
+            "Sub-agents and their callers have each other's texts in messages of their own. Sessions that may have "
+            f"copies: {shown}. To see where a text still is: {command('search', 'TEXT')}"
+        )
+
+
+async def _with_copies(sessions: Sessions, session_id: str) -> list[str]:
+    """Return the sessions that a session exchanges texts with: its caller's, and those of its sub-agents."""
+    from perdure.actions.children import spawned_by
+
+    caller = (await sessions.info(session_id)).spawn_ref
+    spawned = await spawned_by(sessions.store, session_id, deleted=True)
+    return [*([caller.parent_session_id] if caller is not None else []), *(info.id for info in spawned)]
+
+
+@store_command()
+def gc(ctx: click.Context) -> None:
+    """Erase what erased sessions have left behind and nothing points to."""
+    say(f"messages erased: {on_sessions(ctx, lambda store: store.gc())}")

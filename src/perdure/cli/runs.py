@@ -1,0 +1,215 @@
+"""Commands about runs: what happened in them, and what they have used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.json_forms import of_usage
+from perdure.cli.options import agent_name_option, last_option, session_argument, since_option, store_command
+from perdure.cli.session_ids import on_session
+from perdure.cli.setup import on_sessions
+from perdure.cli.terminal import (
+    console,
+    counted,
+    is_terminal,
+    line,
+    note,
+    print_json,
+    print_table,
+    progress,
+    safe,
+    width,
+)
+from perdure.model.usage import Usage
+from perdure.paging import all_infos
+
+if TYPE_CHECKING:
+    from perdure.model.loop_events import AnyLoopEvent
+    from perdure.model.record import LoopRecord
+    from perdure.model.session import AgentSessionInfo
+    from perdure.sessions.sessions import Sessions
+
+_BAR, _TABLE = 40, 50
+_BEFORE = 52
+"""How wide the columns before an event's words are."""
+Key = tuple[str, str]
+
+
+@store_command(json=True)
+@session_argument()
+@click.option("-f", "--follow", is_flag=True, help="Go on with those to come, from whichever process.")
+@click.option("--after", type=click.IntRange(0), metavar="CURSOR", help="Only those behind this one.")
+@last_option(help="Only the last N events.")
+def events(ctx: click.Context, session: str, follow: bool, after: int | None, last: int | None, as_json: bool) -> None:
+    """Show what happened in the runs of SESSION, one event a line: cursor, time, run, kind, what."""
+
+    async def verb(sessions: Sessions, session_id: str) -> None:
+        async for event in sessions.events(session_id, after=after, last=last, follow=follow):
+            if as_json:
+                print_json(event.to_dict())
+            else:
+                _print_event(event)
+
+    on_session(ctx, session, verb)
+
+
+def _print_event(event: AnyLoopEvent) -> None:
+    kind = type(event).__struct_config__.tag
+    fields = (event.cursor or "", event.at.isoformat(timespec="milliseconds"), event.loop_id, kind, _told(event))
+    if not is_terminal():
+        click.echo("\t".join(line(field) for field in fields))
+        return
+    at = f"{event.at:%H:%M:%S.%f}"[:-3]
+    told = line(fields[-1], max(20, (width() or 100) - _BEFORE))
+    click.echo(f"{event.cursor or '':>6}  {at}  {safe(event.loop_id[-6:])}  {safe(str(kind)):<20}  {told}")
+
+
+def _told(event: AnyLoopEvent) -> str:
+    """What an event says, in a few words."""
+    told = _WORDS.get(type(event).__name__)
+    return told(event) if told else ""
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "AgentStart": lambda event: (event.config.model if event.config else "") + (" resumed" if event.resumed else ""),
+    "TurnStart": lambda event: f"step {event.index}",
+    "MessageEnd": lambda event: (
+        f"{event.message.role}: {event.message.text}" + "".join(f" → {call.name}" for call in event.message.tool_calls)
+    ),
+    "ToolExecutionStart": lambda event: f"{event.call.name} {dict(event.call.arguments)}",
+    "ToolExecutionEnd": lambda event: (
+        f"{event.execution.call.name} = "
+        + (event.execution.error.message if event.execution.error else str(event.execution.result))
+    ),
+    "AgentEnd": lambda event: f"{event.status.value} {counted(event.usage.total_tokens, 'token')}",
+    "InputRejected": lambda event: event.reason,
+    "Compaction": lambda event: f"{event.block.by} covers {counted(event.block.covered, 'message')}",
+    "ParallelLoopStart": lambda event: counted(len(event.loop_ids), "branch"),
+    "ParallelLoopEnd": lambda event: f"selected {event.selected_loop_id}",
+    "Redacted": lambda event: counted(len(event.message_ids), "message"),
+    "UnknownEvent": lambda event: event.kind,
+}
+
+
+@dataclass
+class Run:
+    """What one run has used."""
+
+    agent: str
+    model: str
+    at: datetime | None
+    usage: Usage
+
+    @property
+    def day(self) -> str:
+        return self.at.date().isoformat() if self.at else "unknown"
+
+
+@store_command(json=True)
+@click.option("--by", type=click.Choice(["agent", "model", "day"]), help="Only by this. [all three]")
+@agent_name_option
+@since_option("since", "runs")
+def stats(ctx: click.Context, by: str | None, agent: str | None, since: datetime | None, as_json: bool) -> None:
+    """Count tokens and cost by agent, model and day. What a sub-agent has used counts for it, not for its caller."""
+
+    runs = on_sessions(ctx, lambda sessions: runs_in(sessions, since))
+    found = [each for each in runs if agent in (None, each.agent)]
+    groups = {name: _summed(found, name) for name in ([by] if by else ["agent", "model", "day"])}
+    if as_json:
+        total = _row("total", found)
+        print_json({"total": total, **{f"by_{name}": rows for name, rows in groups.items()}})
+        return
+    if not found:
+        note("No runs here.")
+        return
+    for name, rows in groups.items():
+        print_costs(name, rows)
+
+
+async def runs_in(sessions: Sessions, since: datetime | None = None) -> list[Run]:
+    """Every run since a time. A caller's usage holds that of its sub-agents, which is taken out of it here."""
+    runs: dict[Key, Run] = {}
+    spawned: list[tuple[Key, Usage]] = []
+    with progress("counting") as tell:
+        infos = await (all_infos(sessions, updated_after=since) if since else all_infos(sessions))
+        for done, info in enumerate(infos, 1):
+            found = _runs_of(info, await _loops(sessions, info.id))
+            runs |= found
+            if info.spawn_ref is not None:
+                ref = info.spawn_ref
+                used = sum((each.usage for each in found.values()), start=Usage())
+                spawned.append(((ref.parent_session_id, ref.parent_loop_id), used))
+            tell(done, len(infos))
+    for caller, used in spawned:
+        if caller in runs:
+            runs[caller].usage = _without(runs[caller].usage, used)
+    return [each for each in runs.values() if since is None or (each.at is not None and each.at >= since)]
+
+
+async def _loops(sessions: Sessions, session_id: str) -> list[LoopRecord]:
+    """The headers of a session's runs. That of one that has not ended does not know what it has used: it is read."""
+    headers = (await sessions.record(session_id)).loops
+    return [each if each.status.is_over else await sessions.loop(session_id, each.loop_id) for each in headers]
+
+
+def _runs_of(info: AgentSessionInfo, loops: Iterable[LoopRecord]) -> dict[Key, Run]:
+    runs: dict[Key, Run] = {}
+    for loop in loops:
+        usage = loop.usage
+        group = loop.parallel_group
+        if group is not None and group.all_loop_ids[0] == loop.loop_id:
+            usage = usage + group.evaluation_usage
+        runs[info.id, loop.loop_id] = Run(info.agent_name, _model_of(loop), loop.started_at, usage)
+    return runs
+
+
+def _model_of(loop: LoopRecord) -> str:
+    if loop.config is not None:
+        return loop.config.model
+    return "none (compaction)" if loop.continuation_kind.kind == "compaction" else "unknown"
+
+
+def _without(usage: Usage, part: Usage) -> Usage:
+    """A usage less a part of it; a run that was killed may not have counted the part yet."""
+    fields = of_usage(usage)
+    return Usage(**{name: max(0, amount - getattr(part, name)) for name, amount in fields.items()})
+
+
+def _summed(runs: Iterable[Run], name: str) -> list[dict[str, Any]]:
+    groups: dict[str, list[Run]] = {}
+    for each in runs:
+        groups.setdefault(getattr(each, name), []).append(each)
+    return [_row(key, groups[key]) for key in sorted(groups)]
+
+
+def _row(key: str, runs: list[Run]) -> dict[str, Any]:
+    return {"key": key, "runs": len(runs), **of_usage(sum((each.usage for each in runs), start=Usage()))}
+
+
+def print_costs(name: str, rows: list[dict[str, Any]]) -> None:
+    """A table of sums, with a bar for each in a terminal."""
+    counted = "cost" if any(row["cost"] for row in rows) else "output_tokens"
+    most = max((row[counted] for row in rows), default=0) or 1
+    columns = [name.upper(), "RUNS", "INPUT", "OUTPUT", "COST"]
+    lines = [
+        [row["key"], row["runs"], f"{row['input_tokens']:,}", f"{row['output_tokens']:,}", f"${row['cost']:.4f}"]
+        for row in rows
+    ]
+    if not is_terminal():
+        print_table(columns, [(name, *_plain(row)) for row in rows])
+        return
+    longest = min(_BAR, (width() or 80) - _TABLE)
+    for row, cells in zip(rows, lines, strict=True):
+        cells.append("█" * round(longest * row[counted] / most))
+    right = ("RUNS", "INPUT", "OUTPUT", "COST")
+    print_table([*columns, "SHARE"], lines, right=right, spare=("SHARE", "RUNS", "INPUT", "OUTPUT", "COST"))
+    console().print()
+
+
+def _plain(row: dict[str, Any]) -> tuple[object, ...]:
+    return (row["key"], row["runs"], row["input_tokens"], row["output_tokens"], f"{row['cost']:.6f}")

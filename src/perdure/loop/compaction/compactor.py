@@ -1,0 +1,286 @@
+"""Makes a view shorter: chooses a cut, has a strategy say what is shown before it, and lays that over the view."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.aio import raise_if_cancelled
+from perdure.errors import CompactionFailed, ConfigurationError, DriverError, InvalidData
+from perdure.loop.compaction.draft import (
+    MARK,
+    Draft,
+    check_valid,
+    is_summary,
+    shortened,
+    summary_message,
+    view_of,
+    with_results,
+)
+from perdure.loop.compaction.options import CompactionOptions, CompactStrategy, called
+from perdure.loop.compaction.summary import NoteTaker
+from perdure.loop.tokens import TokenEstimator
+from perdure.model.ids import new_id, now
+from perdure.model.loop_events import Compaction, CompactionBlock, CompactionPart
+from perdure.model.message import Message
+from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
+
+SUMMARY_ON_RECORD = 200
+"""Characters of a summary that its record quotes; the whole is a message in the log."""
+QUOTED_REQUEST = 500
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """What a compaction comes to: the block, what it shows, and what a model has used for it."""
+
+    block: CompactionBlock
+    shown: tuple[CompactionPart, ...]
+    usage: Usage = Usage()
+
+
+def overlaid(view: Transcript, made: Compacted | Compaction) -> Transcript:
+    """A view with a compaction laid over it; live and replayed, it is the same block."""
+    block = made.block
+    return view.cover(
+        block.start,
+        block.start + block.covered,
+        view_of(made.shown, view),
+        by=block.by,
+        tokens_before=block.tokens_before,
+        tokens_after=block.tokens_after,
+        model=block.model,
+        block_id=block.id,
+        at=block.at,
+    )
+
+
+class Compactor:
+    """Compacts by options. Without a summariser, a strategy that needs a model is a ConfigurationError."""
+
+    def __init__(
+        self,
+        options: CompactionOptions,
+        tokens: TokenEstimator | None = None,
+        summariser: NoteTaker | None = None,
+        *,
+        model: str | None = None,
+    ) -> None:
+        self.options = options
+        self.tokens = tokens or TokenEstimator()
+        self._summariser = summariser
+        self.model = model
+        """The model whose count of tokens matters: the one that will be shown the view."""
+        self.spent = Usage()
+        """What a model has used so far, whatever comes of it."""
+
+    async def compact(
+        self, view: Transcript, *, open_calls: Collection[str] = (), step: int = 0, is_lenient: bool = False
+    ) -> Compacted | None:
+        """What to lay over a view; None where there is nothing to do. A lenient one may stay over the hard limit."""
+        before = self.tokens.messages(view, self.model)
+        threshold = self.options.token_threshold
+        if threshold is not None and before < threshold:
+            return None
+        work = _Work(self, Draft(view, open_calls), step)
+        has_model = self._summariser is not None and self._summariser.is_language_model
+        strategy = self.options.strategy(has_model=has_model)
+        try:
+            await work.apply(strategy, work.draft.cut_for(self.options.keep_last))
+            await work.keep_to_limit(is_lenient=is_lenient)
+        except DriverError as error:
+            raise CompactionFailed(str(error)) from error
+        raise_if_cancelled()  # a driver may have taken the cancellation for its own
+        return work.result(before) if work.draft.is_changed else None
+
+    def charge(self, usage: Usage) -> None:
+        self.spent += usage
+
+    def possible_gain(self, view: Transcript) -> float:
+        """The share of a view's tokens that a compaction could save at most."""
+        limit = self.options.hard_limit_tokens
+        older = view[: Draft(view).cut_for(self.options.keep_last)]
+        total = self.tokens.messages(view, self.model)
+        gain = self.tokens.messages((m for m in older if not is_summary(m)), self.model)
+        if limit is not None:
+            gain = max(gain, total - limit)
+        return gain / total if total else 0.0
+
+    def count(self, draft: Draft) -> int:
+        return self.tokens.messages(draft.messages(), self.model)
+
+    def count_each(self, draft: Draft) -> list[int]:
+        return [self.tokens.messages([message], self.model) for message in draft.messages()]
+
+    @property
+    def summariser(self) -> NoteTaker:
+        if self._summariser is None:
+            raise ConfigurationError(
+                "The strategy 'llm' needs a model: pass CompactTranscript(loops=LoopFactory(…)), give a "
+                "compress_callback that writes the summary, or use 'truncate' or 'observation_mask'."
+            )
+        return self._summariser
+
+
+class _Work:
+    """One compaction under way."""
+
+    def __init__(self, compactor: Compactor, draft: Draft, step: int) -> None:
+        self.draft = draft
+        self._compactor = compactor
+        self._options = compactor.options
+        self._step = step
+        self._done_by: list[str] = []
+        self._model: str | None = None
+
+    async def apply(self, strategy: CompactStrategy, cut: int) -> None:
+        by_name: dict[CompactStrategy, Callable[[int], Awaitable[None]]] = {
+            "llm": self._summarise,
+            "truncate": self._truncate,
+            "observation_mask": self._mask,
+            "custom": self._customise,
+        }
+        was = self.draft.messages()
+        await by_name[strategy](cut)
+        if self.draft.messages() != was and strategy not in self._done_by:
+            self._done_by.append(strategy)
+
+    async def keep_to_limit(self, *, is_lenient: bool) -> None:
+        """Do what the options say about a view that is over the hard limit, and look again."""
+        limit = self._options.hard_limit_tokens
+        if limit is None or self._compactor.count(self.draft) <= limit:
+            return
+        strategy = self._options.strategy_over_limit
+        await self.apply(strategy, self._cut_within(limit))
+        if strategy == "truncate" and self._compactor.count(self.draft) > limit:
+            self._shorten_results(self._chars_within(limit))
+            self._done_by += [] if "truncate" in self._done_by else ["truncate"]
+        left = self._compactor.count(self.draft)
+        if left > limit and not is_lenient:
+            raise InvalidData(
+                "$.hard_limit_tokens",
+                f"after {' and '.join(self._done_by) or strategy} the view is still about {left} tokens, over the "
+                f"{limit} allowed; nothing was changed. Allow more, keep fewer messages, or trim the transcript",
+            )
+
+    def _cut_within(self, limit: int) -> int:
+        """A cut behind which as many of the last messages stay as fit, beside a summary, into the limit."""
+        counts = self._compactor.count_each(self.draft)
+        notes = [message for message in self.draft.messages() if is_summary(message, "llm")]
+        beside = self._compactor.tokens.messages(notes, self._compactor.model) + min(limit // 4, QUOTED_REQUEST)
+        room, kept = limit - beside, 0
+        while kept < min(self._options.keep_last, len(counts)) and room >= counts[-1 - kept]:
+            room -= counts[-1 - kept]
+            kept += 1
+        return self.draft.cut_after(len(counts) - kept)
+
+    def _chars_within(self, limit: int) -> int:
+        """How many characters of each tool result fit, when everything else stays."""
+        messages = self.draft.messages()
+        results = [message for message in messages if message.tool_results]
+        counts = self._compactor.tokens.messages(results, self._compactor.model)
+        room = limit - (self._compactor.count(self.draft) - counts) - 40 * len(results)
+        return max(0, 2 * room // max(1, len(results)))
+
+    def result(self, tokens_before: int) -> Compacted:
+        covered, shown = self.draft.overlay()
+        summary = next((part.message.text for part in shown if part.message is not None), "")
+        block = CompactionBlock(
+            id=new_id(),
+            by="+".join(self._done_by),
+            at=now(),
+            covered=covered,
+            summary=shortened(summary, SUMMARY_ON_RECORD),
+            tokens_before=tokens_before,
+            tokens_after=self._compactor.count(self.draft),
+            model=self._model,
+        )
+        return Compacted(block, tuple(shown), self._compactor.spent)
+
+    async def _summarise(self, cut: int) -> None:
+        older = self.draft.messages()[:cut]
+        if _is_settled(older):
+            return
+        if self._options.compress_callback is not None:
+            text = await called("compress_callback", str, self._options.compress_callback, older)
+        else:
+            summariser = self._compactor.summariser
+            chars = self._options.tool_output_max_chars
+            text = await summariser.summarise(older, self._compactor.charge, output_chars=chars, step=self._step)
+            self._model = summariser.model.name
+        intro = "[Notes on the conversation so far; the messages they stand for are no longer shown.]"
+        self.draft.replace_before(cut, [summary_message(f"{intro}\n{text}", "llm")])
+
+    async def _truncate(self, cut: int) -> None:
+        messages = self.draft.messages()
+        older = messages[:cut]
+        if not _is_settled(older):
+            if self._options.compress_callback is not None:
+                text = await called("compress_callback", str, self._options.compress_callback, older)
+            else:
+                text = _note(older, messages[cut:])
+            notes = [message for message in older if is_summary(message, "llm")]
+            self.draft.replace_before(cut, [*notes, summary_message(text, "truncate")])
+        if self._options.tool_output_max_chars is not None:
+            self._shorten_results(self._options.tool_output_max_chars)
+
+    def _shorten_results(self, chars: int) -> None:
+        for place, message in enumerate(self.draft.messages()):
+            longest = max((len(result.text) for result in message.tool_results), default=0)
+            if longest > chars:
+                self._put_if_shorter(place, message, with_results(message, chars=chars, strategy="truncate"))
+
+    async def _mask(self, cut: int) -> None:
+        allowed = self._options.tool_output_max_chars
+        for place, message in enumerate(self.draft.messages()[:cut]):
+            longest = max((len(result.text) for result in message.tool_results), default=-1)
+            if longest <= (-1 if allowed is None else allowed) or message.metadata.get(MARK) == "observation_mask":
+                continue
+            if self._options.mask_callback is not None:
+                said = await called("mask_callback", str, self._options.mask_callback, message)
+                self.draft.put(place, with_results(message, said, strategy="observation_mask"))
+            else:
+                text = None if allowed else _mask_text(message)
+                masked = with_results(message, text, chars=allowed or 0, strategy="observation_mask")
+                self._put_if_shorter(place, message, masked)
+
+    def _put_if_shorter(self, place: int, message: Message, shorter: Message) -> None:
+        if len(shorter.text) < len(message.text):
+            self.draft.put(place, shorter)
+
+    async def _customise(self, cut: int) -> None:
+        older = self.draft.messages()[:cut]
+        function = self._options.custom_compactor
+        if not older or function is None:
+            return
+        answer: Sequence[Any] = await called("custom_compactor", list, function, older)
+        known = {id(message) for message in older}
+        given = [Message.of(each) for each in answer]
+        made = [each if id(each) in known else each.with_metadata(**{MARK: "custom"}) for each in given]
+        check_valid(older, made)
+        self.draft.replace_before(cut, made)
+
+
+def _is_settled(older: list[Message]) -> bool:
+    """Whether there is nothing to summarise: no message, or only what compactions before have left."""
+    return all(map(is_summary, older))
+
+
+def _note(older: list[Message], kept: list[Message]) -> str:
+    """What says that messages are missing; and what the user asked for, where that is among them."""
+    note = "[Earlier messages are no longer shown.]"
+    if any(message.role == "user" and not is_summary(message) for message in kept):
+        return note
+    for message in reversed(older):
+        if is_summary(message, "truncate"):
+            return message.text  # it may hold the request, from one compaction to the next
+        if message.role == "user" and message.text and not is_summary(message):
+            return f"{note}\n[The user asked last: {shortened(message.text, QUOTED_REQUEST)}]"
+    return note
+
+
+def _mask_text(message: Message) -> str:
+    chars = sum(len(result.text) for result in message.tool_results)
+    return f"[Output of {chars} characters left out]"

@@ -1,0 +1,305 @@
+"""Tells a run's story: each event numbered, put on record first, then sent to whoever listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.loop.filters import rejection_in
+from perdure.model.definition import ModelConfig
+from perdure.model.lineage import ChildLoopRef
+from perdure.model.loop_events import (
+    AgentEnd,
+    AgentStart,
+    AnyLoopEvent,
+    Compaction,
+    CompactionBlock,
+    CompactionPart,
+    ContinuationKind,
+    InputRejected,
+    LoopConfigSnapshot,
+    LoopEvent,
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    ToolExecutionUpdate,
+    TurnEnd,
+    TurnStart,
+)
+from perdure.model.message import Message, Role, ToolCall
+from perdure.model.state import AgentState
+from perdure.model.step import InferenceResponse, ToolExecution
+from perdure.model.usage import Usage
+from perdure.model.value import JSON
+from perdure.protocols import Delta, EventHandler, OnDelta
+
+
+class Record(Protocol):
+    """Where a run's events are kept while it runs. An error from it ends the run: nothing goes on unrecorded."""
+
+    def put(self, event: LoopEvent) -> None:
+        """Take an event; it need not be durable yet."""
+        ...
+
+    async def barrier(self) -> None:
+        """Return once everything taken is durable. Called before each point of no return."""
+        ...
+
+
+class Unrecordable(Exception):
+    """The record has refused an event: not an error of the run, which could not be recorded either."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class Unrecorded:
+    """A record that keeps nothing."""
+
+    def put(self, event: LoopEvent) -> None:
+        return None
+
+    async def barrier(self) -> None:
+        return None
+
+
+class ResumePoint(msgspec.Struct, frozen=True):
+    """How far the story of a run that is continued had come: its last event's number, its messages and children."""
+
+    seq: int = 0
+    messages: tuple[Message, ...] = ()
+    children: tuple[ChildLoopRef, ...] = ()
+    compactions: int = 0
+    at: datetime | None = None
+    """When the last event was told: nobody has worked on the run since."""
+
+    @classmethod
+    def of(cls, story: Sequence[AnyLoopEvent]) -> ResumePoint:
+        """Return how far a story has come, all of which is given."""
+        return cls(
+            max((event.seq for event in story), default=0),
+            tuple(event.message for event in story if isinstance(event, MessageEnd)),
+            tuple(event.child for event in story if isinstance(event, ToolExecutionEnd) and event.child is not None),
+            sum(isinstance(event, Compaction) for event in story),
+            max((event.at for event in story), default=None),
+        )
+
+
+class Narrator:
+    """Makes the events of one run."""
+
+    def __init__(self, record: Record, events: EventHandler | None, session_id: str | None, told: ResumePoint) -> None:
+        self._record = record
+        self._events = events
+        self._common: dict[str, Any] = {"session_id": session_id, "loop_id": ""}
+        self._seq = told.seq
+        self._is_on_record = False
+        self._held: list[LoopEvent] = []
+        self._telling = asyncio.Lock()
+        self._messages: list[Message] = list(told.messages)
+        self._children: list[ChildLoopRef] = list(told.children)
+        self._compactions = told.compactions
+        self._start: dict[str, Any] = {}
+
+    def begin(
+        self,
+        state: AgentState,
+        model: ModelConfig,
+        facts: Mapping[str, Any],
+        parent: str | None,
+        *,
+        resumed: bool,
+    ) -> None:
+        assert state.execution is not None
+        self._common |= {"loop_id": state.execution.execution_id, "agent_id": state.agent_id}
+        spawned_by = facts.get("spawn_ref") if state.execution_count == 1 else None
+        self._start = {
+            # The first loop of a sub-agent goes on from its caller's, in another session, and is an initial one there.
+            "parent_loop_id": spawned_by.parent_loop_id if spawned_by and parent is None else parent,
+            "continuation": ContinuationKind("default" if parent else "initial"),
+            "config": snapshot(model),
+            "resumed": resumed,
+            **facts,
+        }
+
+    async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
+        """Put an event on record, then tell it. Nobody hears of a run before its session is claimed for it."""
+        if self._events is None:
+            self._note(event_type, facts)
+        elif not self._is_on_record:
+            self._held.append(self._note(event_type, facts))
+        else:
+            async with self._telling:  # tools that run at once tell at once, and a listener may take its time
+                await self._events.emit(self._note(event_type, facts))
+
+    def _note(self, event_type: type[LoopEvent], facts: Mapping[str, Any]) -> LoopEvent:
+        """The next event, on record."""
+        self._seq += 1
+        event = event_type(seq=self._seq, **self._common, **facts)
+        try:
+            self._record.put(event)
+        except Exception as error:
+            raise Unrecordable(error) from error
+        return event
+
+    async def barrier(self) -> None:
+        try:
+            await self._record.barrier()
+        except Exception as error:
+            raise Unrecordable(error) from error
+        self._is_on_record = True
+        while self._held and self._events is not None:
+            await self._events.emit(self._held.pop(0))
+
+    async def started(self) -> None:
+        await self._tell(AgentStart, **self._start)
+
+    async def rejected(self, reason: str, message_ids: tuple[str, ...] = ()) -> None:
+        await self._tell(InputRejected, reason=reason, message_ids=message_ids)
+
+    async def compacted(
+        self, block: CompactionBlock, shown: tuple[CompactionPart, ...], usage: Usage, trigger: str
+    ) -> None:
+        self._compactions += 1
+        await self._tell(Compaction, block=block, shown=shown, usage=usage, trigger=trigger)
+
+    async def turn_started(self, step_id: str, index: int) -> None:
+        await self._tell(TurnStart, step_id=step_id, index=index)
+
+    async def message_started(self, message_id: str, role: Role) -> None:
+        await self._tell(MessageStart, message_id=message_id, role=role)
+
+    def deltas_of(self, message_id: str) -> OnDelta:
+        async def on_delta(delta: Delta) -> None:
+            await self._tell(
+                MessageUpdate,
+                message_id=message_id,
+                kind=delta.kind,
+                text=delta.text,
+                call_id=delta.call_id,
+                name=delta.name,
+            )
+
+        return on_delta
+
+    async def message_ended(
+        self, message: Message, response: InferenceResponse | None = None, *, posted: str | None = None
+    ) -> None:
+        self._messages.append(message)
+        await self._tell(MessageEnd, message=message, response=response, posted=posted)
+
+    def has_told(self, message_id: str) -> bool:
+        """Return whether a message of this id is among those of the run."""
+        return any(message.id == message_id for message in self._messages)
+
+    async def tool_started(self, call: ToolCall, step_id: str) -> None:
+        await self._tell(ToolExecutionStart, call=call, step_id=step_id)
+
+    async def tool_progress(self, call_id: str, progress: JSON) -> None:
+        await self._tell(ToolExecutionUpdate, call_id=call_id, progress=progress)
+
+    async def tool_ended(
+        self, execution: ToolExecution, message: Message, step_id: str, child: ChildLoopRef | None
+    ) -> None:
+        """An outcome, and the message that tells the model of it: nothing comes between the two."""
+        async with self._telling:
+            self._messages.append(message)
+            self._children += [] if child is None else [child]
+            # Both on record before either is told: a barrier that comes between must not part them.
+            ended = self._note(ToolExecutionEnd, {"execution": execution, "step_id": step_id, "child": child})
+            said = self._note(MessageEnd, {"message": message})
+            if self._events is not None:
+                await self._events.emit(ended)
+                await self._events.emit(said)
+
+    async def turn_ended(self, state: AgentState) -> None:
+        step = state.last_step
+        assert step is not None
+        await self._tell(TurnEnd, step_id=step.id, index=state.step_count - 1, usage=step.usage, errors=step.all_errors)
+
+    async def ended(self, state: AgentState) -> None:
+        """The end goes on record with what is saved; a run that ends before its first call begins there too."""
+        if not self._is_on_record:
+            await self.barrier()
+        told = ResumePoint(self._seq, tuple(self._messages), tuple(self._children), self._compactions)
+        await self._tell(AgentEnd, **end_of(state, told))
+
+
+def end_of(state: AgentState, told: ResumePoint) -> dict[str, Any]:
+    """Return what the last event of a run tells, beside what every event does."""
+    execution = state.execution
+    assert execution is not None
+    return {
+        "status": execution.status,
+        "messages": told.messages,
+        "children": told.children,
+        "stop_signals": execution.continuation.stop_signals,
+        "usage": execution.usage,
+        "compaction_usage": execution.compaction_usage,
+        "discarded_usage": execution.discarded_usage,
+        "compactions": told.compactions,
+        "idle": execution.idle,
+        "errors": execution.errors,
+        "rejection": rejection_in(execution.continuation.stop_signals),
+    }
+
+
+_APIS = {
+    "anthropic": "anthropic_messages",
+    "bedrock": "bedrock_converse",
+    "google": "google_generative_ai",
+    "google-gla": "google_generative_ai",
+    "google-cloud": "google_vertex",
+    "google-vertex": "google_vertex",
+    "openai": "openai_responses",
+    "openai-chat": "openai_completions",
+    "openai-responses": "openai_responses",
+}
+"""The protocol that a provider's models are asked by. A server of one's own that calls itself `openai` has the older
+one. Of providers that are not here, the client decides."""
+
+
+def config_id(model: ModelConfig) -> str:
+    """Return an id that equal configurations have in every process, whatever variable their key comes from."""
+    return sha256(codec.encode(replace(model, api_key_env=None))).hexdigest()[:16]
+
+
+def model_in(config: LoopConfigSnapshot) -> ModelConfig:
+    """Return the model that a record tells of. What a snapshot leaves out, such as where the key is, is left open."""
+    name = config.model if config.provider == config.model else f"{config.provider}:{config.model}"
+    return ModelConfig(
+        name,
+        base_url=config.base_url,
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
+        thinking=config.thinking_level,
+        context_window=config.context_window,
+    )
+
+
+def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
+    """Return what may be remembered of a model's configuration: everything but where its key comes from."""
+    provider, _, name = model.name.partition(":")
+    return LoopConfigSnapshot(
+        model=name or model.name,
+        provider=provider,
+        config_id=config_id(model),
+        name=model.name,
+        api="openai_completions" if provider == "openai" and model.base_url else _APIS.get(provider),
+        reasoning=None if model.thinking is None else model.thinking != "off",
+        base_url=model.base_url,
+        context_window=model.context_window,
+        max_tokens=model.max_tokens,
+        thinking_level=model.thinking,
+        temperature=model.temperature,
+    )

@@ -1,0 +1,33 @@
+"""Long lists of sessions, page after page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol, Unpack
+
+from perdure.model.session import AgentSessionInfo, SessionInfoList
+from perdure.protocols import Filters
+
+_PAGE = 1000
+
+
+class Listing(Protocol):
+    """What lists sessions: a store, or the face."""
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList: ...
+
+
+async def pages(source: Listing, **filters: Unpack[Filters]) -> AsyncIterator[SessionInfoList]:
+    """Yield the pages of a list one by one, the newest sessions first."""
+    wanted: Filters = {"limit": _PAGE, **filters}
+    while True:
+        page = await source.list(**wanted)
+        yield page
+        if page.next is None:
+            return
+        wanted["after"] = page.next
+
+
+async def all_infos(source: Listing, **filters: Unpack[Filters]) -> list[AgentSessionInfo]:
+    """Return every header of a list, the newest first. Damaged ones are left out."""
+    return [info async for page in pages(source, **filters) for info in page]

@@ -1,0 +1,404 @@
+"""The form in which a run's events go on record, and the record that a run writes ahead into a journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.aio import finish_despite_cancel
+from perdure.errors import ClaimConflict, PerdureError, SessionConflict
+from perdure.model.ids import SessionId
+from perdure.model.loop_events import (
+    KINDS,
+    UNTOLD,
+    AgentEnd,
+    AgentStart,
+    AnyLoopEvent,
+    Compaction,
+    CompactionPart,
+    LoopEvent,
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    ParallelLoopEnd,
+    ParallelLoopStart,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    ToolExecutionUpdate,
+    TurnStart,
+    UnknownEvent,
+    shared_fields,
+)
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.tool_refs import NOTHING_SAID, Said, SaidByRun
+from perdure.protocols import Appended, Claim, Entry, Immediate, Journal, JournalEntry, Key, Saving, StoredAt
+
+LEASE = 30.0
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def entry_of(event: LoopEvent, said: Said = NOTHING_SAID) -> Entry:
+    """An event as it is stored: messages by id, and without what they or the record's columns say already."""
+    form = _form(type(event))
+    raw = _encoder.encode(form.refer(event, said))
+    # The tag comes first, and stands in a column of its own.
+    return Entry(form.kind, msgspec.Raw(b"{" + raw[form.tag_length :]), None if form.is_of_group else event.loop_id)
+
+
+class _Form(NamedTuple):
+    """How events of one type are stored; looked up, since a run tells of many."""
+
+    kind: str
+    tag_length: int
+    refer: Callable[[Any, Said], LoopEvent]
+    is_of_group: bool
+
+
+@cache
+def _form(event_type: type[LoopEvent]) -> _Form:
+    kind = str(event_type.__struct_config__.tag)
+    is_of_group = event_type in (ParallelLoopStart, ParallelLoopEnd)
+    return _Form(kind, len(f'{{"type":"{kind}",'), _BY_REFERENCE.get(event_type, _without_ids), is_of_group)
+
+
+def _without_ids(event: LoopEvent, said: Said) -> LoopEvent:
+    """The event without ids that the record's columns imply."""
+    return replace(event, loop_id="", session_id=None, agent_id="")
+
+
+_IMPLIED: dict[str, Any] = {"loop_id": "", "session_id": None, "agent_id": ""}
+_BY_REFERENCE: dict[type[LoopEvent], Callable[[Any, Said], LoopEvent]] = {
+    MessageEnd: lambda event, said: replace(event, **_IMPLIED, message=_stub(event.message)),
+    AgentEnd: lambda event, said: replace(event, **_IMPLIED, messages=tuple(map(_stub, event.messages))),
+    Compaction: lambda event, said: replace(event, **_IMPLIED, shown=_shown_as(event, _stub)),
+    AgentStart: lambda event, said: replace(event, loop_id="", session_id=None),
+    ParallelLoopStart: lambda event, said: replace(event, session_id=None),
+    ParallelLoopEnd: lambda event, said: replace(event, session_id=None),
+    ToolExecutionStart: lambda event, said: replace(event, **_IMPLIED, call=said.dehydrated_call(event.call)),
+    ToolExecutionEnd: lambda event, said: replace(event, **_IMPLIED, execution=said.dehydrated(event.execution)),
+}
+"""Events of which only a part is stored: messages that are nothing but ids, outcomes that messages hold."""
+
+
+def _stub(message: Message) -> Message:
+    return Message("user", (), message.id)
+
+
+def _shown_as(event: Compaction, form: Callable[[Message], Message]) -> tuple[CompactionPart, ...]:
+    return tuple(part if part.message is None else replace(part, message=form(part.message)) for part in event.shown)
+
+
+def event_of(
+    entry: JournalEntry,
+    session_id: str,
+    agent_id: str,
+    message_of: Callable[[str], Message],
+    said: Said = NOTHING_SAID,
+) -> AnyLoopEvent:
+    """Return the event that an entry of the record stands for; `message_of` finds a message by its id."""
+    if entry.kind not in KINDS:
+        return _unknown_event(entry, session_id, agent_id)
+    plain = {"agent_id": agent_id, **entry.body, "type": entry.kind, "session_id": session_id, "cursor": entry.seq}
+    plain["loop_id"] = entry.run or plain.get("loop_id", "")
+    event: AnyLoopEvent = codec.convert(AnyLoopEvent, plain)  # type: ignore[arg-type]  # a union is a type to msgspec
+    if isinstance(event, MessageEnd):
+        return replace(event, message=message_of(event.message.id))
+    if isinstance(event, AgentEnd):
+        return replace(event, messages=tuple(message_of(message.id) for message in event.messages))
+    if isinstance(event, Compaction):
+        return replace(event, shown=_shown_as(event, lambda message: message_of(message.id)))
+    if isinstance(event, ToolExecutionStart):
+        return replace(event, call=said.hydrated_call(event.call))
+    if isinstance(event, ToolExecutionEnd):
+        return replace(event, execution=said.hydrated(event.execution))
+    return event
+
+
+def _unknown_event(entry: JournalEntry, session_id: str, agent_id: str) -> UnknownEvent:
+    shared = shared_fields(entry.body)
+    body = {name: part for name, part in entry.body.items() if name not in shared} if shared else entry.body
+    plain = {"at": UNTOLD, "agent_id": agent_id, **shared, "session_id": session_id, "cursor": entry.seq}
+    plain["loop_id"] = entry.run or shared.get("loop_id", "")
+    return codec.convert(UnknownEvent, {**plain, "type": "unknown_event", "kind": entry.kind, "body": body})
+
+
+_NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)
+"""Events that say nothing a recovery needs: they are written with the next one that does, not by themselves."""
+_ENDS = (AgentEnd, ParallelLoopEnd)
+
+
+class _Unwritten:
+    """The events of a run that are not on record yet, and the messages in them."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._events: list[LoopEvent] = []
+        self._said = SaidByRun()
+        self._is_urgent = False
+        self._in_flight: tuple[list[Message], list[LoopEvent]] = ([], [])
+
+    def __bool__(self) -> bool:
+        """Tell whether a barrier has something to write."""
+        return self._is_urgent or bool(self._messages)
+
+    @property
+    def begins_a_run(self) -> bool:
+        """Tell whether the start of a run that could be resumed is among the events."""
+        starts = (event for event in self._events if isinstance(event, AgentStart | ParallelLoopStart))
+        return any(start.base_version is not None for start in starts)
+
+    @property
+    def ends_a_run(self) -> bool:
+        return any(isinstance(event, _ENDS) for event in self._events)
+
+    def drop_ends(self) -> None:
+        """Forget that runs have ended: for recovery they have not, until their end is saved."""
+        self._events = [event for event in self._events if not isinstance(event, _ENDS)]
+
+    def drop_starts(self) -> None:
+        """Forget calls that were to be made once their start was on record: none of them was."""
+        self._events = [event for event in self._events if not isinstance(event, ToolExecutionStart)]
+
+    def put(self, event: LoopEvent) -> None:
+        kind = type(event)
+        if kind is MessageUpdate or kind is ToolExecutionUpdate:
+            return
+        if isinstance(event, MessageEnd):
+            self.say((event.message,))
+        elif kind is Compaction:
+            assert isinstance(event, Compaction)
+            self.say(part.message for part in event.shown if part.message is not None)
+        self._events.append(event)
+        self._is_urgent = self._is_urgent or kind not in _NEED_NOT_WAIT_FOR
+
+    def say(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._messages.append(message)
+            self._said.hear(message)
+
+    def entries(self) -> list[Entry]:
+        """Made as late as can be: an outcome's event comes before the message that it can point at."""
+        return [entry_of(event, self._said.of(event.loop_id)) for event in self._events]
+
+    def take(self) -> tuple[list[Message], list[Entry]]:
+        """All of it, to be written now."""
+        taken = self._messages, self.entries()
+        self._in_flight = self._messages, self._events
+        self._messages, self._events, self._is_urgent = [], [], False
+        return taken
+
+    def arrived(self) -> None:
+        """Note that what was taken last has been written."""
+        self._in_flight = [], []
+
+    @property
+    def first_in_flight(self) -> LoopEvent | None:
+        """The first event of which nobody knows whether it was written: the store failed while it did."""
+        return next((event for event in self._in_flight[1] if event.seq), None)
+
+    def take_back(self) -> None:
+        """Take what was on its way for unwritten."""
+        messages, events = self._in_flight
+        self._messages[:0], self._events[:0], self._is_urgent = messages, events, True
+        self.arrived()
+
+
+class _WriteAhead:
+    """Writes events into a journal, in order: what comes behind a write that failed must not be on record before it."""
+
+    def __init__(self, journal: Journal, session_id: SessionId) -> None:
+        self._journal = journal
+        self.session_id = session_id
+        self._unwritten = _Unwritten()
+        self.put = self._unwritten.put
+        self._writing = asyncio.Lock()
+        self._failure: Exception | None = None
+        """What the last write has failed with, until it is known whether it arrived."""
+        self.written: dict[str, StoredAt] = {}
+
+    async def _append(self, taken: int) -> Appended:
+        raise NotImplementedError
+
+    async def _write(self, taken: int = 0) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            appended = await self._append(taken)
+        except Exception as error:
+            self._failure = error
+            raise
+        self._unwritten.arrived()
+        self.written.update(appended.written)
+
+    async def _take_back_what_is_lost(self) -> None:
+        """Take a write that failed for unwritten, unless the record shows that it arrived all the same."""
+        first = self._unwritten.first_in_flight
+        if first is not None:
+            found = await self._journal.read(self.session_id, run=first.loop_id, last=1)
+            if not found or int(found[-1].body["seq"]) < first.seq:
+                self._unwritten.take_back()
+        self._failure = None
+        self._unwritten.drop_starts()
+
+
+class JournalRecord(_WriteAhead):
+    """Writes a run's events ahead into a journal: nothing that cannot be undone happens before it is on record.
+
+    The claim on the session rides on the first write. It ends with the save that carries `saving()`, or with
+    `leave()`: there is no other way.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        session: AgentSession,
+        *,
+        owner: str,
+        lease: float = LEASE,
+        taken: int = 0,
+        takes_over: bool = False,
+    ) -> None:
+        super().__init__(journal, session.id)
+        self._is_immediate = isinstance(journal, Immediate) and journal.never_waits
+        self._session = session
+        self._owner = owner
+        self.lease = lease
+        self.claim: Claim | None = None
+        self.was_claimed = False
+        self.takes_over = takes_over
+        """Whether it continues a run that was killed, whose claim lies on the session."""
+        self.is_unfinished = takes_over
+        """Whether a run is on record that has to be recovered if it is not saved."""
+        self.ends_anyway = False
+        """Whether the run is to end on record even if its end cannot be saved."""
+        self.taken = taken
+        self._branches: list[BranchRecord] = []
+        self.posted_before: int | None = None
+        """The last item of the inbox before the claim, where the claim comes before the first look into it."""
+
+    def say(self, messages: Sequence[Message]) -> None:
+        """Take messages that belong to no one loop."""
+        self._unwritten.say(messages)
+
+    async def barrier(self) -> None:
+        if self._is_immediate:
+            if self._unwritten or self.claim is None:
+                await self._write()
+            return
+        async with self._writing:  # so that nobody passes while what they put is still on its way
+            if self._unwritten or self.claim is None:
+                await finish_despite_cancel(self._write())
+
+    async def _write(self, taken: int = 0) -> None:
+        begins_a_run = self._unwritten.begins_a_run
+        await super()._write(taken)
+        self.is_unfinished = self.is_unfinished or begins_a_run
+
+    async def _append(self, taken: int) -> Appended:
+        messages, entries = self._unwritten.take()
+        if self.claim is not None:
+            return await self._journal.append(self.claim, messages=messages, entries=entries, taken=taken)
+        self.claim, appended = await self._claimed(messages, entries)
+        self.was_claimed = True
+        return appended
+
+    async def _claimed(self, messages: list[Message], entries: list[Entry]) -> tuple[Claim, Appended]:
+        try:
+            return await self._journal.claim(
+                self._session.id,
+                version=self._session.version,
+                owner=self._owner,
+                lease=self.lease,
+                messages=messages,
+                entries=entries,
+                take_over=self.takes_over,
+            )
+        except SessionConflict as conflict:
+            raise ClaimConflict(conflict.session_id, conflict.expected, conflict.found) from None
+
+    async def leave(self) -> None:
+        """Give the claim back without a save; a run that is on record without its end is left for recovery."""
+        if self.claim is not None:
+            await finish_despite_cancel(self._leave(self.claim))
+
+    async def _leave(self, claim: Claim) -> None:
+        is_over = not self.is_unfinished
+        if self.is_unfinished:
+            if not self.ends_anyway:
+                self._unwritten.drop_ends()
+            with contextlib.suppress(PerdureError):  # what cannot be written is lost; the claim says what to do
+                is_over = await self._write_what_is_left()
+        with contextlib.suppress(PerdureError):  # a store that fails here too: the lease ends the claim
+            await self._journal.release(claim, interrupted=not is_over)
+        self.claim = None
+
+    async def _write_what_is_left(self) -> bool:
+        """Write what is unwritten. Return whether the run has ended on record."""
+        await self._take_back_what_is_lost()
+        is_over = self._unwritten.ends_a_run
+        if self._unwritten:
+            await self._write(self.taken if is_over else 0)
+        return is_over
+
+    def branch(self, loop_id: str) -> BranchRecord:
+        """Return the record of one branch of a parallel evaluation, under the claim of all."""
+        self._branches.append(BranchRecord(self._journal, self, loop_id))
+        return self._branches[-1]
+
+    async def write_branch(self, name: str, messages: Sequence[Message], entries: Sequence[Entry]) -> Appended:
+        """Write into a branch's own log what this record has not written for all branches; where the messages stand."""
+        assert self.claim is not None
+        own = [message for message in messages if message.id not in self.written]
+        return await self._journal.append(self.claim, messages=own, entries=entries, log=name)
+
+    async def beat(self) -> None:
+        """Keep the claim alive."""
+        if self.claim is not None:
+            await self._journal.heartbeat(self.claim)
+
+    def saving(self, key: Key | None = None) -> Saving | None:
+        """What the save has to carry: the claim, where messages stand, and the entries that are not written yet."""
+        if self.claim is None:
+            return None
+        written = dict(self.written)
+        for branch in self._branches:
+            written |= branch.written
+        return Saving(self.claim, written, tuple(self._unwritten.entries()), self.taken, key)
+
+
+class BranchRecord(_WriteAhead):
+    """The record of one branch of a parallel evaluation: a log of its own, under the claim of all."""
+
+    def __init__(self, journal: Journal, group: JournalRecord, loop_id: str) -> None:
+        super().__init__(journal, group.session_id)
+        self._group = group
+        self._loop_id = loop_id
+
+    async def barrier(self) -> None:
+        async with self._writing:
+            if self._unwritten:
+                await finish_despite_cancel(self._write())
+
+    async def _append(self, taken: int) -> Appended:
+        return await self._group.write_branch(self._loop_id, *self._unwritten.take())
+
+    async def settle(self) -> None:
+        """Write what is unwritten before the group ends or is left, with a write that has failed."""
+        if self._failure is not None:
+            await self._take_back_what_is_lost()
+        await self.barrier()
+
+
+def owner_here() -> str:
+    """Return how this process names itself on a claim."""
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,348 @@
+"""Reading the record: loops by page or one by one, and events as they were and as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.errors import CorruptRecord, SessionNotFound
+from perdure.model.checks import expect, expect_count, expect_text
+from perdure.model.loop_events import (
+    KINDS,
+    AgentEnd,
+    AnyLoopEvent,
+    ParallelLoopEnd,
+    ParallelLoopStart,
+    Redacted,
+    UnknownEvent,
+)
+from perdure.model.message import Message
+from perdure.model.record import LoopRecord, SessionRecord, with_children
+from perdure.model.session import AgentSessionInfo
+from perdure.model.tool_refs import Said
+from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch, check_page
+from perdure.run_journal import event_of
+
+LOOK_EVERY = 0.05
+LOOK_ANYWAY = 1.0
+PAGE = 1000
+"""How many entries of a record are held at a time."""
+RUNS_AT_ONCE = 200
+"""How many of the newest runs are looked at for one that was sent the same before."""
+RUNS_WHILE_IT_WAITED = 20
+STRANGERS_PASSED = 8
+"""How many loops in a row may continue from others before one loop's children are no longer looked for."""
+
+
+async def read_record(
+    journal: Journal, info: AgentSessionInfo, *, limit: int | None, before: int | None
+) -> SessionRecord:
+    """Return a session's record with the headers of its loops: what each was, from what, how it ended, what it cost.
+
+    Branches that were announced and have not begun come with the page that has the last of their group to begin.
+    """
+    check_page(limit, before)
+    runs = await journal.runs(info.id, limit=limit, before=before)
+    headers = {run.loop_id: await _header(journal, info.id, run) for run in runs}
+    groups = {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}
+    for group in sorted(groups):
+        headers |= await _group_headers(journal, info.id, group, headers)
+    if before is None:
+        headers |= await _announced(journal, info.id)
+    loops = with_children(headers.values())
+    last = next((loop for loop in reversed(loops) if loop.started_at is not None), None)
+    return SessionRecord(
+        session_id=info.id,
+        agent_id=loops[0].agent_id if loops else "",
+        created_at=info.created_at,
+        last_active_at=(last.ended_at or last.started_at) if last else None,
+        parent_spawn_ref=info.spawn_ref,
+        loops=loops,
+    )
+
+
+async def _group_headers(
+    journal: Journal, session_id: str, ids: Sequence[str], headers: dict[str, LoopRecord]
+) -> dict[str, LoopRecord]:
+    """Return the headers of a group's branches, which know the one selected, with those that have not begun."""
+    group = await _Group.read(journal, session_id, ids)
+    found = {loop_id: headers[loop_id] for loop_id in ids if loop_id in headers}
+    if group.last_begun in headers:
+        known = headers[group.last_begun]
+        announced = ParallelLoopStart(
+            session_id=session_id,
+            agent_id=known.agent_id,
+            loop_ids=tuple(ids),
+            parent_loop_id=known.parent_loop_id,
+        )
+        found |= {loop_id: LoopRecord.pending(announced, loop_id) for loop_id in ids if loop_id not in group.runs}
+    if group.selection is None:
+        return found
+    return {loop_id: header.selected(group.selection) for loop_id, header in found.items()}
+
+
+async def _announced(journal: Journal, session_id: str) -> dict[str, LoopRecord]:
+    """Return the branches of a group of which none has begun yet: its announcement is the last event there is."""
+    entry = await last_of_run(journal, session_id)
+    if entry is None or entry.kind != "parallel_loop_start":
+        return {}
+    event = event_of(entry, session_id, "", _unread)
+    assert isinstance(event, ParallelLoopStart)
+    return {loop_id: LoopRecord.pending(event, loop_id) for loop_id in event.loop_ids}
+
+
+async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
+    """Return the last entry of a session's record that tells of a run. Others may come behind it."""
+    entries: Sequence[JournalEntry] = ()
+    looked_at, asked = -1, 1
+    while looked_at < len(entries):
+        looked_at, entries = len(entries), await journal.read(session_id, last=asked)
+        found = next((entry for entry in reversed(entries) if tells_of_run(entry)), None)
+        if found is not None:
+            return found
+        asked *= 8
+    return None
+
+
+def tells_of_run(entry: JournalEntry) -> bool:
+    """Return whether an entry tells of a run: a redaction does not, and what we do not know is passed over."""
+    return entry.kind in KINDS and entry.kind not in ("redacted", "unknown_event")
+
+
+class _Group:
+    """What is on record of a group of branches: those that have begun, and the one that was selected."""
+
+    def __init__(self, runs: dict[str, RunOnRecord], selection: ParallelLoopEnd | None) -> None:
+        self.runs = runs
+        self.selection = selection
+        self.last = max(run.last.seq for run in runs.values())
+        self.last_begun = max(runs.values(), key=lambda run: run.first.seq).loop_id
+
+    @classmethod
+    async def read(cls, journal: Journal, session_id: str, ids: Sequence[str]) -> _Group:
+        runs = {loop: run for loop in ids for run in await journal.runs(session_id, run=loop)}
+        last = max(run.last.seq for run in runs.values())
+        return cls(runs, await _selection(journal, session_id, ids, last))
+
+
+async def _selection(journal: Journal, session_id: str, group: Sequence[str], last: int) -> ParallelLoopEnd | None:
+    """Return which branch of a group was selected: that is told right behind the last entry of any of them."""
+    while entries := await journal.read(session_id, after=last, limit=1):
+        event, last = event_of(entries[0], session_id, "", _unread), entries[0].seq
+        if isinstance(event, ParallelLoopEnd) and event.loop_ids == tuple(group):
+            return event
+        if not isinstance(event, Redacted | UnknownEvent):  # which may be told at any time
+            return None
+    return None
+
+
+async def _header(journal: Journal, session_id: str, run: RunOnRecord) -> LoopRecord:
+    """Return the header of a run, which is made of its start and its end, and of its last compaction."""
+    ends = [run.first, run.last] if run.last.seq > run.first.seq else [run.first]
+    if not all(map(tells_of_run, ends)):
+        known = [entry for entry in await journal.read(session_id, run=run.loop_id) if tells_of_run(entry)]
+        ends = [known[0], known[-1]] if len(known) > 1 else known
+    record = LoopRecord(loop_id=run.loop_id, session_id=session_id)
+    for entry in await _with_compaction(journal, session_id, run.loop_id, ends):
+        if entry.kind in ("agent_start", "compaction", "agent_end"):
+            record = record.after(event_of(entry, session_id, "", _unread), keep_event=False)
+    return record
+
+
+async def _with_compaction(
+    journal: Journal, session_id: str, loop_id: str, ends: Sequence[JournalEntry]
+) -> Sequence[JournalEntry]:
+    """Return the entries that a header is made of. Only a run that says that it has compacted is read whole."""
+    if len(ends) < 2 or not _has_compacted(*ends):
+        return ends
+    made = [entry for entry in await journal.read(session_id, run=loop_id) if entry.kind == "compaction"]
+    return [ends[0], *made, ends[1]]
+
+
+def _has_compacted(first: JournalEntry, last: JournalEntry) -> bool:
+    if last.kind != "agent_end":
+        return False
+    is_compaction = first.kind == "agent_start" and first.body.get("continuation", {}).get("kind") == "compaction"
+    # Older releases do not count compactions; what one has used tells of it.
+    return is_compaction or bool(last.body.get("compactions") or last.body.get("compaction_usage"))
+
+
+def _unread(message_id: str) -> Message:
+    """Stands for a message that a header does not show."""
+    return Message("assistant", (), message_id)
+
+
+async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopRecord:
+    """Return the whole record of one loop: its messages, turns and events."""
+    runs = await journal.runs(session_id, run=expect_text(loop_id, "$.loop_id"))
+    if not runs:
+        reason = f"Session {session_id!r} has no loop {loop_id!r} that has begun."
+        raise SessionNotFound(session_id, None, reason, "Its record() lists them.")
+    story = _Story(journal, session_id)
+    events = await story.events(await journal.read(session_id, run=loop_id))
+    record = LoopRecord(loop_id=loop_id, session_id=session_id).after_all(events)
+    if record.parallel_group is not None:
+        group = await _Group.read(journal, session_id, record.parallel_group.all_loop_ids)
+        record = record if group.selection is None else record.selected(group.selection)
+    children = await _children(journal, session_id, runs[0])
+    return replace(record, children_loop_ids=children)
+
+
+async def _children(journal: Journal, session_id: str, own: RunOnRecord) -> tuple[str, ...]:
+    """Return the loops that continue from one, in the order in which they began: all but those that began much later.
+
+    A loop that continues from one that was taken back long ago is shown by `record()`, which reads them all.
+    """
+    while_it_waited = await journal.runs(session_id, limit=RUNS_WHILE_IT_WAITED, before=own.last.seq)
+    begun = [run for run in while_it_waited if run.first.seq > own.first.seq]
+    begun += [run async for run in _behind(journal, session_id, own)]
+    return tuple(dict.fromkeys(run.loop_id for run in begun if parent_in(run) == own.loop_id))
+
+
+async def _behind(journal: Journal, session_id: str, own: RunOnRecord) -> AsyncIterator[RunOnRecord]:
+    """Yield the runs that began behind the end of one, until many in a row do not continue from it.
+
+    From start to start it is one read each, so that neither the session's length nor that of its loops counts.
+    """
+    after, strangers = own.last.seq, 0
+    while strangers < STRANGERS_PASSED:
+        entry = next(iter(await journal.read(session_id, after=after, limit=1)), None)
+        if entry is None:
+            return
+        names = entry.body["loop_ids"] if entry.kind == "parallel_loop_start" else [entry.run] if entry.run else []
+        runs = [run for loop in names for run in await journal.runs(session_id, run=loop)]
+        for run in runs:
+            yield run
+        is_kin = not runs or any(parent_in(run) == own.loop_id for run in runs)
+        strangers = 0 if is_kin else strangers + 1
+        after = max([entry.seq, *(run.last.seq for run in runs)])
+
+
+def parent_in(run: RunOnRecord) -> str | None:
+    """Return the loop that a run continues from, as its start tells."""
+    parent: str | None = _said_by(run).get("parent_loop_id")
+    return parent
+
+
+def _said_by(run: RunOnRecord) -> Mapping[str, Any]:
+    """Return what a run's start says; a first entry of a kind that we do not know may say anything."""
+    return run.first.body if run.first.kind == "agent_start" else {}
+
+
+async def read_events(
+    journal: Journal, session_id: str, *, after: int | None, last: int | None, follow: bool
+) -> AsyncIterator[AnyLoopEvent]:
+    """Events on record, in order; then, if asked to follow, those to come as they are written."""
+    for name, number in (("after", after), ("last", last)):
+        if number is not None:
+            expect_count(number, f"$.{name}")
+    expect(follow, bool, "$.follow")
+    story, cursor = _Story(journal, session_id), after or 0
+    entries = await journal.read(session_id, after=cursor, last=last, limit=PAGE if last is None else None)
+    while True:
+        for event in await story.events(entries):
+            yield event
+        if entries:
+            cursor = entries[-1].seq
+        elif not follow:
+            return
+        else:
+            await _more(journal, session_id, cursor)
+        if not follow and last is not None:
+            return
+        entries = await journal.read(session_id, after=cursor, limit=PAGE)
+
+
+async def _more(journal: Journal, session_id: str, cursor: int) -> None:
+    """Wait until there may be more on record. The record is the truth, so it is looked at again in any case."""
+    if isinstance(journal, Watch):
+        await journal.changed(session_id, cursor, LOOK_ANYWAY)
+    else:
+        await asyncio.sleep(LOOK_EVERY)
+
+
+class _Story:
+    """Turns entries of a record into events. Each message of a run is read once, and kept until the run has ended."""
+
+    def __init__(self, journal: Journal, session_id: str) -> None:
+        self._journal = journal
+        self._session_id = session_id
+        self._agents: dict[str, str] = {}
+        self._messages: defaultdict[str, _Spoken] = defaultdict(_Spoken)
+        self._said: defaultdict[str, Said] = defaultdict(Said)
+        self._read_to: dict[str, int] = {}
+
+    async def events(self, entries: Sequence[JournalEntry]) -> list[AnyLoopEvent]:
+        for loop in sorted({entry.run for entry in entries if entry.run is not None}):
+            for run in await self._journal.runs(self._session_id, run=loop):
+                await self._catch_up(run)
+        return [self._event(entry) for entry in entries]
+
+    async def _catch_up(self, run: RunOnRecord) -> None:
+        self._agents[run.loop_id] = _said_by(run).get("agent_id", "")
+        start = max(run.start, self._read_to.get(run.loop_id, 0))
+        spoken = self._messages[run.loop_id]
+        if run.loop_id not in self._read_to:
+            for message in await self._input_of(run):
+                spoken.hear(message, is_own=False)
+        for message in await self._journal.messages(run.log, start, run.stop) if start < run.stop else ():
+            is_own = message.metadata.get("execution_id") == run.loop_id  # a log has what other runs have said, too
+            spoken.hear(message, is_own=is_own)
+            if is_own:
+                self._said[run.loop_id].hear(message)
+        self._read_to[run.loop_id] = max(start, run.stop)
+
+    async def _input_of(self, run: RunOnRecord) -> Sequence[Message]:
+        """What the branches of a group answer: it stands in the session's own log, once for all."""
+        place = _said_by(run).get("input_at")
+        if not place:
+            return ()
+        log, _ = await self._journal.log_of(self._session_id)
+        return await self._journal.messages(log, *place)
+
+    def _event(self, entry: JournalEntry) -> AnyLoopEvent:
+        spoken = self._messages[entry.run or ""]
+
+        def message_of(message_id: str) -> Message:
+            found = spoken.get(message_id)
+            if found is None:
+                problem = "its run's record names it, and the log lacks it"
+                raise CorruptRecord(self._session_id, f"message {message_id}", problem)
+            return found
+
+        agent_id, said = self._agents.get(entry.run or "", ""), self._said[entry.run or ""]
+        event = event_of(entry, self._session_id, agent_id, message_of, said)
+        if isinstance(event, AgentEnd):
+            self._said.pop(event.loop_id, None)
+            self._messages.pop(event.loop_id, None)
+            self._read_to.pop(event.loop_id, None)
+        return event
+
+
+class _Spoken:
+    """The messages of a log that a run may name, by id.
+
+    Messages of several runs may share an id. A run means the last one of them before its own last answer; one that has
+    not answered means the last of all.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Message] = {}
+        self._later: dict[str, Message] = {}
+        self._has_answered = False
+
+    def hear(self, message: Message, *, is_own: bool) -> None:
+        if is_own:
+            self._known |= self._later
+            self._later.clear()
+            self._has_answered = True
+        copies = self._later if message.id in self._known and not is_own else self._known
+        copies[message.id] = message
+
+    def get(self, message_id: str) -> Message | None:
+        known = self._known.get(message_id)
+        return known if self._has_answered else self._later.get(message_id, known)

@@ -1,0 +1,116 @@
+"""The tapes at hand: what is known of logs while a session is loaded, and after it was saved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import LogRef, Piece, Span, Tape, Transcript, every_span
+from perdure.stores.format.placement import transcripts_of
+from perdure.stores.format.rows import Stretch
+
+
+def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Return stretches in order, those that touch made one, without those of no messages."""
+    found: list[list[Any]] = []
+    for log, start, stop in sorted(stretches, key=lambda stretch: (str(stretch[0]), stretch[1])):
+        if found and found[-1][0] == log and start <= found[-1][2]:
+            found[-1][2] = max(found[-1][2], stop)
+        else:
+            found.append([log, start, stop])
+    return [(log, start, stop) for log, start, stop in found if start < stop]
+
+
+class TapeCache:
+    """The tapes at hand for one load: those of a session known from before, and what is read in addition."""
+
+    def __init__(self, origin: str, known: AgentSession | None = None) -> None:
+        self._origin = origin
+        self._tapes: dict[int | str, list[Tape]] = {}
+        self._unread: dict[int | str, Tape] = {}
+        if known is not None:
+            for transcript in transcripts_of(known.state):
+                for span in every_span(transcript.pieces):
+                    self._keep(span.tape)
+
+    def _keep(self, tape: Tape) -> None:
+        if tape.ref is not None and tape.ref.origin == self._origin and tape.items is not None:
+            tapes = self._tapes.setdefault(tape.ref.key, [])
+            if not any(tape is other for other in tapes):
+                tapes.append(tape)
+
+    def missing(self, wanted: Iterable[Stretch]) -> list[Stretch]:
+        """What has to be read, merged and in order."""
+        gaps = [(log, self._known_up_to(log, start), stop) for log, start, stop in merged(wanted)]
+        return [gap for gap in gaps if gap[1] < gap[2]]
+
+    def _known_up_to(self, log: int | str, start: int) -> int:
+        return max((t.end for t in self._tapes.get(log, ()) if t.base <= start <= t.end), default=start)
+
+    def put(self, log: int | str, start: int, messages: list[Message]) -> None:
+        """Messages that were read from a log: onto the tape that ends there, or a new one."""
+        touching = [tape for tape in self._tapes.get(log, ()) if tape.base <= start <= tape.end]
+        # Of several the one that begins first: it holds all that is known of the stretch that was wanted.
+        tape = min(touching, key=attrgetter("base"), default=None)
+        if tape is None or tape.items is None:
+            self._keep(Tape(messages, LogRef(self._origin, log), start))
+        else:
+            grow(tape, start, messages)
+
+    def span(self, log: int | str, start: int, stop: int) -> Span:
+        for tape in self._tapes.get(log, ()):
+            if tape.base <= start and stop <= tape.end:
+                return Span(tape, start, stop)
+        unread = self._unread.get(log)
+        if unread is None:
+            unread = self._unread[log] = Tape(None, LogRef(self._origin, log))
+        return Span(unread, start, stop)
+
+
+_growing = threading.Lock()
+
+
+def grow(tape: Tape, start: int, messages: Sequence[Message]) -> None:
+    """Add to a tape those messages of its log, from position `start` on, that it does not have yet.
+
+    Sessions share tapes, and event loops in several threads share sessions: two may find the same messages lacking.
+    """
+    with _growing:
+        if tape.items is not None and start <= tape.end:
+            tape.items.extend(messages[tape.end - start :])
+
+
+def consolidate(session: AgentSession) -> AgentSession:
+    """The same session on fewer tapes: what a save has put behind a tape's end moves onto it.
+
+    To be called only once the save is durable: a tape must never hold what the log does not.
+    """
+    pieces: list[Piece] = []
+    for piece in session.state.transcript.pieces:
+        last = pieces[-1] if pieces else None
+        if isinstance(last, Span) and isinstance(piece, Span) and _follows(last, piece):
+            grow(last.tape, piece.start, piece.messages())
+            pieces[-1] = Span(last.tape, last.start, piece.stop)
+        else:
+            pieces.append(piece)
+    if len(pieces) == len(session.state.transcript.pieces):
+        return session
+    context = replace(session.state.context, transcript=Transcript(pieces))
+    return replace(session, state=replace(session.state, context=context))
+
+
+def _follows(last: Span, span: Span) -> bool:
+    return (
+        last.tape is not span.tape
+        and last.tape.ref is not None
+        and last.tape.ref == span.tape.ref
+        and last.tape.items is not None
+        and span.tape.items is not None
+        and last.tape.end == last.stop == span.start
+    )

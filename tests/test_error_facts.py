@@ -1,0 +1,134 @@
+"""Errors carry facts, so that a program decides by attributes and never by words."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+from perdure import (
+    InjectMessage,
+    LoopFactory,
+    MemoryStore,
+    ResumeSession,
+    SendMessage,
+    SessionRuntime,
+    connect,
+    recover,
+)
+from perdure import tool as as_tool
+from perdure.errors import (
+    ConfigurationError,
+    ContextTooLong,
+    IllegalStatusChange,
+    InvalidSessionId,
+    PerdureError,
+    RequestRefused,
+    RunFailed,
+    SessionBusy,
+    SessionConflict,
+    SessionNotActive,
+    SessionNotFound,
+    StoreError,
+)
+from perdure.model.definition import AgentDefinition
+from perdure.model.message import ToolCall
+from perdure.testing import ScriptedDriver
+
+ADVISED: list[Callable[[], PerdureError]] = [
+    lambda: SessionNotFound("s"),
+    lambda: SessionNotFound("s", 3),
+    lambda: SessionNotFound("s", None, "It is gone.", "Look elsewhere."),
+    lambda: SessionBusy("s", "host:1"),
+    lambda: SessionNotActive("s", "suspended"),
+    lambda: SessionNotActive("s", "suspended", ["pay"]),
+    lambda: SessionConflict("s", 1, 1, "It is another's.", "Open another.", agent="clerk"),
+    lambda: InvalidSessionId("a b"),
+    lambda: RequestRefused("m", "no"),
+    lambda: ContextTooLong("m", "too long"),
+    lambda: ConfigurationError("Nothing is set.", "Set it."),
+]
+
+
+@pytest.mark.parametrize("make", ADVISED)
+def test_a_message_is_what_happened_and_then_the_advice(make: Callable[[], PerdureError]) -> None:
+    error = make()
+    assert error.advice
+    assert error.what
+    assert str(error) == f"{error.what} {error.advice}"
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: StoreError("The disk is full."), lambda: SessionBusy("s", reason="It moves.")]
+)
+def test_without_advice_the_message_is_what_happened(make: Callable[[], PerdureError]) -> None:
+    error = make()
+    assert (error.advice, error.what) == ("", str(error))
+
+
+def test_an_error_is_copied_and_pickled_whole() -> None:
+    error = ConfigurationError("There is no tool named 'pay'.", "Give it.", missing="tool", name="pay")
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (str(other), other.what, other.advice, other.missing, other.name) == (
+            *(str(error), error.what, "Give it."),
+            *("tool", "pay"),
+        )
+
+
+async def test_a_session_of_another_agent_names_it() -> None:
+    async with connect("memory://", driver=ScriptedDriver([])) as sessions:
+        await sessions.open("s", AgentDefinition("clerk"))
+        with pytest.raises(SessionConflict) as caught:
+            await sessions.open("s", AgentDefinition("guide"))
+        assert caught.value.agent == "clerk"
+
+
+async def test_no_model_is_told_from_a_tool_that_is_missing() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        LoopFactory().model_of(AgentDefinition("guide"))
+    assert (caught.value.missing, caught.value.name) == ("model", "guide")
+    with pytest.raises(ConfigurationError) as caught:
+        LoopFactory().tools_of(AgentDefinition("guide", tools=("pay",)), 0)
+    assert (caught.value.missing, caught.value.name) == ("tool", "pay")
+
+
+@as_tool(needs_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+async def test_a_session_that_waits_says_with_which_calls() -> None:
+    async with MemoryStore() as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AgentDefinition("guide"))
+        loops = LoopFactory(tools=[pay], driver=ScriptedDriver([ToolCall(name="pay", arguments={"amount": 5})]))
+        await runtime.execute(session.id, SendMessage("Pay.", loops))
+        with pytest.raises(IllegalStatusChange) as caught:
+            await runtime.execute(session.id, ResumeSession())
+        assert caught.value.pending == ("pay",)
+
+
+async def test_a_run_that_failed_says_of_what_kind_of_error() -> None:
+    async with connect("memory://", driver=ScriptedDriver([ConfigurationError("No key.")])) as sessions:
+        chat = await sessions.open()
+        with pytest.raises(RunFailed) as caught:
+            await chat.send("hello")
+        error = caught.value
+        assert (error.kind, error.problem, error.reason) == (
+            "ConfigurationError",
+            "No key.",
+            "ConfigurationError: No key.",
+        )
+
+
+async def test_a_report_has_the_errors_of_those_that_failed() -> None:
+    async with MemoryStore() as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AgentDefinition("guide"))
+        await runtime.execute(session.id, InjectMessage("hello"))
+        report = await recover(runtime, LoopFactory(), session_id="nobody")
+        assert [str(error) for error in report.errors] == [reason for _, reason in report.failed]
+        assert isinstance(report.errors[0], SessionNotFound)
