@@ -417,6 +417,15 @@ class Cache(Protocol):
 
 
 @runtime_checkable
+class KnowsWaiting(Protocol):
+    """A store that has seen, when it saved a session, whether something waited in the inbox."""
+
+    def is_waited_for(self, session_id: str) -> bool | None:
+        """Tell whether the last save from here left items in the inbox; None if that is not known any more."""
+        ...
+
+
+@runtime_checkable
 class Immediate(Protocol):
     """A store whose verbs never wait: nothing can come between their beginning and their end."""
 
@@ -543,16 +552,8 @@ class Appended(msgspec.Struct, frozen=True):
 
     written: Mapping[str, StoredAt]
     seq: int
-    posted: int = 0
-    """The number of the last item in the session's inbox at that moment."""
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """What the save of a run came to."""
-
-    session: AgentSession
-    is_waited_for: bool = False
-    """Whether the session's inbox holds something that nobody has taken."""
+    posted: int | None = None
+    """The number of the last item in the session's inbox at that moment; None if the store does not tell."""
 
 
 @runtime_checkable

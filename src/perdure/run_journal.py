@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -213,6 +213,10 @@ class _Unwritten:
         self.arrived()
 
 
+async def _nothing() -> None:
+    """Do nothing: nobody wants to know."""
+
+
 class _WriteAhead:
     """Writes events into a journal, in order: what comes behind a write that failed must not be on record before it."""
 
@@ -225,6 +229,8 @@ class _WriteAhead:
         self._failure: Exception | None = None
         """What the last write has failed with, until it is known whether it arrived."""
         self.written: dict[str, StoredAt] = {}
+        self.posted: int | None = None
+        """The last item of the inbox at the last write; None if the store does not tell."""
 
     async def _append(self, taken: int) -> Appended:
         raise NotImplementedError
@@ -238,6 +244,7 @@ class _WriteAhead:
             self._failure = error
             raise
         self._unwritten.arrived()
+        self.posted = appended.posted
         self.written.update(appended.written)
 
     async def _take_back_what_is_lost(self) -> None:
@@ -283,21 +290,26 @@ class JournalRecord(_WriteAhead):
         """Whether the run is to end on record even if its end cannot be saved."""
         self.taken = taken
         self._branches: list[BranchRecord] = []
-        self.posted_before: int | None = None
-        """The last item of the inbox before the claim, where the claim comes before the first look into it."""
+        self.posted_at_claim: int | None = None
+        """The last item of the inbox when the session was claimed; None before that, or if the store does not tell."""
+        self.when_claimed: Callable[[], Awaitable[None]] = _nothing
+        """Awaited once the session is claimed."""
 
     def say(self, messages: Sequence[Message]) -> None:
         """Take messages that belong to no one loop."""
         self._unwritten.say(messages)
 
     async def barrier(self) -> None:
+        is_first = self.claim is None
         if self._is_immediate:
-            if self._unwritten or self.claim is None:
+            if self._unwritten or is_first:
                 await self._write()
-            return
-        async with self._writing:  # so that nobody passes while what they put is still on its way
-            if self._unwritten or self.claim is None:
-                await finish_despite_cancel(self._write())
+        else:
+            async with self._writing:  # so that nobody passes while what they put is still on its way
+                if self._unwritten or self.claim is None:
+                    await finish_despite_cancel(self._write())
+        if is_first:
+            await self.when_claimed()
 
     async def _write(self, taken: int = 0) -> None:
         begins_a_run = self._unwritten.begins_a_run
@@ -309,7 +321,7 @@ class JournalRecord(_WriteAhead):
         if self.claim is not None:
             return await self._journal.append(self.claim, messages=messages, entries=entries, taken=taken)
         self.claim, appended = await self._claimed(messages, entries)
-        self.was_claimed = True
+        self.was_claimed, self.posted_at_claim = True, appended.posted
         return appended
 
     async def _claimed(self, messages: list[Message], entries: list[Entry]) -> tuple[Claim, Appended]:

@@ -22,7 +22,7 @@ from tests.pairs.wire import Died, Hook, HookRaised, Tamper, Wire
 
 import perdure
 from perdure import AgentSession, InvalidData, PerdureError, Sessions, SessionStatus, ToolCall
-from perdure.actions.inbox import was_delivered
+from perdure.actions.inbox import Inbox
 from perdure.model.ids import use
 from perdure.protocols import JournalEntry
 from perdure.stores.urls import store_of
@@ -289,7 +289,7 @@ class World:
 
     async def _waits(self, session_id: str, entry: JournalEntry) -> bool:
         return entry.kind == "queue" or (
-            entry.kind == "steer" and not await was_delivered(self.look, session_id, entry)
+            entry.kind == "steer" and not await Inbox(self.look, session_id).was_delivered(entry)
         )
 
     async def tolerate(self, name: str, work: Coroutine[Any, Any, None]) -> BaseException | None:

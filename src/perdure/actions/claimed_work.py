@@ -48,7 +48,7 @@ class ClaimedWork:
         return self._context is not None and (self.record is None or self.record.claim is not None)
 
     async def open_inbox(self, run: Run | None = None, *, answers: str | None = None) -> None:
-        """Look into the inbox before the claim. Without a run to steer, messages wait until the work is done."""
+        """Look into the inbox once the session is claimed. Without a run to steer, messages wait for its end."""
         if self.record is None or self._context is None or self._context.journal is None:
             return
         self._inbox = RunInbox(run, self.record, Inbox(self._context.journal, self._session_id), answers=answers)

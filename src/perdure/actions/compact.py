@@ -53,7 +53,7 @@ class CompactTranscript:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         then = None if self._loops is None else waiting_messages(context, session.id, self._loops)
         work = ClaimedWork(session, context, then=then)
-        await work.open_inbox()  # before the claim: a wish to cancel that comes later is for this compaction
+        await work.open_inbox()
         if work.record is not None:
             await work.record.barrier()
         parent = await parent_of(session, context)

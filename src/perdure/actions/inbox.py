@@ -76,11 +76,6 @@ class Inbox:
         """Return the items behind a number that are not taken yet."""
         return await self._journal.read(self.session_id, after=after, inbox=True)
 
-    async def last_posted(self) -> int:
-        """Return the number of the newest item; 0 if there is none."""
-        items = await self.items()
-        return items[-1].seq if items else 0
-
     async def first_waiting(self) -> JournalEntry | None:
         """Return the first item that is still to be sent, or None.
 
@@ -150,14 +145,23 @@ class RunInbox:
         self._record = record
         self._inbox = inbox
         self._seen = record.taken
+        self._meant_for_others: int | None = None
+        """The last item from before the claim: wishes to cancel up to it were meant for another run."""
         self._is_unwanted = False
         self._steering: list[JournalEntry] = []
         self._queued: list[JournalEntry] = []
 
     async def open(self) -> None:
-        """See what is there before the run begins. A wish to cancel from before its claim was meant for another run."""
-        wishes, before = await self._look(), self._record.posted_before
-        self._is_unwanted = before is not None and any(wish.seq > before for wish in wishes)
+        """See what is there as soon as the session is claimed."""
+        if self._record.claim is None:
+            self._record.when_claimed = self._look_if_needed
+        else:
+            await self._look_if_needed()
+
+    async def _look_if_needed(self) -> None:
+        """Look, unless the last write has told that there is nothing new."""
+        if self._record.posted is None or self._record.posted > self._seen:
+            self._is_unwanted = bool(await self._look()) or self._is_unwanted
 
     async def watch(self, work: asyncio.Future[None]) -> None:
         """Look every now and then, and keep the claim alive while the run is silent. A claim that is lost ends the run.
@@ -166,13 +170,12 @@ class RunInbox:
         """
         loop = asyncio.get_running_loop()
         next_beat = loop.time() + self._record.lease / 3
-        if self._is_unwanted:
-            work.cancel()
         while not work.done():
+            if self._is_unwanted:
+                work.cancel()
             await asyncio.sleep(LOOK_EVERY)
             try:
-                if await self._look():
-                    work.cancel()
+                self._is_unwanted = bool(await self._look())
                 if loop.time() >= next_beat:
                     await self._record.beat()
                     next_beat = loop.time() + self._record.lease / 3
@@ -183,19 +186,24 @@ class RunInbox:
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
     async def _look(self) -> Sequence[JournalEntry]:
-        """Take note of what is new. Return the wishes to cancel among it."""
+        """Take note of what is new. Return the wishes to cancel this run among it."""
         found = await self._inbox.items(self._seen)
+        if self._meant_for_others is None:
+            told = self._record.posted_at_claim
+            self._meant_for_others = (found[-1].seq if found else self._seen) if told is None else told
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
         self._seen = found[-1].seq if found else self._seen
         self._take()
-        return [entry for entry in found if entry.kind == CANCEL]
+        return [entry for entry in found if entry.kind == CANCEL and entry.seq > self._meant_for_others]
 
     def _is_answered(self, entry: JournalEntry) -> bool:
         return self._answers is not None and entry.body.get("id") == self._answers
 
     async def deliver(self) -> None:
         """Put what was posted to steer by into the run's transcript, between two steps."""
+        if self._record.posted is not None:
+            await self._look_if_needed()
         while self._run is not None and self._steering:
             entry = self._steering[0]
             if not await self._inbox.was_delivered(entry):

@@ -11,7 +11,6 @@ import msgspec
 from perdure.actions.children import depth_of
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.given import require_loops
-from perdure.actions.inbox import Inbox
 from perdure.actions.needed_model import known_model, require_model
 from perdure.actions.needed_tools import require_tools
 from perdure.actions.parallel import resume_group
@@ -68,7 +67,6 @@ class ResumeExecution:
         then = waiting_messages(context, session.id, self._loops)
         work = ClaimedWork(session, context, takes_over=True, then=then)
         assert work.record is not None
-        work.record.posted_before = await Inbox(journal, session.id).last_posted()
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.
         await work.record.barrier()
         return await self._resumed(session, context, journal, work, work.record)

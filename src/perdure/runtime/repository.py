@@ -13,7 +13,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_owner, check_tags
 from perdure.model.state import AgentState
-from perdure.protocols import Filters, Journal, Saving, SessionStore, checked_version
+from perdure.protocols import Filters, Journal, KnowsWaiting, Saving, SessionStore, checked_version
 
 
 class SessionRepository:
@@ -25,6 +25,7 @@ class SessionRepository:
         self.store = store
         self.journal: Journal | None = store if isinstance(store, Journal) else None  # looked for once: it is not cheap
         """The store's journal; None if its runs are unrecorded."""
+        self._waiting: KnowsWaiting | None = store if isinstance(store, KnowsWaiting) else None
 
     async def create(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
         """Keep a new session; with `saving`, one whose messages a run has written to a journal already."""
@@ -37,6 +38,10 @@ class SessionRepository:
         if saving is None:
             return await self.store.save(session)
         return await self.recorded().save(session, **asdict(saving))
+
+    def may_be_waited_for(self, session_id: str) -> bool:
+        """Tell whether something may wait in the inbox of a session that was just saved."""
+        return self._waiting is None or self._waiting.is_waited_for(session_id) is not False
 
     def recorded(self) -> Journal:
         """Return the store's journal. Raise ConfigurationError if it has none."""

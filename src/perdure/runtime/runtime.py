@@ -209,6 +209,7 @@ class SessionRuntime:
             await self._emit_executed(action, before, after)
             async with self._saving(after) as saving:
                 kept = saving.kept = await self._repository.save(after, made.saving)
+                held.was_saved(self._repository.may_be_waited_for(kept.id))
                 kept = await self._pass(SessionStage.AFTER_SAVE, kept)
         except BaseException as error:
             await held.leave()  # a run's work is on record, and waits there to be recovered
@@ -289,6 +290,7 @@ class _Held:
 
     def __init__(self) -> None:
         self._records: list[ClaimingRecord] = []
+        self._may_be_waited_for = True
         self._sequels: list[tuple[ClaimingRecord | None, Sequel]] = []
 
     def hold(self, record: ClaimingRecord, sequel: Sequel | None = None) -> None:
@@ -298,6 +300,10 @@ class _Held:
     def follow(self, sequel: Sequel | None, record: ClaimingRecord | None = None) -> None:
         self._sequels += [] if sequel is None else [(record, sequel)]
 
+    def was_saved(self, may_be_waited_for: bool) -> None:
+        """Take note that the session is saved, and with it given back."""
+        self._may_be_waited_for = may_be_waited_for
+
     @property
     def was_claimed(self) -> bool:
         return any(record.was_claimed for record in self._records)
@@ -305,7 +311,8 @@ class _Held:
     @property
     def sequels(self) -> list[Sequel]:
         """What follows. Behind a claim that was refused nothing does: who holds the session sees to it."""
-        return [sequel for record, sequel in self._sequels if record is None or record.was_claimed]
+        is_due = self._may_be_waited_for
+        return [each for record, each in self._sequels if record is None or (record.was_claimed and is_due)]
 
     async def leave(self) -> None:
         """Give back what is not saved."""

@@ -81,3 +81,5 @@ class CachedSession(msgspec.Struct, frozen=True):
     hashes: frozenset[str] = frozenset()
     refs: frozenset[Any] = frozenset()
     at_hand: bool = True
+    is_waited_for: bool | None = None
+    """Whether the save that it comes from left items in the inbox; None if it was loaded."""

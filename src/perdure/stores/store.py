@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Self, Unpack
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
@@ -26,8 +28,6 @@ from perdure.protocols import (
     Key,
     Problem,
     RunOnRecord,
-    Saved,
-    Saving,
     SearchHit,
     SessionQuery,
     StoredAt,
@@ -42,7 +42,7 @@ from perdure.stores.format.rows import LAST, Batch, prepare_batch, prepare_entri
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
-from perdure.stores.jobs.saving import Append, Keep, Kept, Pack, Take
+from perdure.stores.jobs.saving import Append, Keep, Pack, Take
 from perdure.stores.tapes import consolidate
 
 _LAST_WORD = 5.0
@@ -98,7 +98,7 @@ class Store:
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         checked.create(session, written)
-        return (await self._keep(self._kept_as(session, written, is_new=True))).session
+        return await self._keep(self._kept_as(session, written, is_new=True))
 
     async def save(
         self,
@@ -111,12 +111,11 @@ class Store:
         key: Key | None = None,
     ) -> AgentSession:
         checked.save(session, claim, written, entries, taken, key)
-        return (await self._keep(self._kept_as(session, written, claim, entries, taken, key))).session
-
-    async def finish(self, session: AgentSession, saving: Saving) -> Saved:
-        claim, written, entries, taken, key = saving.claim, saving.written, saving.entries, saving.taken, saving.key
-        checked.save(session, claim, written, entries, taken, key)
         return await self._keep(self._kept_as(session, written, claim, entries, taken, key))
+
+    def is_waited_for(self, session_id: str) -> bool | None:
+        cached = self._cache.get(session_id)
+        return None if cached is None else cached.is_waited_for
 
     def _kept_as(
         self,
@@ -154,24 +153,22 @@ class Store:
     def _batch(self, entries: Sequence[Entry]) -> Batch | None:
         return prepare_batch(entries, self._pack)
 
-    async def _keep(self, change: Keep) -> Saved:
+    async def _keep(self, change: Keep) -> AgentSession:
         change.finish = partial(self._remember, change)
-        kept: Kept = await self._engine.commit(change)
-        if not kept.cached.at_hand:
+        kept: CachedSession = await self._engine.commit(change)
+        if not kept.at_hand:
             with suppress(CorruptRecord):  # it is saved all the same
-                session = await self.load(change.session_id, change.version)
-                return Saved(session or kept.cached.session, kept.is_waited_for)
-        return Saved(kept.cached.session, kept.is_waited_for)
+                return await self.load(change.session_id, change.version) or kept.session
+        return kept.session
 
-    def _remember(self, change: Keep, kept: Kept) -> Kept:
+    def _remember(self, change: Keep, kept: CachedSession) -> CachedSession:
         """Take note of what was saved, whether or not its caller still waits."""
         if change.claim is not None:
             self._claims.pop((change.session_id, change.claim.epoch), None)
-        before = kept.cached
-        session = consolidate(before.session)
-        cached = CachedSession(session, before.erasures, before.hashes, before.refs, is_at_hand(session))
+        session = consolidate(kept.session)
+        cached = replace(kept, session=session, at_hand=is_at_hand(session))
         self._cache.keep(session.id, cached)
-        return Kept(cached, kept.is_waited_for)
+        return cached
 
     @property
     def _origin(self) -> str:

@@ -102,14 +102,6 @@ class Draft(msgspec.Struct, frozen=True):
     """Its tags; None if they are as they were."""
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What a save came to."""
-
-    cached: CachedSession
-    is_waited_for: bool = False
-    """Whether the session's inbox holds something that nobody has taken."""
-
-
 class Keep(Change):
     """A new version of a session: a save, or the first one of a new session."""
 
@@ -184,7 +176,7 @@ class Keep(Change):
             None if is_tagged else tuple(kept.info.tags),
         )
 
-    def made_to(self, facts: Facts) -> Job[Kept]:
+    def made_to(self, facts: Facts) -> Job[CachedSession]:
         self.refuse(facts)
         place = (yield from self._new_session()) if self.is_new else place_of(facts)
         known = self.known if self.known is not None and self.known.erasures == facts.erasures else None
@@ -234,10 +226,11 @@ class Keep(Change):
             "expires": None,
         }
 
-    def made(self, draft: Draft, facts: Facts) -> Kept:
+    def made(self, draft: Draft, facts: Facts) -> CachedSession:
         """Return what the save came to. `facts` are those from before it."""
-        cached = CachedSession(draft.session, facts.erasures, frozenset(draft.values), draft.named)
-        return Kept(cached, facts.inbox_end > max(facts.taken, self.taken))
+        is_waited_for = facts.inbox_end > max(facts.taken, self.taken)
+        hashes = frozenset(draft.values)
+        return CachedSession(draft.session, facts.erasures, hashes, draft.named, is_waited_for=is_waited_for)
 
 
 class Append(Change):

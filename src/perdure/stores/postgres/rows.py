@@ -205,9 +205,9 @@ def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
     table, columns, rows = asked.table, asked.columns, [*asked.rows]
     text, bound = SQL.insert(_completed(asked._replace(rows=rows)))
     answer: list[Any] = [(None,)]
-    if TABLES[table].number:
+    if TABLES[table].number or len(rows) == 1:
         for row in bound:
-            answer = yield text, row
+            answer = yield text, tuple(row)
     else:
         yield text, [*bound]
     if table == "msg":
