@@ -39,7 +39,7 @@ async def test_sessions_that_were_born_at_the_same_time_are_two(
 
 
 async def test_a_version_that_nobody_can_read_is_not_erased(tmp_path: Path) -> None:
-    """A head of a form that a later release may write stops no search, and no erasure takes its session for nobody's."""
+    """A head of a form that a later release may write stops no search, and no erasure takes its session for gone."""
     async with FileStore(tmp_path) as store:
         await store.create(small("keep me", id="later"))
         await store.create(small("keep me too", id="other"))

@@ -121,8 +121,8 @@ class Rows:
         self._name = name
         self._table = table
         self._note = note
-        numbers = count(1)
-        self.number_for: Callable[[Record], Any] = lambda row: next(numbers)
+        self._numbers = count(1)
+        self.number_for: Callable[[Record], Any] = lambda row: next(self._numbers)
         """Gives a new row its number, if the table is numbered."""
         self._all: dict[int, Record] = {}
         ways = {way[:length] for way in (*table.unique, *table.ways) for length in range(1, len(way) + 1)}

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from perdure.errors import CorruptRecord, InvalidSessionFile
 from perdure.model.session import AgentSession
+from perdure.stores.cache import CachedSession
 from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of, shown_owners
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, owner_of
@@ -29,7 +30,6 @@ from perdure.stores.file.pledge import intent_file, remove_intent, write_intent
 from perdure.stores.folder import read_from, temporary
 from perdure.stores.format.placement import is_at_hand
 from perdure.stores.format.rows import operation_id
-from perdure.stores.jobs.saving import Kept
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def commit(desk: Desk, result: object) -> None:
         trim(desk, trimmed)
     if rewrites:
         _rewrite(desk, rewrites)
-    kept = result.cached.session if isinstance(result, Kept) else None
+    kept = result.session if isinstance(result, CachedSession) else None
     for stem, lines, behind in appends:
         for operation in filter(None, (lines, behind)):
             _append(desk, stem, operation, kept)
