@@ -178,16 +178,16 @@ async def test_a_run_that_has_not_begun_leaves_nothing(monkeypatch: pytest.Monke
     store = MemoryStore()
     runtime = SessionRuntime(store)
     session = await runtime.create(AGENT)
-    is_read = asyncio.Event()
+    is_asked = asyncio.Event()
 
     async def hang(*given: Any, **named: Any) -> Any:
-        is_read.set()
+        is_asked.set()
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "read", hang)
-        task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(["Hello."]))))
-        await is_read.wait()
+        patch.setattr(store, "find_key", hang)
+        task = asyncio.create_task(runtime.execute(session.id, SendMessage("Hi", loops_of(["Hello."]), key="once")))
+        await is_asked.wait()
         await cancelled(task)
     assert (await runtime.get_session(session.id)).version == 1
     assert (await store.read(session.id), await store.is_claimed(session.id)) == ([], False)

@@ -72,7 +72,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 async def in_the_middle(store: Any, clock: FrozenClock) -> str:
     """A session whose run was killed behind its tool's result."""
-    session_id = await killed(store, SendMessage("Charge Ada", loops()), call=5)
+    session_id = await killed(store, SendMessage("Charge Ada", loops()), call=4)
     clock.advance(60)
     assert charged == ["Ada"]
     assert await store.is_interrupted(session_id)
@@ -160,7 +160,7 @@ async def test_a_group_can_be_given_up(kind: Any, tmp_path: Path) -> None:
     with use(clock=(clock := FrozenClock(tick=0.0001))):
         async with kind(tmp_path) as store:
             action = SendParallel("Go", loops(), configs=[AGENT, AGENT])
-            session_id = await killed(store, action, call=5)
+            session_id = await killed(store, action, call=4)
             clock.advance(60)
             runtime = SessionRuntime(store)
             session = await runtime.execute(session_id, ResumeExecution(loops(), give_up=True))
@@ -173,7 +173,7 @@ async def test_a_call_that_was_begun_is_not_recovered_without_its_tool(kind: Any
     """Nobody can tell what became of it, so it waits for one who can."""
     with use(clock=(clock := FrozenClock(tick=0.0001))):
         async with kind(tmp_path) as store:
-            session_id = await killed(store, SendMessage("Charge Ada", loops()), call=4)
+            session_id = await killed(store, SendMessage("Charge Ada", loops()), call=3)
             clock.advance(60)
             runtime = SessionRuntime(store)
             report = await recover(runtime, loops(tools=()))

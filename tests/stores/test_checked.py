@@ -115,6 +115,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "pin": {"session_id": ID},
     "unpin": {"session_id": ID},
     "evict": {"session_id": ID},
+    "is_waited_for": {"session_id": ID},
 }
 
 

@@ -114,7 +114,7 @@ class Store:
         return await self._keep(self._kept_as(session, written, claim, entries, taken, key))
 
     def is_waited_for(self, session_id: str) -> bool | None:
-        cached = self._cache.get(session_id)
+        cached = self._cache.get(SessionId(session_id))
         return None if cached is None else cached.is_waited_for
 
     def _kept_as(
