@@ -79,9 +79,7 @@ class FrameEngine(port.Engine):
                 body = file.read(size if size == again else 0)
                 if not body or crc32(body) != crc:
                     if any(file.read()):  # more than the rest of one frame: this one was not torn
-                        raise perdure.CorruptRecord(
-                            None, f"the frame at byte {self._end}", "its checksum does not match"
-                        )
+                        raise perdure.CorruptRecord(None, f"at byte {self._end}", "its checksum does not match")
                     break
                 self._last, rows = BODY.decode(body)
                 for row in rows:
@@ -129,10 +127,8 @@ class FrameEngine(port.Engine):
                 keys = [(table, column, each) for each in (value if by == "in" else [value])]
                 numbers = min(numbers, set().union(*(self._index.get(key, ()) for key in keys)), key=len)
         rows = [(number, self._rows[table][number]) for number in numbers]
-        for column, by, value in terms:  # as in SQL, a value that is missing is neither less nor greater nor unlike
-            rows = [
-                (n, r) for n, r in rows if (r[column] is not None or value is None) and COMPARE[by](r[column], value)
-            ]
+        for c, by, value in terms:  # as in SQL, None meets no condition with a value
+            rows = [(n, row) for n, row in rows if (row[c] is not None or value is None) and COMPARE[by](row[c], value)]
         return rows
 
     def _answer(self, statement: port.Statement) -> list[Any]:
@@ -150,8 +146,8 @@ class FrameEngine(port.Engine):
                 return [(number,) for number in numbers[-1:]]
             case port.Update(table, changes, where):
                 found, now = self._find(table, where), ids.now().timestamp()
-                new = {k: now + v.seconds if isinstance(v, port.Later) else v for k, v in changes.items()}
-                terms = [(*port.condition_of(key), value) for key, value in new.items()]
+                new = [now + value.seconds if isinstance(value, port.Later) else value for value in changes.values()]
+                terms = [(*port.condition_of(key), value) for key, value in zip(changes, new, strict=True)]
                 for number, row in found:
                     self._put(table, number, row | {c: row[c] + v if sign == "+" else v for c, sign, v in terms})
                 return [(len(found),)]
@@ -168,7 +164,7 @@ class FrameEngine(port.Engine):
         row = dict.fromkeys(columns) | row
         for number, old in (found for key in unique for found in self._find(table, {c: row[c] for c in key})):
             if or_set is None:
-                raise ValueError(f"The table {table!r} has a row with this key already: {row}")
+                raise perdure.StoreError(f"The table {table!r} has a row with this key already: {row}")
             self._put(table, number, old | {column: row[column] for column in or_set})
             return number
         self._last += 1
