@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +170,7 @@ def newest_schema() -> int:
 
 
 def _migrations() -> Iterator[str]:
-    folder = files("perdure.stores") / "sql" / "sqlite"
-    for script in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if script.name.endswith(".sql"):
-            yield script.read_text()
+    return (script.read_text() for script in sorted((Path(__file__).parent / "migrations").glob("*.sql")))
 
 
 def _batch_body(kind: bytes, body: bytes) -> bytes:
