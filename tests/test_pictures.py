@@ -38,7 +38,7 @@ def test_the_layers_are_those_of_the_package(draw: ModuleType) -> None:
 def test_one_send_goes_down_to_the_engine_and_its_threads(draw: ModuleType) -> None:
     """It passes every part between the face and the engine, and the store's threads."""
     steps = draw.trace()
-    assert [step.name for step in steps][0] == "Chat.send"
+    assert steps[0].name == "Chat.send"
     assert {"sessions", "runtime", "actions", "loop", "run_journal", "stores", "jobs", "engine"} <= {
         step.unit for step in steps
     }
