@@ -67,7 +67,7 @@ def _lines_of(unit: str) -> int:
 def layers() -> str:
     """Draw each part of the package on its level, with a line for each import between parts."""
     rules = _rules()
-    levels = [sorted(unit for unit in level if _exists(unit)) for level in rules.LAYERS]
+    levels = [sorted(unit for unit in level if _exists(unit)) for level in rules.LEVELS]
     levels = [level for level in levels if level]
     width, row = 980, 76
     boxes: dict[str, Box] = {}

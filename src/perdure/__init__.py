@@ -189,6 +189,14 @@ if TYPE_CHECKING:
     from perdure.protocols import ToolSpec as ToolSpec
     from perdure.recorder import SessionRecorder as SessionRecorder
     from perdure.recorder import SessionRecorderConfig as SessionRecorderConfig
+    from perdure.records.files import FileRecordStore as FileRecordStore
+    from perdure.records.files import SessionRecordList as SessionRecordList
+    from perdure.records.files import delete_session as delete_session
+    from perdure.records.files import list_session_ids as list_session_ids
+    from perdure.records.files import load_session as load_session
+    from perdure.records.files import load_sessions_for_agent as load_sessions_for_agent
+    from perdure.records.files import redact_session as redact_session
+    from perdure.records.files import save_session as save_session
     from perdure.runtime.bus import EventBus as EventBus
     from perdure.runtime.bus import Subscription as Subscription
     from perdure.runtime.hooks import PassThroughSessionController as PassThroughSessionController
@@ -208,14 +216,6 @@ if TYPE_CHECKING:
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
-    from perdure.stores.records import FileRecordStore as FileRecordStore
-    from perdure.stores.records import SessionRecordList as SessionRecordList
-    from perdure.stores.records import delete_session as delete_session
-    from perdure.stores.records import list_session_ids as list_session_ids
-    from perdure.stores.records import load_session as load_session
-    from perdure.stores.records import load_sessions_for_agent as load_sessions_for_agent
-    from perdure.stores.records import redact_session as redact_session
-    from perdure.stores.records import save_session as save_session
     from perdure.stores.sqlite import SqliteStore as SqliteStore
     from perdure.stores.urls import store_of as store_of
     from perdure.workflow import Stage as Stage
@@ -293,7 +293,7 @@ _HOMES = {
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",
-    "stores.records": "FileRecordStore SessionRecordList delete_session list_session_ids load_session "
+    "records.files": "FileRecordStore SessionRecordList delete_session list_session_ids load_session "
     "load_sessions_for_agent redact_session save_session",
     "stores.sqlite": "SqliteStore",
     "stores.urls": "store_of",

@@ -49,9 +49,9 @@ from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
 from perdure.protocols import Entry, Key
 from perdure.recorder import SessionRecorder
+from perdure.records.files import save_session
 from perdure.stores.file import FileStore
 from perdure.stores.format import heads
-from perdure.stores.records import save_session
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite.schema import newest_schema
 from perdure.testing import FrozenClock

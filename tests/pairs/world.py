@@ -117,7 +117,8 @@ class World:
         self.views = Views()
         self.story: list[str] = []
         """What was done, for those who read a failure."""
-        self._numbers = count(1)
+        self._words = count(1)
+        self._ids = count(1)
         self._id_bits = Random(f"ids {seed}")
         self._memory = store_of("memory://")
         self._background: list[asyncio.Task[None]] = []
@@ -188,14 +189,14 @@ class World:
     # What was said and decided
 
     def new_word(self, kind: str = "w") -> str:
-        return f"{kind}{next(self._numbers)}x{self.seed}"
+        return f"{kind}{next(self._words)}x{self.seed}"
 
     def new_text(self, asks: str | None = None) -> str:
         return f"{asks or self.chance.choice(ASKS)} {self.new_word()}"
 
     def new_id(self) -> str:
         """Return an id of the form of perdure's own, the same in every run of a case."""
-        number, random = next(self._numbers), self._id_bits.getrandbits(62)
+        number, random = next(self._ids), self._id_bits.getrandbits(62)
         return str(uuid.UUID(int=(0x019000000000 + number) << 80 | 7 << 76 | 2 << 62 | random))
 
     async def shown(self) -> AgentSession | None:

@@ -9,7 +9,9 @@ from tests import postgres_server
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryEngine, MemoryStore
 from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres.engine import PostgresEngine
 from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.testing import (
     ArchiveContract,
     CheckContract,
@@ -31,7 +33,7 @@ class EveryContract(
     CheckContract,
     NamesContract,
 ):
-    """What all of them promise."""
+    """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""
 
 
 class TestMemoryStore(EngineContract):
@@ -44,10 +46,13 @@ class TestMemoryStore(EngineContract):
         return MemoryStore()
 
 
-class TestSqliteStore(EveryContract):
-    """Sessions in one SQLite file."""
+class TestSqliteStore(EngineContract):
+    """Sessions in one SQLite file, and the tables there that they are kept in."""
 
     shared = True
+
+    def open_engine(self, where: Path) -> SqliteEngine:
+        return SqliteEngine(where / "tables.db", 10.0)
 
     def open_store(self, where: Path) -> SqliteStore:
         return SqliteStore(where / "sessions.db")
@@ -62,13 +67,16 @@ class TestFileStore(EveryContract):
         return FileStore(where / "sessions")
 
 
-class TestPostgresStore(EveryContract):
+class TestPostgresStore(EngineContract):
     """Sessions in a real PostgreSQL, each test's in a schema of its own."""
 
     shared = True
 
     def setup_method(self) -> None:
         postgres_server.dsn()  # so that it runs, and the processes of a race inherit its address
+
+    def open_engine(self, where: Path) -> PostgresEngine:
+        return PostgresEngine(postgres_server.dsn(), postgres_server.schema_of(where), 8)
 
     def open_store(self, where: Path) -> PostgresStore:
         return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(where))

@@ -39,7 +39,7 @@ asyncio.run(main())
 
 def make_old(path: Path) -> None:
     """Give a file the form that the first schema had: each entry of a record in a row of its own, unpacked."""
-    script = (files("perdure.stores") / "sql" / "sqlite" / "0001_initial.sql").read_text()
+    script = (files("perdure.stores.sqlite") / "migrations" / "0001_initial.sql").read_text()
     (create,) = re.findall(r"CREATE TABLE event \(.*?STRICT;", script, re.DOTALL)
     db = apsw.Connection(str(path))
     with db:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
+from types import ModuleType
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,8 +18,6 @@ from perdure.codec.pieces import LogName
 from perdure.codec.values import converted, decode_plain, encode, invalid
 from perdure.errors import InvalidData
 from perdure.model.message import Message
-from perdure.model.record import SessionRecord
-from perdure.model.record_form import with_messages_once, with_messages_whole
 from perdure.model.transcript import LogRef, Span, Tape
 from perdure.model.value import Value, brief
 
@@ -37,9 +37,21 @@ def to_dict(value: Value) -> dict[str, Any]:
     encode(value, meet)
     logs = _Logs(met)
     document = {"format": FORMAT, **decode_plain(encode(value, logs.name))}
-    if isinstance(value, SessionRecord):
-        document = with_messages_once(document)
+    if _is_record(type(value)):
+        document = _record_form().with_messages_once(document)
     return {**document, "logs": logs.plain()} if met else document
+
+
+def _is_record(kind: type) -> bool:
+    """Tell whether a type is that of records. Nobody has one who has not imported them, and a save needs none."""
+    records = sys.modules.get("perdure.model.record")
+    return records is not None and issubclass(kind, records.SessionRecord)
+
+
+def _record_form() -> ModuleType:
+    from perdure.model import record_form
+
+    return record_form
 
 
 def from_dict(kind: type[V], document: Mapping[str, Any]) -> V:
@@ -49,8 +61,8 @@ def from_dict(kind: type[V], document: Mapping[str, Any]) -> V:
     plain = dict(document)
     check_document(plain)
     check_format(plain.pop("format", None))
-    if kind is SessionRecord:
-        plain = with_messages_whole(plain)
+    if _is_record(kind):
+        plain = _record_form().with_messages_whole(plain)
     logs = plain.pop("logs", {})
     if not isinstance(logs, Mapping):
         raise InvalidData("$.logs", f"expected an object, got {type(logs).__name__}")

@@ -6,8 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from inspect import isclass
-from typing import Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 from perdure.errors import (
     ClaimConflict,
@@ -29,8 +28,6 @@ from perdure.model.events import (
     SessionSaveFailed,
 )
 from perdure.model.ids import SessionId
-from perdure.model.loop_events import AnyLoopEvent
-from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.state import AgentState
 from perdure.protocols import (
@@ -53,9 +50,12 @@ from perdure.protocols import (
 )
 from perdure.runtime.bus import EventBus
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
-from perdure.runtime.record_reader import read_events, read_loop, read_record
 from perdure.runtime.repository import SessionFactory, SessionRepository
 from perdure.runtime.under_way import UnderWay
+
+if TYPE_CHECKING:
+    from perdure.model.loop_events import AnyLoopEvent
+    from perdure.model.record import LoopRecord, SessionRecord
 
 OnConflict = Literal["raise", "retry", "fork"]
 _MOST_ATTEMPTS = 10
@@ -242,17 +242,23 @@ class SessionRuntime:
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
         """What ran in a session: the headers of its loops, all of them, or the newest `limit` before a cursor."""
+        from perdure.runtime.record_reader import read_record
+
         info = await self.get_session_info(session_id)
         return await read_record(self._repository.recorded(), info, limit=limit, before=before)
 
     async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
         """The whole record of one loop: messages, turns, events."""
+        from perdure.runtime.record_reader import read_loop
+
         return await read_loop(self._repository.recorded(), SessionId(session_id), loop_id)
 
     async def events(
         self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
     ) -> AsyncIterator[AnyLoopEvent]:
         """The events on a session's record, from a cursor on, or the last so many; with `follow`, those to come too."""
+        from perdure.runtime.record_reader import read_events
+
         async for event in read_events(
             self._repository.recorded(), SessionId(session_id), after=after, last=last, follow=follow
         ):
@@ -321,7 +327,7 @@ class _Held:
 
 
 def _require_action(action: Action) -> Action:
-    if isclass(action) or not isinstance(action, Action) or not callable(action.execute_on):
+    if isinstance(action, type) or not isinstance(action, Action) or not callable(action.execute_on):
         raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
     return action
 

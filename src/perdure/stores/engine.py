@@ -203,9 +203,11 @@ class Engine:
         """Drive a job, and return what it returns. `job` makes it, anew if it has to be begun again.
 
         `glance` and `read` see one state of the tables; a glance looks at a row or two, for whoever can do that at
-        once. `write` is a transaction: if the job raises, nothing has changed. `erase` is a write after which nothing
-        of what was deleted or replaced may be left anywhere. What is `long` computes between its statements, so that
-        it should not be driven in an event loop's thread.
+        once. Where one state costs much, statements may be answered one by one, if a job that then raises CorruptRecord
+        is driven again in one state: jobs notice what does not fit together. `write` is a transaction: if the job
+        raises, nothing has changed. `erase` is a write after which nothing of what was deleted or replaced may be left
+        anywhere. What is `long` computes between its statements, so that it should not be driven in an event loop's
+        thread.
         """
         raise NotImplementedError
 

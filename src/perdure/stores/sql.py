@@ -121,12 +121,17 @@ class Translator:
         return _Plan(text, bound)
 
     def count(self, asked: Count) -> Sql:
-        table, where = asked
-        shape = (Count, table, *where, _nones(where))
+        return self._where_only("SELECT count(*)", *asked)
+
+    def delete(self, asked: Delete) -> Sql:
+        return self._where_only("DELETE", *asked)
+
+    def _where_only(self, verb: str, table: str, where: Where) -> Sql:
+        shape = (verb, table, *where, _nones(where))
         plan = self._plans.get(shape)
         if plan is None:
             conditions, bound = self._conditions(table, where)
-            plan = self._plans[shape] = _Plan(f"SELECT count(*) FROM {table}{conditions}", bound)
+            plan = self._plans[shape] = _Plan(f"{verb} FROM {table}{conditions}", bound)
         return plan.text, _bound(plan.where, where.values())
 
     def insert(self, asked: Insert) -> tuple[str, Iterable[Row]]:
@@ -187,15 +192,6 @@ class Translator:
             bound += [_Bound(adapter, int(is_kept))] * mark.count(self._dialect.mark)
         conditions, bound_where = self._conditions(table, where)
         return _Plan(f"UPDATE {table} SET {', '.join(changes)}{conditions}", bound_where, _unless_plain(bound))
-
-    def delete(self, asked: Delete) -> Sql:
-        table, where = asked
-        shape = (Delete, table, *where, _nones(where))
-        plan = self._plans.get(shape)
-        if plan is None:
-            conditions, bound = self._conditions(table, where)
-            plan = self._plans[shape] = _Plan(f"DELETE FROM {table}{conditions}", bound)
-        return plan.text, _bound(plan.where, where.values())
 
     def page(self, page: Page) -> Sql:
         """Return the statement for a page of a list. Its rows are `HeaderRow`s."""

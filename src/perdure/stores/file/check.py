@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from perdure.errors import CorruptRecord, InvalidSessionFile, UnreadableFile
 from perdure.protocols import Problem
+from perdure.stores.engine import T
 from perdure.stores.file.desk import Desk
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
@@ -39,14 +40,11 @@ def faults(directory: Directory, desk: Desk) -> list[Problem]:
 
 def _log(desk: Desk, stem: str) -> Iterator[Problem]:
     session_id = owner_of(stem)
-    try:
-        log = desk.look(stem).log
-    except CorruptRecord as error:
-        yield Problem(session_id, error.position, error.reason, _LOG)
+    found = _unless_damaged(session_id, lambda: desk.look(stem).log, log_file(stem), _LOG)
+    if isinstance(found, Problem):
+        yield found
         return
-    except UnreadableFile as error:
-        yield Problem(session_id, log_file(stem), error.reason, _UNREADABLE)
-        return
+    log = found
     for damage in log.damage:
         yield Problem(session_id, damage.position, damage.reason, _LOG)
     if session_id == stem:
@@ -95,15 +93,21 @@ def _says_what_the_log_says(desk: Desk, log: SessionLog) -> bool:
 
 def _unfinished(directory: Directory, session_id: str) -> Iterator[Problem]:
     """A redaction that was cut short: some of the sessions concerned may still have what was to go."""
-    try:
-        begun = read_intent(directory.folder, session_id)
-    except CorruptRecord as error:
-        yield Problem(session_id, error.position, error.reason, _NO_REQUEST)
-        return
-    except UnreadableFile as error:
-        yield Problem(session_id, intent_file(session_id), error.reason, _UNREADABLE)
-        return
-    if begun is not None:  # else it was under way, and is over by now
+    name = intent_file(session_id)
+    begun = _unless_damaged(session_id, lambda: read_intent(directory.folder, session_id), name, _NO_REQUEST)
+    if isinstance(begun, Problem):
+        yield begun
+    elif begun is not None:  # else it was under way, and is over by now
         messages = len(Request.of_pledge(session_id, begun).ids)
         what = f"a redaction of {messages} messages was cut short"
-        yield Problem(session_id, intent_file(session_id), what, _CUT_SHORT)
+        yield Problem(session_id, name, what, _CUT_SHORT)
+
+
+def _unless_damaged(session_id: str, read: Callable[[], T], name: str, repair: str) -> T | Problem:
+    """Return what is read of a file, or what is wrong with it."""
+    try:
+        return read()
+    except CorruptRecord as error:
+        return Problem(session_id, error.position, error.reason, repair)
+    except UnreadableFile as error:
+        return Problem(session_id, name, error.reason, _UNREADABLE)

@@ -15,7 +15,7 @@ from perdure.model.execution import ExecutionState
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
 from perdure.model.tool_refs import dehydrated, hydrated
-from perdure.model.transcript import Piece, Transcript
+from perdure.model.transcript import Transcript
 from perdure.model.value import EMPTY, Value
 from perdure.stores.cache import LRU
 from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
@@ -117,7 +117,7 @@ def _slim(state: AgentState) -> AgentState:
 
 def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str, bytes]]:
     state = session.state
-    pieces = _joined(state.transcript.pieces, blocks)
+    pieces = joined(codec.dump_pieces(tuple(state.transcript.pieces), stored_name, blocks.dump))
     kept = prefix_length(pieces)
     if kept:
         yield "prefix", msgspec.json.encode(pieces[:kept])
@@ -146,16 +146,16 @@ def _end_of_blocks(pieces: list[Any]) -> int:
     return end if end and len(msgspec.json.encode(pieces[:end])) > 2 * INLINE else 0
 
 
-def _joined(pieces: Iterable[Piece], blocks: BlocksApart) -> list[Any]:
-    """Pieces as they are stored: neighbours in one log are one, whatever tapes they stand on."""
-    plain: list[Any] = []
-    for piece in codec.dump_pieces(tuple(pieces), stored_name, blocks.dump):
-        last = plain[-1] if plain else None
+def joined(pieces: Iterable[Any]) -> list[Any]:
+    """Return stored pieces, neighbours in one log made one, so that a head has one form wherever it has been."""
+    found: list[Any] = []
+    for piece in pieces:
+        last = found[-1] if found else None
         if isinstance(piece, list) and isinstance(last, list) and last[0] == piece[0] and last[2] == piece[1]:
             last[2] = piece[2]
         else:
-            plain.append(piece)
-    return plain
+            found.append(piece)
+    return found
 
 
 class StoredHead:

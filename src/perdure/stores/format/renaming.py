@@ -15,7 +15,7 @@ from perdure.model.execution import ExecutionState
 from perdure.model.session import AgentSessionInfo
 from perdure.model.state import AgentState
 from perdure.stores.format.blocks import BlocksAtHand, names_in
-from perdure.stores.format.heads import INLINE, StoredHead, is_block, numbered, prefix_length
+from perdure.stores.format.heads import INLINE, StoredHead, is_block, joined, numbered, prefix_length
 from perdure.stores.format.rows import Stretch, Values, hash_of
 
 Rename = Callable[[int | str, int, int], int | str]
@@ -76,7 +76,7 @@ class OpenHead:
         return codec.join(head), values
 
     def _renamed_parts(self, blocks: _RenamedBlocks) -> dict[str, bytes | None]:
-        pieces = _view(self._pieces(), blocks)
+        pieces = joined(blocks.pieces(self._pieces()))
         kept = prefix_length(pieces)
         made: dict[str, bytes | None] = {
             "prefix": msgspec.json.encode(pieces[:kept]) if kept else None,
@@ -87,7 +87,7 @@ class OpenHead:
             for step in _steps(execution):
                 for name in ("input_messages", "output_messages"):
                     if name in step:
-                        step[name] = _view(step[name], blocks)
+                        step[name] = joined(blocks.pieces(step[name]))
             made["execution"] = msgspec.json.encode(execution)
         return made
 
@@ -125,18 +125,6 @@ def _steps(execution: Any) -> Iterator[Any]:
         yield done["step"]
     if execution.get("current_step"):
         yield execution["current_step"]
-
-
-def _view(pieces: Iterable[Any], blocks: _RenamedBlocks) -> list[Any]:
-    """Return a transcript's pieces. Neighbours in one log are one, so that a head has one form wherever it has been."""
-    joined: list[Any] = []
-    for piece in blocks.pieces(pieces):
-        last = joined[-1] if joined else None
-        if isinstance(piece, list) and isinstance(last, list) and last[0] == piece[0] and last[2] == piece[1]:
-            last[2] = piece[2]
-        else:
-            joined.append(piece)
-    return joined
 
 
 class _RenamedBlocks:

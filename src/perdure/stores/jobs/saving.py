@@ -292,16 +292,8 @@ class Append(Change):
 class Take(Append):
     """A claim, with a run's first entries."""
 
-    def __init__(
-        self,
-        claim: Claim,
-        origin: str,
-        rows: Sequence[tuple[str, bytes]],
-        batch: Batch | None,
-        *,
-        take_over: bool,
-    ) -> None:
-        super().__init__(claim, origin, rows, batch)
+    def __init__(self, claim: Claim, *given: Any, take_over: bool) -> None:
+        super().__init__(claim, *given)
         self.take_over = take_over
         self.holder = msgspec.json.encode(Holder.here(claim.owner))
 

@@ -172,8 +172,6 @@ def _answer(statement: Statement, at: float | None, heads: Heads) -> Queries[lis
 def _select(asked: Select) -> Queries[list[Any]]:
     if asked.table == "meta":
         return (yield from _select_meta(asked))
-    if asked.again and asked.table == "session":
-        return []  # there is one index of ids, and PostgreSQL checks it
     if asked.again and asked.table == "key":  # by the hash of its name: the name or its index may be damaged
         read = SQL.select(asked._replace(where={}))[0]
         by_hash = f"{read} WHERE name_hash = hashtextextended(%s, %s::bigint)"

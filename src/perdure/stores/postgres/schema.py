@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -81,6 +81,4 @@ async def _current(connection: psycopg.AsyncConnection[Any], schema: str) -> int
 
 def migrations() -> list[str]:
     """The scripts, in order; their names begin with their numbers."""
-    folder = files("perdure.stores") / "sql" / "postgres"
-    scripts = [entry for entry in folder.iterdir() if entry.name[:1].isdigit()]
-    return [script.read_text() for script in sorted(scripts, key=lambda entry: entry.name)]
+    return [script.read_text() for script in sorted((Path(__file__).parent / "migrations").glob("*.sql"))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -28,7 +28,7 @@ MOST_PER_BATCH = 256
 _MOST_TRIES = 40
 _PAUSE = 0.05
 
-_WRITE = (files("perdure.stores") / "sql" / "postgres" / "write.sql").read_text()
+_WRITE = Path(__file__).with_name("write.sql").read_text()
 _PLACES = "SELECT id, sid, log, msg_end, evt_end FROM session WHERE id = ANY (%s)"
 _NUMBERS = (
     "SELECT nextval(pg_get_serial_sequence('session', 'sid')), nextval(pg_get_serial_sequence('log', 'log'))"

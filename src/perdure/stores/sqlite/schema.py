@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import msgspec
 
 from perdure.errors import ConfigurationError, CorruptRecord, StoreError
 from perdure.stores.file_lock import FileLock
-from perdure.stores.folder import make_directory, sync_directory
 from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum
-from perdure.stores.sqlite.wal import require_sound_log
 
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
@@ -58,6 +55,8 @@ def prepare_directory(path: Path) -> Path:
     try:
         if path.is_symlink():
             raise ConfigurationError(f"{path} is a symbolic link, which a store does not follow. Name the file itself.")
+        from perdure.stores.folder import make_directory
+
         make_directory(path.parent)
         return path.parent.resolve() / path.name
     except OSError as error:
@@ -72,6 +71,8 @@ def create_file(path: Path) -> None:
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        from perdure.stores.folder import sync_directory
+
         sync_directory(path.parent)
     except FileExistsError:
         connection = apsw.Connection(str(path), flags=_FLAGS)
@@ -80,6 +81,8 @@ def create_file(path: Path) -> None:
             # Or closing it would empty the write-ahead log before it has been looked at.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             _require_own(connection)
+            from perdure.stores.sqlite.wal import require_sound_log
+
             require_sound_log(connection, path)
         finally:
             connection.close()
@@ -171,10 +174,7 @@ def newest_schema() -> int:
 
 
 def _migrations() -> Iterator[str]:
-    folder = files("perdure.stores") / "sql" / "sqlite"
-    for script in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if script.name.endswith(".sql"):
-            yield script.read_text()
+    return (script.read_text() for script in sorted((Path(__file__).parent / "migrations").glob("*.sql")))
 
 
 def _batch_body(kind: bytes, body: bytes) -> bytes:

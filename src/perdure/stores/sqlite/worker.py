@@ -7,10 +7,10 @@ once, and a crowd shares one fsync. A cancelled caller does not cancel its job: 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import queue
 import threading
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -286,9 +286,9 @@ def _closed_error() -> StoreError:
 
 def require_in_place(connection: apsw.Connection) -> None:
     """Raise StoreError if the file of a connection is no longer the one that has its name."""
-    moved = ctypes.c_int(0)
-    connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
-    if moved.value:
+    moved = array("i", [0])
+    connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, moved.buffer_info()[0])
+    if moved[0]:
         raise StoreError(
             f"The file {connection.filename} has been removed, renamed or replaced since this store was opened. "
             "Nothing was read or written. Put it back if it is missed; then close this store and open it again."

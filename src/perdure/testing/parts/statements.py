@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from perdure.errors import CorruptRecord
 from perdure.model.ids import SessionId, now
 from perdure.protocols import Claim
 from perdure.stores.engine import (
@@ -320,7 +321,10 @@ class Transactions(EngineScene):
 
     @in_engine
     async def test_a_read_sees_one_state(self, tried: Tried) -> None:
-        """However many statements it takes, and whoever writes meanwhile."""
+        """However many statements it takes, and whoever writes meanwhile; at the latest once it meets the difference.
+
+        Jobs notice when what they read does not fit together, and say that it is damaged.
+        """
         one, _ = await tried.session("one")
         other, _ = await tried.session("other")
 
@@ -337,6 +341,8 @@ class Transactions(EngineScene):
             for sid in (one, other, one, other):
                 ((taken,),) = yield Select("session", ("taken",), {"sid": sid})
                 total += taken
+            if total:
+                raise CorruptRecord("one", "what is taken", "it was read in two states")
             return total
 
         async def write() -> None:

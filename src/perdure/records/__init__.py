@@ -2,7 +2,7 @@
 
 from perdure.model.record import LoopRecord, LoopStatus, ParallelGroupRecord, SessionRecord, Turn
 from perdure.recorder import SessionRecorder, SessionRecorderConfig
-from perdure.stores.records import (
+from perdure.records.files import (
     FileRecordStore,
     SessionRecordList,
     delete_session,
