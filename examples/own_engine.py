@@ -5,7 +5,6 @@ import fcntl
 import os
 import struct
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from pathlib import Path
@@ -20,9 +19,9 @@ from perdure.stores import engine as port
 from perdure.stores.store import Store
 
 Row = dict[str, Any]
+Key = tuple[str, int]  # a table, and the number of a row
 COMPARE: dict[str, Any] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge, "in": lambda a, b: a in b}
-INDEXED = {name: {column for key in (*t.unique, *t.ways) for column in key} for name, t in port.TABLES.items()}
-BODY = msgspec.msgpack.Decoder(tuple[int, list[tuple[str, int, Row | None]]])  # the last number given out, and rows
+BODY = msgspec.msgpack.Decoder(tuple[int, list[tuple[Key, Row | None]]])  # the last number given out, and rows
 
 
 class FrameEngine(port.Engine):
@@ -43,9 +42,6 @@ class FrameEngine(port.Engine):
     async def run(self, job: Callable[[], port.Job[port.T]], kind: port.Kind = "read", *, long: bool = False) -> port.T:
         return await asyncio.shield(asyncio.to_thread(self._run, job, kind))  # a cancelled caller cancels no write
 
-    async def commit(self, change: port.Change) -> Any:
-        return await asyncio.shield(super().commit(change))  # and the change is finished
-
     def _run(self, job: Callable[[], port.Job[port.T]], kind: port.Kind) -> port.T:
         """Drive a job while the file is locked, and write its changes. If it fails, drop them."""
         with open(f"{self.path}.lock", "wb") as lock:
@@ -63,9 +59,8 @@ class FrameEngine(port.Engine):
     def _forget(self, birth: bytes = b"") -> None:
         """Start with empty tables, before the first frame of the file that begins with `birth`, 16 random bytes."""
         self._birth, self._end, self._last = birth, len(birth), 0
-        self._rows: dict[str, dict[int, Row]] = {name: {} for name in port.TABLES}
-        self._index: dict[tuple[str, str, Any], set[int]] = defaultdict(set)
-        self._changed: set[tuple[str, int]] = set()
+        self._rows: dict[str, dict[int, Row]] = {table: {} for table in port.TABLES}
+        self._changed: set[Key] = set()
 
     def _catch_up(self) -> None:
         """Read the frames that are new: all of them if an erasure has replaced the file. Leave out a torn last one."""
@@ -82,15 +77,15 @@ class FrameEngine(port.Engine):
                         raise perdure.CorruptRecord(None, f"at byte {self._end}", "its checksum does not match")
                     break
                 self._last, rows = BODY.decode(body)
-                for row in rows:
-                    self._put(*row)
+                for key, row in rows:
+                    self._put(key, row)
                 self._end = file.tell()
         self._changed.clear()
 
     def _write(self, *, whole: bool) -> None:
         """Append a frame with the rows that have changed, or replace the file by one with all rows there are."""
-        numbers = {(name, n) for name, rows in self._rows.items() for n in rows} if whole else self._changed
-        body = msgspec.msgpack.encode((self._last, [(name, n, self._rows[name].get(n)) for name, n in numbers]))
+        keys = {(table, number) for table, rows in self._rows.items() for number in rows} if whole else self._changed
+        body = msgspec.msgpack.encode((self._last, [(key, self._rows[key[0]].get(key[1])) for key in keys]))
         path = Path(f"{self.path}.new") if whole else self.path
         with open(path, "ab") as file:
             file.truncate(0 if whole else self._end)  # a torn frame goes
@@ -101,38 +96,27 @@ class FrameEngine(port.Engine):
             self._end = file.tell()
         if whole:
             path.replace(self.path)
-            directory = os.open(self.path.parent, os.O_RDONLY)
-            os.fsync(directory)
+            os.fsync(directory := os.open(self.path.parent, os.O_RDONLY))
             os.close(directory)
         self._changed.clear()
 
-    def _put(self, table: str, number: int, row: Row | None) -> None:
+    def _put(self, key: Key, row: Row | None) -> None:
         """Set a row, or delete it if `row` is None."""
-        old = self._rows[table].pop(number, None)
-        for column in INDEXED[table]:
-            if old:
-                self._index[table, column, old[column]].remove(number)
-            if row:
-                self._index[table, column, row[column]].add(number)
-        if row:
-            self._rows[table][number] = row
-        self._changed.add((table, number))
+        self._rows[key[0]].pop(key[1], None)
+        self._rows[key[0]].update({key[1]: row} if row else {})
+        self._changed.add(key)
 
-    def _find(self, table: str, where: port.Where) -> list[tuple[int, Row]]:
-        """Return the rows that meet all conditions. Look them up by the rarest of the indexed values."""
-        terms = [(*port.condition_of(key), value) for key, value in where.items()]
-        numbers: Any = self._rows[table]
-        for column, by, value in terms:
-            if column in INDEXED[table] and by in ("=", "in"):
-                keys = [(table, column, each) for each in (value if by == "in" else [value])]
-                numbers = min(numbers, set().union(*(self._index.get(key, ()) for key in keys)), key=len)
-        rows = [(number, self._rows[table][number]) for number in numbers]
-        for c, by, value in terms:  # as in SQL, None meets no condition with a value
-            rows = [(n, row) for n, row in rows if (row[c] is not None or value is None) and COMPARE[by](row[c], value)]
-        return rows
+    def _find(self, table: str, where: port.Where) -> list[tuple[Key, Row]]:
+        """Return the rows that meet all conditions. Every row is looked at: give yours indexes for `Table.ways`."""
+        found = [((table, number), row) for number, row in self._rows[table].items()]
+        for term, value in where.items():
+            column, by = port.condition_of(term)  # as in SQL, None meets no condition with a value
+            found = [each for each in found if each[1][column] is not None or value is None]
+            found = [each for each in found if COMPARE[by](each[1][column], value)]
+        return found
 
     def _answer(self, statement: port.Statement) -> list[Any]:
-        """Carry out one statement."""
+        """Carry out one statement. `Lock` and `Pledge` need nothing: one job runs at a time, and a frame is whole."""
         match statement:
             case port.Select(table, columns, where, order, limit):
                 rows = [row for _, row in self._find(table, where)]
@@ -142,33 +126,35 @@ class FrameEngine(port.Engine):
             case port.Count(table, where):
                 return [(len(self._find(table, where)),)]
             case port.Insert(table, columns, values, or_set):
-                numbers = [self._insert(table, dict(zip(columns, row, strict=True)), or_set) for row in values]
-                return [(number,) for number in numbers[-1:]]
+                return [(self._insert(table, dict(zip(columns, row, strict=True)), or_set),) for row in values][-1:]
             case port.Update(table, changes, where):
-                found, now = self._find(table, where), ids.now().timestamp()
-                new = [now + value.seconds if isinstance(value, port.Later) else value for value in changes.values()]
-                terms = [(*port.condition_of(key), value) for key, value in zip(changes, new, strict=True)]
-                for number, row in found:
-                    self._put(table, number, row | {c: row[c] + v if sign == "+" else v for c, sign, v in terms})
-                return [(len(found),)]
+                return [(sum(self._change(key, row, changes) for key, row in self._find(table, where)),)]
             case port.Delete(table, where):
-                for number, _ in self._find(table, where):
-                    self._put(table, number, None)
+                for key, _ in self._find(table, where):
+                    self._put(key, None)
             case port.Clock():
                 return [(ids.now().timestamp(),)]
-        return []  # Lock and Pledge: one job runs at a time, and a frame is whole or torn
+        return []
+
+    def _change(self, key: Key, row: Row, changes: Any) -> int:
+        for term, value in changes.items():
+            column, sign = port.condition_of(term)
+            value = ids.now().timestamp() + value.seconds if isinstance(value, port.Later) else value
+            row = row | {column: row[column] + value if sign == "+" else value}
+        self._put(key, row)
+        return 1
 
     def _insert(self, table: str, row: Row, or_set: tuple[str, ...] | None) -> int:
         """Insert a row, or do what `or_set` says to the one that has its key. Return the row's number."""
         columns, unique, _, numbered = port.TABLES[table]
         row = dict.fromkeys(columns) | row
-        for number, old in (found for key in unique for found in self._find(table, {c: row[c] for c in key})):
+        for key, old in (found for way in unique for found in self._find(table, {each: row[each] for each in way})):
             if or_set is None:
                 raise perdure.StoreError(f"The table {table!r} has a row with this key already: {row}")
-            self._put(table, number, old | {column: row[column] for column in or_set})
-            return number
+            self._put(key, old | {column: row[column] for column in or_set})
+            return key[1]
         self._last += 1
-        self._put(table, self._last, row | ({numbered: self._last} if numbered else {}))
+        self._put((table, self._last), row | ({numbered: self._last} if numbered else {}))
         return self._last
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
+from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord
 from perdure.model.value import EMPTY
 from perdure.protocols import Problem, SearchHit
@@ -213,7 +214,11 @@ class Engine:
 
     async def commit(self, change: Change) -> Any:
         """Make a change to one session: a save, a claim, an append."""
-        return change.finish(await self.run(change.job, "write"))
+
+        async def finished() -> Any:
+            return change.finish(await self.run(change.job, "write"))
+
+        return await finish_despite_cancel(finished())
 
     async def fetch(self, load: Fetch[T]) -> T | None:
         """Read a session; one that may be at hand is only looked at first."""

@@ -6,7 +6,21 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from perdure.model.ids import new_id, now
-from perdure.stores.engine import Clock, Engine, Insert, Job, Kind, Later, Lock, Pledge, Statement, T, Update, drive
+from perdure.stores.engine import (
+    Change,
+    Clock,
+    Engine,
+    Insert,
+    Job,
+    Kind,
+    Later,
+    Lock,
+    Pledge,
+    Statement,
+    T,
+    Update,
+    drive,
+)
 from perdure.stores.store import Store
 from perdure.stores.tables import Tables
 
@@ -34,6 +48,9 @@ class MemoryEngine(Engine):
         except BaseException:
             self._tables.take_back()
             raise
+
+    async def commit(self, change: Change) -> Any:
+        return change.finish(await self.run(change.job, "write"))  # at once: nothing can be cancelled between the two
 
     def _answer(self, statement: Statement) -> list[Any]:
         match statement:
