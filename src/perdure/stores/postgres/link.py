@@ -117,7 +117,11 @@ class Link:
     async def connect(self) -> Connection:
         """Return a connection outside of the pool, for as long as the caller likes."""
         connection: Connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
-        await self._configure(connection)
+        try:
+            await self._configure(connection)
+        except BaseException:  # the one who asked was cancelled, or the server has gone
+            await connection.close()
+            raise
         return connection
 
     async def _configure(self, connection: Connection) -> None:
