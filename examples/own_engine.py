@@ -146,8 +146,8 @@ class FrameEngine(port.Engine):
 
     def _insert(self, table: str, row: Row, or_set: tuple[str, ...] | None) -> int:
         """Insert a row, or do what `or_set` says to the one that has its key. Return the row's number."""
-        columns, unique, _, numbered = port.TABLES[table]
-        row = dict.fromkeys(columns) | row
+        numbered, unique = port.TABLES[table].number, port.TABLES[table].unique
+        row = dict.fromkeys(port.TABLES[table].columns) | row
         for key, old in (found for way in unique for found in self._find(table, {each: row[each] for each in way})):
             if or_set is None:
                 raise perdure.StoreError(f"The table {table!r} has a row with this key already: {row}")

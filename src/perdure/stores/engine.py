@@ -7,7 +7,9 @@ each statement and sends its rows back. It knows tables, and nothing of sessions
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+
+import msgspec
 
 from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord
@@ -27,7 +29,7 @@ A key is a column, or a column and one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`.
 """
 
 
-class Table(NamedTuple):
+class Table(msgspec.Struct, frozen=True):
     """A table: its columns, which of them make a row unique, and the ways in which rows are looked for."""
 
     columns: tuple[str, ...]
@@ -77,7 +79,7 @@ TABLES: Mapping[str, Table] = {
 }
 
 
-class Select(NamedTuple):
+class Select(msgspec.Struct, frozen=True):
     """Rows of a table. The answer is a list of tuples, in the order of `columns`."""
 
     table: str
@@ -90,14 +92,14 @@ class Select(NamedTuple):
     """Look by another way than the first time, which found nothing: an index may be damaged."""
 
 
-class Count(NamedTuple):
+class Count(msgspec.Struct, frozen=True):
     """How many rows there are. The answer is `[(number,)]`."""
 
     table: str
     where: Where
 
 
-class Insert(NamedTuple):
+class Insert(msgspec.Struct, frozen=True):
     """New rows. The answer has one row, with the number given to the last of them, if the table is numbered."""
 
     table: str
@@ -107,7 +109,7 @@ class Insert(NamedTuple):
     """Where a row of the same key is there already: None is an error, () leaves it, columns are set in it."""
 
 
-class Update(NamedTuple):
+class Update(msgspec.Struct, frozen=True):
     """Other values in rows: `{"taken": 5}`, or `{"version +": 1}` to add. The answer is `[(how many,)]`."""
 
     table: str
@@ -115,12 +117,12 @@ class Update(NamedTuple):
     where: Where
 
 
-class Delete(NamedTuple):
+class Delete(msgspec.Struct, frozen=True):
     table: str
     where: Where
 
 
-class Lock(NamedTuple):
+class Lock(msgspec.Struct, frozen=True):
     """The first statement of a job that writes: sessions that nobody else may change until it is done.
 
     An engine that runs one writer at a time has nothing to do. Others lock the sessions in one order for all: by their
@@ -132,17 +134,17 @@ class Lock(NamedTuple):
     gate: Literal["", "share", "alone"] = ""
 
 
-class Clock(NamedTuple):
+class Clock(msgspec.Struct, frozen=True):
     """The time that leases go by, in seconds since 1970. The answer is `[(time,)]`."""
 
 
-class Later(NamedTuple):
+class Later(msgspec.Struct, frozen=True):
     """Stands for the time of the clock and so many seconds more, as a value in Update."""
 
     seconds: float
 
 
-class Pledge(NamedTuple):
+class Pledge(msgspec.Struct, frozen=True):
     """What is being done, to be written down by an engine whose commit may be cut short in its middle.
 
     It is forgotten once the job is committed. What is left of one that was cut short is found by `gc`, and finished.

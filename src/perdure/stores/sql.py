@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from perdure.model.session import SessionStatus
 from perdure.stores.engine import (
     TABLES,
@@ -32,7 +34,7 @@ _NULLABLE = frozenset({"owner", "parent", "claim", "expires", "run"})
 """The columns that may hold NULL: `!=` is true of them there, as it is in Python."""
 
 
-class Again(NamedTuple):
+class Again(msgspec.Struct, frozen=True):
     """Another way to rows of a table: where to look, and conditions that take the place of `column = value`."""
 
     source: str
@@ -100,7 +102,8 @@ class Translator:
         self._plans: dict[Any, _Plan] = {}
 
     def select(self, asked: Select) -> Sql:
-        table, columns, where, order, limit, again = asked
+        table, columns, where, order = asked.table, asked.columns, asked.where, asked.order
+        limit, again = asked.limit, asked.again
         fixed = limit if limit is None or limit == 1 else 0
         shape = (table, columns, *where, order, fixed, again, _nones(where))
         plan = self._plans.get(shape)
@@ -121,10 +124,10 @@ class Translator:
         return _Plan(text, bound)
 
     def count(self, asked: Count) -> Sql:
-        return self._where_only("SELECT count(*)", *asked)
+        return self._where_only("SELECT count(*)", asked.table, asked.where)
 
     def delete(self, asked: Delete) -> Sql:
-        return self._where_only("DELETE", *asked)
+        return self._where_only("DELETE", asked.table, asked.where)
 
     def _where_only(self, verb: str, table: str, where: Where) -> Sql:
         shape = (verb, table, *where, _nones(where))
@@ -136,7 +139,7 @@ class Translator:
 
     def insert(self, asked: Insert) -> tuple[str, Iterable[Row]]:
         """Return the text for one row, and the rows to bind."""
-        table, columns, rows, or_set = asked
+        table, columns, rows, or_set = asked.table, asked.columns, asked.rows, asked.or_set
         shape = (Insert, table, columns, or_set)
         plan = self._plans.get(shape)
         if plan is None:
@@ -146,7 +149,7 @@ class Translator:
         return plan.text, rows if plan.values is None else [_bound(plan.values, row) for row in rows]
 
     def _plan_insert(self, asked: Insert) -> _Plan:
-        table, columns, _, or_set = asked
+        table, columns, or_set = asked.table, asked.columns, asked.or_set
         kept = [place for place, name in enumerate(columns) if self._dialect.keeps(table, name)]
         names = [columns[place] for place in kept]
         marks = ", ".join(self._dialect.mark for _ in names)
@@ -167,7 +170,7 @@ class Translator:
 
     def update(self, asked: Update, at: float | None = None) -> Sql:
         """Return the text and its values; `at` is the caller's time, for what is to be set to a later one."""
-        table, values, where = asked
+        table, values, where = asked.table, asked.values, asked.where
         later = tuple([name for name, value in values.items() if type(value) is Later])
         shape = (Update, table, *values, later, *where, _nones(where))
         plan = self._plans.get(shape)
@@ -180,7 +183,7 @@ class Translator:
         return plan.text, (*_bound(plan.values, new), *_bound(plan.where, where.values()))
 
     def _plan_update(self, asked: Update, later: Sequence[str]) -> _Plan:
-        table, values, where = asked
+        table, values, where = asked.table, asked.values, asked.where
         changes, bound = [], []
         for key in values:
             name, sign = condition_of(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
@@ -94,7 +94,7 @@ class Tables:
         raise AssertionError(f"{type(statement).__name__} is for the engine to answer")
 
     def _selected(self, table: str, where: Where, order: str, limit: int | None) -> list[Record]:
-        found = list(self.tables[table].find(where))
+        found = [*self.tables[table].find(where)]
         for column, goes_down in reversed(order_of(order)):
             found.sort(key=operator.itemgetter(column), reverse=goes_down)
         return found[:limit]
@@ -128,36 +128,29 @@ class Rows:
         ways = {way[:length] for way in (*table.unique, *table.ways) for length in range(1, len(way) + 1)}
         self._ways: dict[tuple[str, ...], dict[Row, dict[int, Record]]] = {way: {} for way in ways}
         self._unique = set(table.unique)
+        self._ways_by = {name: [way for way in self._ways if name in way] for name in table.columns}
+        self._plans: dict[tuple[str, ...], _Plan] = {}
 
-    def find(self, where: Where) -> Iterator[Record]:
-        """Yield the rows that meet all conditions, by the narrowest way there is."""
-        conditions = [(*condition_of(key), value) for key, value in where.items()]
-        exact = {column: value for column, sign, value in conditions if sign == "="}
-        way = max((each for each in self._ways if exact.keys() >= set(each)), key=len, default=())
-        near: Any = self._ways[way].get(tuple(exact[name] for name in way), {}) if way else self._all
-        near, narrowed = self._between(way, near, exact, where)
-        known = {*way, narrowed}
-        left = [(column, _COMPARE[sign], value) for column, sign, value in conditions if column not in known]
-        for row in near:
-            if all(_holds(compare, row[column], value) for column, compare, value in left):
-                yield row
-
-    def _between(
-        self, way: Row, near: dict[int, Record], exact: Mapping[str, Any], where: Where
-    ) -> tuple[Iterable[Record], str]:
-        """Narrow rows down to a stretch of positions, or to a few values, where the next column of a key says so.
-
-        Return that column too; "" if it is not narrowed down.
-        """
-        for full, bucket in self._ways.items():
-            if len(full) != len(way) + 1 or full[:-1] != way or full not in self._unique:
-                continue
-            wanted = _wanted(full[-1], where, len(near))
-            if wanted is not None:
-                fixed = tuple(exact[name] for name in way)
-                found = [row for each in wanted if (at := bucket.get((*fixed, each))) for row in at.values()]
-                return found, full[-1]
-        return list(near.values()), ""
+    def find(self, where: Where) -> Iterable[Record]:
+        """Return the rows that meet all conditions, by the narrowest way there is."""
+        shape = tuple(where)
+        plan = self._plans.get(shape)
+        if plan is None:
+            plan = self._plans[shape] = _Plan.of(shape, self._ways, self._unique)
+        fixed = tuple([where[key] for key in plan.keys])
+        near = self._ways[plan.way].get(fixed, _NONE) if plan.way else self._all
+        left = plan.left
+        wanted = plan.wanted(where, len(near))
+        if wanted is None:
+            rows = list(near.values())
+        else:
+            bucket = self._ways[plan.narrow]
+            rows = [row for each in wanted for row in bucket.get((*fixed, each), _NONE).values()]
+            left = plan.left_if_narrow
+        if not left:
+            return rows
+        asked = [(column, compare, where[key]) for key, column, compare in left]
+        return [row for row in rows if all(_holds(compare, row[column], value) for column, compare, value in asked)]
 
     def put(self, row: Record, or_set: tuple[str, ...] | None) -> Any:
         """Add a row and return its number; see `Insert.or_set` for one that is there."""
@@ -191,12 +184,15 @@ class Rows:
 
     def change(self, row: Record, values: Mapping[str, Any]) -> None:
         """Give a row other values; `"column +"` adds to the one there."""
-        before = dict(row)
-        self._leave(row)
+        before, moved = dict(row), set[tuple[str, ...]]()
         for key, value in values.items():
             column, sign = condition_of(key)
             row[column] = row[column] + value if sign == "+" else value
-        self._enter(row)
+            if row[column] != before[column]:
+                moved.update(self._ways_by.get(column, ()))
+        for way in moved:
+            self._leave_way(way, before, row)
+            self._enter_way(way, row)
         self._note(Touched(self._name, row, before))
 
     def holds(self, row: Record) -> bool:
@@ -213,16 +209,70 @@ class Rows:
 
     def _enter(self, row: Record) -> None:
         self._all[id(row)] = row
-        for way, bucket in self._ways.items():
-            bucket.setdefault(tuple(row[name] for name in way), {})[id(row)] = row
+        for way in self._ways:
+            self._enter_way(way, row)
 
     def _leave(self, row: Record) -> None:
         del self._all[id(row)]
-        for way, bucket in self._ways.items():
-            key = tuple(row[name] for name in way)
-            del bucket[key][id(row)]
-            if not bucket[key]:
-                del bucket[key]
+        for way in self._ways:
+            self._leave_way(way, row, row)
+
+    def _enter_way(self, way: tuple[str, ...], row: Record) -> None:
+        self._ways[way].setdefault(tuple([row[name] for name in way]), {})[id(row)] = row
+
+    def _leave_way(self, way: tuple[str, ...], before: Record, row: Record) -> None:
+        """Take a row out of an index, where it stands by the values that it had before."""
+        bucket, key = self._ways[way], tuple([before[name] for name in way])
+        del bucket[key][id(row)]
+        if not bucket[key]:
+            del bucket[key]
+
+
+_NONE: Mapping[int, Record] = {}
+
+
+class _Plan(NamedTuple):
+    """How rows are found for conditions of one shape."""
+
+    way: tuple[str, ...]
+    """The longest index whose columns all have to be equal to something."""
+    keys: tuple[str, ...]
+    """The conditions that say to what."""
+    left: Sequence[tuple[str, str, Callable[[Any, Any], bool]]]
+    """The other conditions: their keys, columns, and what compares."""
+    narrow: tuple[str, ...] = ()
+    """An index of one column more, which is asked for a few values or a stretch of them."""
+    left_if_narrow: Sequence[tuple[str, str, Callable[[Any, Any], bool]]] = ()
+
+    @classmethod
+    def of(cls, shape: tuple[str, ...], ways: Iterable[tuple[str, ...]], unique: Container[tuple[str, ...]]) -> _Plan:
+        conditions = [(key, *condition_of(key)) for key in shape]
+        exact = {column: key for key, column, sign in conditions if sign == "="}
+        way = max((each for each in ways if exact.keys() >= set(each)), key=len, default=())
+        keys = tuple(exact[column] for column in way)
+        left = [(key, column, _COMPARE[sign]) for key, column, sign in conditions if sign != "=" or column not in way]
+        for full in ways:
+            if (
+                full[:-1] == way
+                and full in unique
+                and {key for key, column, _ in left if column == full[-1]}
+                in (
+                    {f"{full[-1]} in"},
+                    {f"{full[-1]} >=", f"{full[-1]} <"},
+                )
+            ):
+                return cls(way, keys, left, full, [each for each in left if each[1] != full[-1]])
+        return cls(way, keys, left)
+
+    def wanted(self, where: Where, most: int) -> Iterable[Any] | None:
+        """Return the few values that the next column may have; None if they are many, or nothing is asked of it."""
+        if not self.narrow:
+            return None
+        column = self.narrow[-1]
+        if f"{column} in" in where:
+            return dict.fromkeys(where[f"{column} in"])
+        low, high = where[f"{column} >="], where[f"{column} <"]
+        return range(low, high) if type(low) is int and type(high) is int and high - low <= most else None
 
 
 def _holds(compare: Callable[[Any, Any], bool], found: Any, value: Any) -> bool:
@@ -230,18 +280,6 @@ def _holds(compare: Callable[[Any, Any], bool], found: Any, value: Any) -> bool:
     if found is None and value is not None and compare not in (operator.eq, operator.ne):
         return False
     return compare(found, value)
-
-
-def _wanted(column: str, where: Where, most: int) -> Iterable[Any] | None:
-    """Return the values of a column that conditions ask for, if they are few and this is all that is asked of it."""
-    asked = {sign: value for key, value in where.items() for name, sign in [condition_of(key)] if name == column}
-    if asked.keys() == {"in"}:
-        return list(dict.fromkeys(asked["in"]))
-    if asked.keys() == {">=", "<"}:
-        low, high = asked[">="], asked["<"]
-        if type(low) is int and type(high) is int and high - low <= most:
-            return range(low, high)
-    return None
 
 
 def _picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:

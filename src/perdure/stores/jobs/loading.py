@@ -51,7 +51,15 @@ class Load:
         self.version = version
         self.known = known
         self.cached = cached
-        self.tapes = TapeCache(origin, None if known is None else known.session)
+        self._origin = origin
+        self._tapes: TapeCache | None = None
+
+    @property
+    def tapes(self) -> TapeCache:
+        """Return the tapes at hand, which are gathered when something has to be read: a long history has many."""
+        if self._tapes is None:
+            self._tapes = TapeCache(self._origin, None if self.known is None else self.known.session)
+        return self._tapes
 
     @property
     def may_be_at_hand(self) -> bool:

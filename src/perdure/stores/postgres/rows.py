@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.model.ids import replaced_time
 from perdure.stores.engine import (
@@ -173,7 +175,7 @@ def _select(asked: Select) -> Queries[list[Any]]:
     if asked.table == "meta":
         return (yield from _select_meta(asked))
     if asked.again and asked.table == "key":  # by the hash of its name: the name or its index may be damaged
-        read = SQL.select(asked._replace(where={}))[0]
+        read = SQL.select(replace(asked, where={}))[0]
         by_hash = f"{read} WHERE name_hash = hashtextextended(%s, %s::bigint)"
         return (yield by_hash, (plain(asked.where["name"]), asked.where["sid"]))
     text, values = SQL.select(asked)
@@ -201,7 +203,7 @@ def _select_meta(asked: Select) -> Queries[list[Any]]:
 
 def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
     table, columns, rows = asked.table, asked.columns, [*asked.rows]
-    text, bound = SQL.insert(_completed(asked._replace(rows=rows)))
+    text, bound = SQL.insert(_completed(replace(asked, rows=rows)))
     answer: list[Any] = [(None,)]
     if TABLES[table].number or len(rows) == 1:
         for row in bound:
@@ -221,7 +223,7 @@ def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
 
 def _completed(asked: Insert) -> Insert:
     """Return new rows with what the schema has beside the port's columns."""
-    table, columns, rows, or_set = asked
+    table, columns, rows, or_set = asked.table, asked.columns, asked.rows, asked.or_set
     if table == "head":
         return Insert(table, (*columns, "op", "hashes"), [(*row, "", []) for row in rows], or_set)
     if table in ("session", "inbox"):
@@ -249,7 +251,7 @@ def _stretches(places: Iterable[tuple[int, int]]) -> tuple[list[int], list[int],
 
 
 def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]:
-    table, values, where = asked
+    table, values, where = asked.table, asked.values, asked.where
     if table == "meta":
         ((key, value),) = values.items()
         sign = f"{where['key']} + " if key.endswith("+") else ""
