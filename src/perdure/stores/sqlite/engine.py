@@ -236,7 +236,8 @@ class SqliteDialect(Dialect):
     }
 
     def read(self, table: str, column: str) -> str:
-        return f"coalesce({column}, -1)" if column.endswith("crc") else column
+        # A message's is compared with a number in any case, and there are many of them.
+        return f"coalesce({column}, -1)" if column.endswith("crc") and table != "msg" else column
 
     def among(self, column: str) -> str:
         return f"{column} IN (SELECT value FROM json_each(?))"
