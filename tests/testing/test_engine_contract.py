@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.stores.engine import Change, Delete, Job, Kind, Select, Statement, T, Update, drive
 from perdure.stores.memory import MemoryEngine
@@ -28,7 +29,7 @@ class _GivesNumbersOutAgain(MemoryEngine):
 
 class _ForgetsTheOrder(MemoryEngine):
     def _answer(self, statement: Statement) -> list[Any]:
-        return super()._answer(statement._replace(order="") if isinstance(statement, Select) else statement)
+        return super()._answer(replace(statement, order="") if isinstance(statement, Select) else statement)
 
 
 class _ForgetsToCount(MemoryEngine):
