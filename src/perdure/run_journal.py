@@ -41,7 +41,18 @@ from perdure.model.loop_events import (
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.tool_refs import NOTHING_SAID, Said, SaidByRun
-from perdure.protocols import Appended, Claim, Entry, Immediate, Journal, JournalEntry, Key, Saving, StoredAt
+from perdure.protocols import (
+    Appended,
+    Claim,
+    Entry,
+    Immediate,
+    Journal,
+    JournalEntry,
+    Key,
+    KnowsWaiting,
+    Saving,
+    StoredAt,
+)
 
 LEASE = 30.0
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -291,7 +302,7 @@ class JournalRecord(_WriteAhead):
         self.taken = taken
         self._branches: list[BranchRecord] = []
         self.posted_at_claim: int | None = None
-        """The last item of the inbox when the session was claimed; None before that, or if the store does not tell."""
+        """The last item of the inbox when the session was claimed; None before that."""
         self.when_claimed: Callable[[], Awaitable[None]] = _nothing
         """Awaited once the session is claimed."""
 
@@ -317,12 +328,21 @@ class JournalRecord(_WriteAhead):
         self.is_unfinished = self.is_unfinished or begins_a_run
 
     async def _append(self, taken: int) -> Appended:
+        if self.claim is None and not isinstance(self._journal, KnowsWaiting):
+            await self._note_what_was_posted()
         messages, entries = self._unwritten.take()
         if self.claim is not None:
             return await self._journal.append(self.claim, messages=messages, entries=entries, taken=taken)
         self.claim, appended = await self._claimed(messages, entries)
-        self.was_claimed, self.posted_at_claim = True, appended.posted
+        self.was_claimed = True
+        if appended.posted is not None:
+            self.posted_at_claim = appended.posted
         return appended
+
+    async def _note_what_was_posted(self) -> None:
+        """Look before the claim at what it does not tell: which items of the inbox are older than it."""
+        found = await self._journal.read(self.session_id, inbox=True)
+        self.posted_at_claim = found[-1].seq if found else 0
 
     async def _claimed(self, messages: list[Message], entries: list[Entry]) -> tuple[Claim, Appended]:
         try:

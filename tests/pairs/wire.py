@@ -46,6 +46,7 @@ class Wire:
         for verb in dir(store):
             if not verb.startswith("_") and inspect.iscoroutinefunction(getattr(store, verb)):
                 setattr(self, verb, partial(self._call, verb))
+        self.is_waited_for = store.is_waited_for
 
     async def __aenter__(self) -> Self:
         await self.store.__aenter__()

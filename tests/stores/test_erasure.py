@@ -445,3 +445,16 @@ async def test_many_are_erased_at_the_price_of_one(tmp_path: Path) -> None:
             content = path.read_bytes() if path.exists() else b""
             assert b"only7" not in content
             assert b"word7" not in content
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
+async def test_what_is_redacted_elsewhere_is_not_at_hand_here(tmp_path: Path, kind: str) -> None:
+    """Not even of a session that is kept at hand, as a running or followed one is."""
+    async with opened(kind, tmp_path) as here, opened(kind, tmp_path) as elsewhere:
+        here.pin("talk")
+        session = await here.create(new_session(SECRET, "fine", id="talk"))
+        await elsewhere.redact("talk", [session.state.messages[0].id])
+        shown = await here.load("talk")
+        assert texts(shown) == ["[redacted]", "fine"]
+        await here.save(say(shown, "more"))
+        assert texts(await here.load("talk")) == ["[redacted]", "fine", "more"]

@@ -105,6 +105,25 @@ async def test_a_write_whose_answer_was_lost_is_looked_up(schema: str, breaking:
         assert (await store.save(say(session, "more"))).version == 4
 
 
+async def test_a_load_between_a_lost_answer_and_the_next_attempt_moves_nothing(schema: str, breaking: Breaking) -> None:
+    """It sees the write that was made; what is sent again says where that stands, not what comes behind it."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session(id="s"))
+        claim, _ = await store.claim("s", version=1, owner="me")
+        said = messages("one", "two")
+        breaking.plan.append("after")
+        writing = asyncio.ensure_future(store.append(claim, messages=said))
+        await asyncio.sleep(0.03)
+        store.evict("s")
+        await store.load("s")
+        told = (await writing).written
+        assert [told[message.id].position for message in said] == [0, 1]
+        saved = session.with_state(session.state.with_messages(*said))
+        await store.save(saved, claim=claim, written=told)
+        store.evict("s")
+        assert texts(await store.load("s")) == ["one", "two"]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_lost_answer_never_hides_a_conflict(schema: str, breaking: Breaking, when: str) -> None:
     """Of two who save one version one is told of a conflict, though the answer of either may be lost."""

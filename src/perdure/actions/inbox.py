@@ -145,8 +145,8 @@ class RunInbox:
         self._record = record
         self._inbox = inbox
         self._seen = record.taken
-        self._meant_for_others: int | None = None
-        """The last item from before the claim: wishes to cancel up to it were meant for another run."""
+        self._looking = asyncio.Lock()
+        self._work: asyncio.Future[None] | None = None
         self._is_unwanted = False
         self._steering: list[JournalEntry] = []
         self._queued: list[JournalEntry] = []
@@ -161,7 +161,14 @@ class RunInbox:
     async def _look_if_needed(self) -> None:
         """Look, unless the last write has told that there is nothing new."""
         if self._record.posted is None or self._record.posted > self._seen:
-            self._is_unwanted = bool(await self._look()) or self._is_unwanted
+            await self._look_calmly()
+
+    async def _look_calmly(self) -> None:
+        """Look. A store that fails may recover: the next write says if it does not."""
+        try:
+            await self._look()
+        except (StoreError, SessionLocked) as error:
+            _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
     async def watch(self, work: asyncio.Future[None]) -> None:
         """Look every now and then, and keep the claim alive while the run is silent. A claim that is lost ends the run.
@@ -170,12 +177,13 @@ class RunInbox:
         """
         loop = asyncio.get_running_loop()
         next_beat = loop.time() + self._record.lease / 3
+        self._work = work
+        if self._is_unwanted:
+            work.cancel()
         while not work.done():
-            if self._is_unwanted:
-                work.cancel()
             await asyncio.sleep(LOOK_EVERY)
             try:
-                self._is_unwanted = bool(await self._look())
+                await self._look_calmly()
                 if loop.time() >= next_beat:
                     await self._record.beat()
                     next_beat = loop.time() + self._record.lease / 3
@@ -185,17 +193,24 @@ class RunInbox:
             except (StoreError, SessionLocked) as error:  # which may pass: the next write says if it does not
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
-    async def _look(self) -> Sequence[JournalEntry]:
-        """Take note of what is new. Return the wishes to cancel this run among it."""
-        found = await self._inbox.items(self._seen)
-        if self._meant_for_others is None:
-            told = self._record.posted_at_claim
-            self._meant_for_others = (found[-1].seq if found else self._seen) if told is None else told
+    async def _look(self) -> None:
+        """Take note of what is new, one look at a time. A wish to cancel from before the claim was for another run."""
+        async with self._looking:
+            told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
+            found = await self._inbox.items(self._seen)
+            self._seen = max(self._seen, told, found[-1].seq if found else 0)
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
-        self._seen = found[-1].seq if found else self._seen
         self._take()
-        return [entry for entry in found if entry.kind == CANCEL and entry.seq > self._meant_for_others]
+        if any(entry.kind == CANCEL and entry.seq > (self._record.posted_at_claim or 0) for entry in found):
+            self._cancel()
+
+    def _cancel(self) -> None:
+        """End the run, once for each wish: what it does to end in good order must not be cancelled."""
+        if self._work is None:
+            self._is_unwanted = True
+        else:
+            self._work.cancel()
 
     def _is_answered(self, entry: JournalEntry) -> bool:
         return self._answers is not None and entry.body.get("id") == self._answers

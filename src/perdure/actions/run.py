@@ -159,6 +159,7 @@ async def _carry_through(run: Run, work: ClaimedWork, context: ActionContext | N
     if context is not None:
         run.is_interrupted = lambda: context.is_closing
     if options.give_up:
+        await work.open_inbox(answers=options.posted)  # the item that it has answered is dealt with
         await run.give_up()
         return
     await work.open_inbox(run, answers=options.posted)

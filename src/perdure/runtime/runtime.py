@@ -186,6 +186,8 @@ class SessionRuntime:
             raise
         if isinstance(made, Answer):
             await held.leave()
+            if not isinstance(made.session, AgentSession):
+                raise ConfigurationError(f"{type(action).__name__} answered without a session: {made.session!r}.")
             held.follow(made.sequel)
             return made.session
         return await self._save(action, before, made if isinstance(made, Next) else Next(made), held, on_conflict)

@@ -36,6 +36,8 @@ class LRU(OrderedDict[K, T], Generic[K, T]):
             return found
 
     def keep(self, key: K, entry: T) -> None:
+        if not self._most:  # pinned or not: its owner relies on nothing being kept
+            return
         with self._changing:
             self[key] = entry
             self.move_to_end(key)

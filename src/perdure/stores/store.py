@@ -287,9 +287,7 @@ class Store:
         self, session_id: str, *, limit: int | None = None, before: int | None = None, run: str | None = None
     ) -> Sequence[RunOnRecord]:
         checked.runs(limit, before, run)
-        return await self._engine.run(
-            partial(record.runs, SessionId(session_id), self._origin, limit, before, run), long=True
-        )
+        return await self._engine.run(partial(record.runs, SessionId(session_id), self._origin, limit, before, run))
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         checked.log_of(name)
@@ -302,7 +300,7 @@ class Store:
         checked.messages(log, start, stop, self._origin)
         if type(log.key) is not self._engine.key_of_log or (isinstance(log.key, int) and not 0 <= log.key <= LAST):
             raise SessionNotFound(f"log {log.key}")
-        return await self._engine.run(partial(loading.read_log, log.key, start, stop), long=True)
+        return await self._engine.run(partial(loading.read_log, log.key, start, stop))
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
         checked.find_key(name)

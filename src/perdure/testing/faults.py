@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.errors import InvalidData, StoreError
 from perdure.model.session import AgentSession, SessionInfoList
+from perdure.protocols import KnowsWaiting
 
 Verb = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -68,6 +69,8 @@ class FailingStore:
         for verb in (*_STORE, *_JOURNAL):
             if hasattr(store, verb):
                 setattr(self, verb, partial(self._call, verb))
+        if isinstance(store, KnowsWaiting):
+            self.is_waited_for = store.is_waited_for  # no call: it tells what a save has seen
 
     async def __aenter__(self) -> Self:
         await self._store.__aenter__()

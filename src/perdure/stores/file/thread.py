@@ -172,7 +172,10 @@ class _Request:
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
         if error is None and self._finish is not None:
-            result = self._finish(result)
+            try:
+                result = self._finish(result)
+            except Exception as failure:  # around a request: whatever it is, the caller must hear of it
+                error = failure
         if self.future.done():  # its caller was cancelled
             return
         if error is None:

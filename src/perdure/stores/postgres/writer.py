@@ -180,6 +180,7 @@ class Writer:
                 if answer.done or (order.may_have_been_made and await _was_made(connection, order.change, answer)):
                     self._answer(order, answer)
                 else:
+                    order.may_have_been_made = False  # it was not, and may now be made from elsewhere
                     self._refuse(order, answer.facts)
                     again.append(order)
             except psycopg.Error:
@@ -236,6 +237,8 @@ class Writer:
         found = []
         for order in batch:
             place = order.numbers if order.is_new else self._places.recall(order.session_id)
+            if order.may_have_been_made and order.place.sid:
+                place = order.place  # sent again as it was: a load may have seen it made, and where it stands then
             try:
                 if place is None:
                     order.refuse(Facts())
