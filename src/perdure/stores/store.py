@@ -167,7 +167,9 @@ class Store:
             self._claims.pop((change.session_id, change.claim.epoch), None)
         session = consolidate(kept.session)
         cached = replace(kept, session=session, at_hand=is_at_hand(session))
-        self._cache.keep(session.id, cached)
+        # What a new fork shows of others was read before it was created, and may have been redacted in between.
+        if not (change.is_new and kept.refs):
+            self._cache.keep(session.id, cached)
         return cached
 
     @property
