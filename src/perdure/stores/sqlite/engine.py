@@ -235,6 +235,11 @@ class SqliteDialect(Dialect):
         "key": Again("key INDEXED BY key_again", {"name": "substr(name, -4) = substr(?, -4) AND name = ?"}),
     }
 
+    backdated = "session INDEXED BY session_backdated"
+
+    def by(self, index: str) -> str:
+        return f" INDEXED BY {index}"
+
     def read(self, table: str, column: str) -> str:
         # A message's is compared with a number in any case, and there are many of them.
         return f"coalesce({column}, -1)" if column.endswith("crc") and table != "msg" else column
