@@ -1,4 +1,4 @@
-"""The tables in a SQLite file: a thread that writes, one that reads, and a connection for a glance in passing."""
+"""The tables in a SQLite file: a thread that writes, a few that read, and a connection for a glance in passing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
-from perdure.stores.sqlite.worker import Worker, WritingWorker, as_store_error, require_in_place
+from perdure.stores.sqlite.worker import Readers, WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -97,8 +97,9 @@ class SqliteEngine(IndexedEngine):
         driven = partial(_drive, job, at)
         if kind == "glance":
             return self.opened.look(driven)
-        worker = self.opened.writer if kind == "write" else self.opened.reader
-        return await worker.run(driven)  # type: ignore[no-any-return]
+        if kind == "write":
+            return await self.opened.writer.run(driven)  # type: ignore[no-any-return]
+        return await self.opened.readers.run(driven, long=long)
 
     async def commit(self, change: Change) -> Any:
         return await self.opened.writer.run(partial(_commit, change, now().timestamp()), change.finish)
@@ -114,7 +115,7 @@ class SqliteEngine(IndexedEngine):
     async def page(self, page: Request[Any]) -> Any:
         if not isinstance(page, Page):
             return await super().page(page)
-        return await self.opened.reader.run(partial(_read_page, page))
+        return await self.opened.readers.run(partial(_read_page, page))
 
     async def _erase(self, job: Callable[[], Job[T]], at: float) -> T:
         """Drive a job that erases something; leave nothing of that, in the file or in the search index."""
@@ -144,7 +145,7 @@ class SqliteEngine(IndexedEngine):
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.sqlite.check import faults
 
-        found: Sequence[Problem] = await self.opened.reader.run(faults)
+        found: Sequence[Problem] = await self.opened.readers.run(faults)
         return found
 
 
@@ -159,7 +160,7 @@ class OpenFile:
         self.origin = str(self._surely(lambda db: meta(db, "uid")))
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
-        self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
+        self.readers = Readers(f"perdure reader {path.name}", partial(connect, path, reader=True))
         self._searching: SearchThread | None = None
 
     def check_process(self) -> None:
@@ -197,7 +198,7 @@ class OpenFile:
             return  # the threads, the locks and the file's handles are the parent's
         if self._searching is not None:
             await self._searching.close()
-        await self.reader.close()
+        await self.readers.close()
         await self.writer.close()
         self._lock.close()
         with self._peeking:  # another event loop may be looking
