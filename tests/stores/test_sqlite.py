@@ -1010,7 +1010,7 @@ def _grown(rng: random.Random, session: AgentSession, word: str) -> AgentSession
 
 async def test_an_erasure_that_a_reader_holds_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another program keeps a read open the text may still stand in the log; the next erasure takes it along."""
-    monkeypatch.setattr(schema, "_BUSY_MS", 50)
+    monkeypatch.setattr(schema, "BUSY_MS", 50)
     async with SqliteStore(tmp_path / "sessions.db") as store:
         first = await store.create(new_session("first-secret"))
         second = await store.create(new_session("second-secret"))

@@ -128,7 +128,8 @@ def held_up() -> Iterator[tuple[threading.Event, Callable[[apsw.Connection], int
 
 
 def threads_of(name: str) -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(name))
+    names = [thread.name for thread in threading.enumerate()]
+    return sorted(each for each in names if each.startswith(name) and "closing" not in each)
 
 
 async def test_a_long_read_holds_up_no_other() -> None:
@@ -181,16 +182,20 @@ async def test_a_forked_child_has_no_readers() -> None:
     """It is told so at once, though a thread of the parent may have been choosing one when it was forked."""
     readers = Readers("forked", partial(apsw.Connection, ":memory:"))
     await readers.run(answer)
+    assert _in_a_child(readers) == 0
+    await readers.close()
+
+
+def _in_a_child(readers: Readers) -> int:
     with readers._choosing:
         pid = os.fork()
         if pid == 0:
             try:
-                readers._taken(long=False)
+                readers._chosen(long=False)
             except StoreError:
                 os._exit(0)
             os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
-    await readers.close()
+    return os.waitpid(pid, 0)[1]
 
 
 async def test_a_cancelled_read_holds_up_no_other() -> None:
@@ -204,6 +209,24 @@ async def test_a_cancelled_read_holds_up_no_other() -> None:
             await reading
         async with asyncio.timeout(20):
             assert [await readers.run(answer) for _ in range(5)] == [42] * 5
-        assert readers._waiting == [1, 0]
+        assert [reader.jobs for reader in readers._readers] == [1, 0]
     await readers.close()
-    assert readers._waiting == [0, 0]
+    assert [reader.jobs for reader in readers._readers] == [0, 0]
+
+
+async def test_a_reader_that_could_not_open_the_file_is_replaced() -> None:
+    """Its caller is told; the next reads, if the file is there again."""
+    found = iter([OSError("no such file"), apsw.Connection(":memory:")])
+
+    def connect() -> apsw.Connection:
+        each = next(found)
+        if isinstance(each, OSError):
+            raise each
+        return each
+
+    readers = Readers("broken", connect)
+    with pytest.raises(StoreError, match="no such file"):
+        await readers.run(answer)
+    assert await readers.run(answer) == await readers.run(answer, long=False) == 42
+    await readers.close()
+    assert threads_of("broken") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -41,6 +42,7 @@ from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
+from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
 from perdure.stores.sqlite.worker import Readers, WritingWorker, as_store_error, require_in_place
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from perdure.stores.sqlite.erasure import Erasure
     from perdure.stores.sqlite.search import SearchThread
 
+_PAUSE = 0.01
 _ERASURES = "(SELECT value FROM meta WHERE key = 'erasures')"
 _PEEK = f"SELECT version, {_ERASURES} FROM session WHERE id = ?"
 _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE id = ?"
@@ -122,19 +125,44 @@ class SqliteEngine(IndexedEngine):
         from perdure.stores.sqlite.erasure import Erasure
 
         opened = self.opened
-        erasure = Erasure(opened.path, indexed=search_path(opened.path).exists())
-        done: T = await opened.writer.run(partial(erasure.carry_out, job, at), alone=True)
-        if erasure.has_erased:
-            await self._leave_no_trace(erasure)
-        return done
+        left, opened.left = opened.left, frozenset()
+        erasure = Erasure(opened.path, indexed=search_path(opened.path).exists(), left=left)
+        try:
+            await opened.readers.run(erasure.move_ahead, alone=True, long=True)
+            done: T = await opened.writer.run(partial(erasure.carry_out, job, at), alone=True)
+            if erasure.has_erased:
+                await self._leave_no_trace(erasure)
+            else:
+                opened.leave(left)
+            return done
+        except BaseException:
+            opened.leave(None if erasure.touched is None or left is None else erasure.touched | left)
+            raise
+        finally:
+            erasure.close()
 
     async def _leave_no_trace(self, erasure: Erasure) -> None:
         opened = self.opened
-        start: int | None = 1
-        while start is not None:  # others write in between
-            start = await opened.writer.run(partial(erasure.scrub, start), alone=True)
+        await self._surely(erasure, erasure.freeze)
+        await opened.readers.run(erasure.survey, alone=True, long=True)
+        while not erasure.is_clean:  # others write in between
+            await self._surely(erasure, erasure.overwrite)
         if search_path(opened.path).exists():
             await opened.searching.erase(erasure.erased)
+
+    async def _surely(self, erasure: Erasure, step: Callable[[apsw.Connection], bool]) -> None:
+        """Take a step that readers can hold up; again, until it could be taken."""
+        deadline = time.monotonic() + schema.BUSY_MS / 1000
+        while True:
+            await self.opened.readers.run(erasure.move_ahead, alone=True, long=True)
+            if await self.opened.writer.run(step, alone=True):
+                return
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    "The session is erased, but another process is reading, so its text may still stand in the -wal "
+                    "file. Call gc() when the others have read, or close them, to have it removed."
+                )
+            await asyncio.sleep(_PAUSE)
 
     async def search(self, query: Query) -> Sequence[SearchHit]:
         return await self.opened.searching.search(query)
@@ -160,8 +188,14 @@ class OpenFile:
         self.origin = str(self._surely(lambda db: meta(db, "uid")))
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
-        self.readers = Readers(f"perdure reader {path.name}", partial(connect, path, reader=True))
+        self.readers = Readers(f"perdure reader {path.name}", self._connected_again)
         self._searching: SearchThread | None = None
+        self.left: frozenset[int] | None = frozenset()
+        """The pages where an erasure may have left something, since it could not be finished; None if any page may."""
+
+    def leave(self, left: frozenset[int] | None) -> None:
+        """Leave pages to the next erasure."""
+        self.left = None if left is None or self.left is None else self.left | left
 
     def check_process(self) -> None:
         if self._pid != os.getpid():
@@ -191,6 +225,17 @@ class OpenFile:
                 return job(self._peeker)
         except (apsw.Error, UnicodeError) as error:
             raise as_store_error(error) from None
+
+    def _connected_again(self) -> apsw.Connection:
+        """Return another connection for reading. The file that has the name now must be the one that was opened."""
+        self._surely(lambda db: None)
+        connection = connect(self.path, reader=True)
+        try:
+            self._surely(lambda db: None)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     async def close(self) -> None:
         """End the threads, after what they were asked to do."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from perdure.errors import StoreError
 from perdure.stores.engine import Delete, Job, Lock, Select, Statement, T, Update, Where, drive
 from perdure.stores.format.rows import checksum
+from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.engine import TRANSLATOR, Rows
-from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta
-from perdure.stores.sqlite.scrub import scrub
+from perdure.stores.sqlite.schema import exclusively, first_row, meta
+from perdure.stores.sqlite.scrub import PAGES_AT_ONCE, overwrite, remains
 from perdure.stores.sqlite.search import UNKNOWN, Changed, Erased
 from perdure.stores.sqlite.wal import pages_in_log
 from perdure.stores.sqlite.worker import require_in_place
@@ -21,19 +22,40 @@ from perdure.stores.sqlite.worker import require_in_place
 # The tables whose rows move when sessions are saved, so that names may be left in pages that no erasure touches.
 # All others are appended to, and their rows move in erasures only.
 _NAMES = frozenset({"session", "tag", "log", "run", "key"})
+_MOMENT_MS = 5
 
 
 class Erasure:
-    """One job that erases, carried out alone in the writer's thread, and what has to be done after it."""
+    """One job that erases, and what has to be done after it so that nothing is left of that in the file.
 
-    def __init__(self, path: Path, *, indexed: bool) -> None:
+    Nobody waits for long. What takes long is done beside others: moving what was committed into the file, and finding
+    pages with remains. `carry_out`, `freeze` and `overwrite` are short, and done in the writer's thread alone.
+    """
+
+    def __init__(self, path: Path, *, indexed: bool, left: Collection[int] | None = ()) -> None:
         self._path = path
         self._indexed = indexed
+        self._left = left
+        self._todo: list[int] = []
+        self._is_counted = False
+        self._db: apsw.Connection | None = None
         self.erased = Erased(UNKNOWN, UNKNOWN, 0, ())
+        self.touched: frozenset[int] | None = frozenset()
+        """The pages that may hold remains, apart from those of names; None if any page may."""
 
     @property
     def has_erased(self) -> bool:
         return self.erased.after != self._before
+
+    @property
+    def is_clean(self) -> bool:
+        return self._is_counted and not self._todo
+
+    def move_ahead(self, db: apsw.Connection) -> None:
+        """Move what was committed into the file, as far as that goes without anybody's waiting."""
+        require_in_place(db)
+        with suppress(apsw.BusyError):  # somebody else is about it
+            self._own.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def carry_out(self, job: Callable[[], Job[T]], at: float, db: apsw.Connection) -> T:
         """Drive the job in a transaction of its own, and note which pages it touches."""
@@ -44,34 +66,61 @@ class Erasure:
             done = drive(job(), noting.answer if self._indexed else noting.answer_unindexed)
             (newest,) = first_row(db, "SELECT coalesce(max(rowid), 0) FROM msg")
             after = int(meta(db, "erasures"))
-        # Before the lock is let go: the next to write may begin the log again.
-        touched = pages_in_log(self._path, db.pragma("page_size")) if noting.is_of_sessions else None
+        self.touched = None
+        if noting.is_of_sessions and self._left is not None:
+            # Before the lock is let go: the next to write may begin the log again.
+            self.touched = pages_in_log(self._path, db.pragma("page_size")).union(self._left)
         # Where no index has its messages, they were not read.
         before = self._before if self._indexed else UNKNOWN
-        self.erased = Erased(before, after, newest, noting.changed, touched)
+        self.erased = Erased(before, after, newest, noting.changed)
         return done
 
-    def scrub(self, start: int, _: apsw.Connection) -> int | None:
-        """Overwrite what has been deleted, where it stood; return where to continue, None at the end.
+    def freeze(self, _: apsw.Connection) -> bool:
+        """Have the file stay as it is until `survey` is done. Return whether that could be done: others may be reading.
+
+        Who reads from a file whose log is empty keeps others from moving into it what they commit.
+        """
+        if not _is_emptied(self._own):
+            return False
+        if self.touched is not None:
+            self._own.execute("BEGIN")
+            first_row(self._own, "SELECT 1 FROM meta")
+        return True
+
+    def survey(self, _: apsw.Connection) -> None:
+        """Find the pages with remains."""
+        tables = None if self.touched is None else _NAMES
+        self._todo = remains(self._own, self._path, touched=self.touched or (), tables=tables)
+        if self.touched is not None:
+            self._own.execute("ROLLBACK")
+
+    def overwrite(self, _: apsw.Connection) -> bool:
+        """Overwrite some of what remains. Return whether that could be done: others may be reading.
 
         The first time counts as an erasure: what is indexed before it may be what is being erased.
         """
-        connection = connect(self._path)  # see `sqlite.scrub`, which needs its own
-        is_first, touched = start == 1, self.erased.touched
-        try:
-            checkpoint(connection)
-            with exclusively(connection):
-                tables = None if touched is None else _NAMES
-                more = scrub(
-                    connection, self._path, touched=touched or () if is_first else (), tables=tables, start=start
-                )
-                connection.execute("UPDATE meta SET value = value + ? WHERE key = 'erasures'", (int(is_first),))
-            checkpoint(connection)
-            if is_first:
-                self.erased = self.erased.counted_up_to(int(meta(connection, "erasures")))
-            return more
-        finally:
-            connection.close()
+        if not _is_emptied(self._own):
+            return False
+        is_first = not self._is_counted
+        with exclusively(self._own):
+            overwrite(self._own, self._path, self._todo[:PAGES_AT_ONCE])
+            self._own.execute("UPDATE meta SET value = value + ? WHERE key = 'erasures'", (int(is_first),))
+        if is_first:
+            self.erased = self.erased.counted_up_to(int(meta(self._own, "erasures")))
+            self._is_counted = True
+        del self._todo[:PAGES_AT_ONCE]
+        return True
+
+    @property
+    def _own(self) -> apsw.Connection:
+        """Return a connection beside the writer's: only by another's commit does that forget its pages."""
+        if self._db is None:
+            self._db = schema.connect(self._path)
+        return self._db
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
 
 
 class _NotingRows(Rows):
@@ -103,11 +152,14 @@ class _NotingRows(Rows):
             self.changed.append(Changed(rowid, log, body if is_sound else b"", new))
 
 
-def checkpoint(db: apsw.Connection) -> None:
-    """Move everything into the database file and empty the write-ahead log, so that erased text is nowhere."""
-    busy, _, _ = first_row(db, "PRAGMA wal_checkpoint(TRUNCATE)")
-    if busy:
-        raise StoreError(
-            "The session is erased, but another process is reading, so its text may still stand in the -wal file. "
-            "It goes with the next checkpoint; call gc() when the others have read, or close them, to force one."
-        )
+def _is_emptied(db: apsw.Connection) -> bool:
+    """Move everything into the database file and empty the write-ahead log, so that erased text is nowhere.
+
+    Return whether that could be done. Others wait for the lock meanwhile, so that readers are waited for only a moment.
+    """
+    db.set_busy_timeout(_MOMENT_MS)
+    try:
+        busy, _, _ = first_row(db, "PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        db.set_busy_timeout(schema.BUSY_MS)
+    return not busy

@@ -18,7 +18,7 @@ from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, ke
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
 _CHECKPOINT_PAGES = 16_000
-_BUSY_MS = 10_000
+BUSY_MS = 10_000
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
 
 
@@ -77,7 +77,7 @@ def create_file(path: Path) -> None:
     except FileExistsError:
         connection = apsw.Connection(str(path), flags=_FLAGS)
         try:
-            connection.set_busy_timeout(_BUSY_MS)
+            connection.set_busy_timeout(BUSY_MS)
             # Or closing it would empty the write-ahead log before it has been looked at.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             _require_own(connection)
@@ -93,7 +93,7 @@ def create_file(path: Path) -> None:
 def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     """A connection with every setting read back: a pragma that is refused says nothing."""
     connection = apsw.Connection(str(path), flags=_FLAGS)
-    connection.set_busy_timeout(_BUSY_MS)
+    connection.set_busy_timeout(BUSY_MS)
     _set(connection, "journal_mode", "wal")
     _set(connection, "synchronous", 2)
     _set(connection, "secure_delete", 1)

@@ -4,14 +4,15 @@
 does to fill pages that a deletion has left half empty, it leaves a copy where each row stood; and if that row is
 deleted later, the copy stays. Here the unused middle of pages is overwritten.
 
-Only pages that hold nodes of b-trees have one. Which those are is found by walking the trees from their roots: by its
-first byte alone, a page of text in a file beyond 128 GiB cannot be told from a node.
+Only pages that hold nodes of b-trees have one. In a file of up to 128 GiB the first byte of a page tells a node from a
+page of text, which begins with the number of the next. In a larger one it does not: the trees are walked there.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -20,68 +21,76 @@ from perdure.stores.sqlite.schema import rows_of
 
 _INNER, _LEAF = {2: 12, 5: 12}, {10: 8, 13: 8}  # the sizes of nodes' headers, by kind
 _HEADER = _INNER | _LEAF
-# About a fifth of a second, for which others wait.
-PAGES_AT_ONCE = 16_384
+# A few milliseconds, for which others wait.
+PAGES_AT_ONCE = 256
+# The first number of a page that begins with the mark of a node.
+_UNCERTAIN = 2 << 24
 _ROOTS = "SELECT rootpage, tbl_name FROM sqlite_schema WHERE rootpage > 0"
 
 
-def scrub(
-    db: apsw.Connection,
-    path: Path,
-    *,
-    touched: Collection[int] = (),
-    tables: Collection[str] | None = None,
-    start: int = 1,
-) -> int | None:
-    """Overwrite what is unused in the pages that were touched, and in some of those of tables and their indexes.
+def remains(
+    db: apsw.Connection, path: Path, *, touched: Collection[int] = (), tables: Collection[str] | None = None
+) -> list[int]:
+    """Return the pages with something left in their unused middle: of those touched, and of tables and their indexes.
 
-    `tables` are all if None is given. Of their pages as many as can be done at once are, from the page `start` on;
-    return where to continue, or None at the end.
-
-    `db` is a connection of its own that holds the write lock, after a checkpoint that left the write-ahead log empty.
-    Its commit makes every other connection forget the pages it has in memory, and with them the old bytes.
-    Readers are not disturbed: nothing that is overwritten has a meaning.
+    `tables` are all if None is given. The file must not change meanwhile, unless all tables are asked for; it may have
+    a write-ahead log. What that has of these pages has nothing left that they do not have too.
     """
+    with _opened(db, path) as pages:
+        asked: Iterable[int] = range(1, pages.count + 1)
+        if tables is not None:
+            asked = sorted({*touched, *pages.of_trees(root for root, name in _roots(db) if name in tables)})
+        return [number for number in asked if pages.has_remains(number)]
+
+
+def overwrite(db: apsw.Connection, path: Path, numbers: Iterable[int]) -> None:
+    """Overwrite the unused middle of pages.
+
+    `db` holds the write lock, after a checkpoint that left the write-ahead log empty. Its commit makes every other
+    connection forget the pages it has in memory, and with them the old bytes. Readers are not disturbed: nothing that
+    is overwritten has a meaning.
+    """
+    with _opened(db, path) as pages:
+        for number in numbers:
+            pages.overwrite(number)
+        pages.sync()
+
+
+@contextmanager
+def _opened(db: apsw.Connection, path: Path) -> Iterator[_Pages]:
     # Through SQLite's own file layer: closing a file that was opened beside it would drop SQLite's locks.
     file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
     try:
-        pages = _Pages(file, db.pragma("page_size"))
-        roots: list[tuple[int, str]] = [(1, "sqlite_schema"), *rows_of(db, _ROOTS, ())]
-        pages.walk(root for root, _ in roots)
-        pages.overwrite(number for number in touched if pages.is_node(number))
-        asked = (
-            pages.nodes if tables is None else _Pages(file, pages.size).walk(r for r, name in roots if name in tables)
-        )
-        chunk = [number for number in range(start, len(asked)) if asked[number]][: PAGES_AT_ONCE + 1]
-        pages.overwrite(chunk[:PAGES_AT_ONCE])
-        file.xSync(apsw.SQLITE_SYNC_FULL)
-        return chunk[PAGES_AT_ONCE] if len(chunk) > PAGES_AT_ONCE else None
+        yield _Pages(file, db)
     finally:
         file.xClose()
 
 
+def _roots(db: apsw.Connection) -> list[tuple[int, str]]:
+    return [(1, "sqlite_schema"), *rows_of(db, _ROOTS)]
+
+
 class _Pages:
-    """The pages of a database file, and which of them are known to be nodes of b-trees."""
+    """The pages of a database file."""
 
-    def __init__(self, file: apsw.VFSFile, size: int) -> None:
+    def __init__(self, file: apsw.VFSFile, db: apsw.Connection) -> None:
         self._file = file
-        self.size = size
-        self.nodes = bytearray(file.xFileSize() // size + 1)
+        self._db = db
+        self._size: int = db.pragma("page_size")
+        self.count = file.xFileSize() // self._size
+        self._nodes: set[int] | None = None
 
-    def is_node(self, number: int) -> bool:
-        return 0 < number < len(self.nodes) and bool(self.nodes[number])
-
-    def walk(self, roots: Iterable[int]) -> bytearray:
-        """Find the nodes of trees and return a mark for each page. The leaves, nearly all of them, are not read."""
+    def of_trees(self, roots: Iterable[int]) -> set[int]:
+        """Return the nodes of trees. The leaves, nearly all of them, are not read."""
+        nodes: set[int] = set()
         for root in roots:
             level = [root]
-            while level := [number for number in level if 0 < number < len(self.nodes) and not self.nodes[number]]:
-                for number in level:
-                    self.nodes[number] = 1
+            while level := [number for number in level if 0 < number <= self.count and number not in nodes]:
+                nodes.update(level)
                 # All leaves of a tree are on one level.
                 is_inner = self._kind(self._read(level[0]), level[0]) in _INNER
                 level = [child for number in level for child in self._children(number)] if is_inner else []
-        return self.nodes
+        return nodes
 
     def _children(self, number: int) -> list[int]:
         page, header = self._read(number), _header(number)
@@ -96,15 +105,37 @@ class _Pages:
             struct.unpack_from(">I", page, header + 8)[0],
         ]
 
-    def overwrite(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            page = self._read(number)
-            start, stop = self._unused(page, number)
-            if page.count(0, start, stop) != stop - start:
-                self._file.xWrite(bytes(stop - start), (number - 1) * self.size + start)
+    def has_remains(self, number: int) -> bool:
+        return self._remains(number) is not None
+
+    def overwrite(self, number: int) -> None:
+        found = self._remains(number)
+        if found is not None:
+            start, stop = found
+            self._file.xWrite(bytes(stop - start), (number - 1) * self._size + start)
+
+    def sync(self) -> None:
+        self._file.xSync(apsw.SQLITE_SYNC_FULL)
+
+    def _remains(self, number: int) -> tuple[int, int] | None:
+        """Return where the unused middle of a page begins and ends; None if it is empty, or the page has none."""
+        if not 0 < number <= self.count:
+            return None
+        page = self._read(number)
+        start, stop = self._unused(page, number)
+        is_empty = page.count(0, start, stop) == stop - start
+        return None if is_empty or not self._is_node(number) else (start, stop)
+
+    def _is_node(self, number: int) -> bool:
+        """Tell whether a page whose first byte is a node's is one."""
+        if self.count < _UNCERTAIN:
+            return True
+        if self._nodes is None:
+            self._nodes = self.of_trees(root for root, _ in _roots(self._db))
+        return number in self._nodes
 
     def _unused(self, page: bytes, number: int) -> tuple[int, int]:
-        """The unused middle of a node: from the end of its table of cells to the first of its cells."""
+        """Return the unused middle of a node: from the end of its table of cells to the first of its cells."""
         header = _header(number)
         length = _HEADER.get(self._kind(page, number))
         if length is None:
@@ -117,7 +148,7 @@ class _Pages:
         return page[_header(number)]
 
     def _read(self, number: int) -> bytes:
-        return self._file.xRead(self.size, (number - 1) * self.size)
+        return self._file.xRead(self._size, (number - 1) * self._size)
 
 
 def _header(number: int) -> int:

@@ -27,7 +27,7 @@ from perdure.stores.format.rows import checksum
 from perdure.stores.search import Query, text_of, words_of
 from perdure.stores.sqlite.ranking import Scorer, find, owner_token
 from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
-from perdure.stores.sqlite.scrub import scrub
+from perdure.stores.sqlite.scrub import PAGES_AT_ONCE, overwrite, remains
 from perdure.stores.sqlite.worker import Worker, as_store_error
 
 T = TypeVar("T")
@@ -72,8 +72,6 @@ class Erased(NamedTuple):
     after: int
     newest: int
     changed: Sequence[Changed]
-    touched: frozenset[int] | None = None
-    """The pages of the store's file that may hold remains of it; None if any page may."""
 
     def counted_up_to(self, count: int) -> Erased:
         """The same after its traces have been removed, which counts as one; unknown, if others came between."""
@@ -421,11 +419,12 @@ def _exchange(index: _IndexFile, changed: Changed) -> None:
 def _leave_no_trace(path: Path) -> None:
     """Overwrite what SQLite has left in the unused parts of pages."""
     db = _connected(path)
-    more: int | None = 1
     try:
-        while more is not None:  # those who search get their turn in between
+        todo = remains(db, path)
+        while todo:  # those who search get their turn in between
             with exclusively(db):
-                more = scrub(db, path, start=more)
+                overwrite(db, path, todo[:PAGES_AT_ONCE])
                 db.execute("UPDATE note SET value = value WHERE key = 'cursor'")
+            del todo[:PAGES_AT_ONCE]
     finally:
         db.close()

@@ -11,6 +11,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +46,10 @@ def require_sound_log(db: apsw.Connection, path: Path) -> None:
 def pages_in_log(path: Path, page_size: int) -> frozenset[int]:
     """Return the numbers of all pages that have been written since the log was begun."""
     with _opened(path, page_size) as log:
-        return frozenset() if log is None else frozenset(frame.page for frame in log.frames() if log.is_current(frame))
+        # Behind the first frame of an earlier log there are only such.
+        return (
+            frozenset() if log is None else frozenset(frame.page for frame in takewhile(log.is_current, log.frames()))
+        )
 
 
 class _Frame(NamedTuple):

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -105,7 +105,7 @@ class Worker:
                 self._queue.put(requests)
                 return
         for request in requests:  # another loop has closed the store meanwhile, and the thread looks no more
-            request.error = _closed_error()
+            request.error = self._broken or _closed_error()
             request.deliver()
 
     async def close(self, last: Job | None = None) -> None:
@@ -116,14 +116,22 @@ class Worker:
         await asyncio.sleep(0)  # what was gathered in this turn of the loop is handed over first
         loop = asyncio.get_running_loop()
         final = [] if last is None else [_Request(last, None, loop, alone=False)]
-        with self._ending:
-            self._is_ended = True
-            self._queue.put(final)
-            self._queue.put(None)
+        self.end(final)
         await _joined(self._thread)
         for request in final:
             if not request.future.cancel():
                 request.future.exception()  # the store is closed all the same
+
+    def end(self, final: Sequence[_Request] = ()) -> None:
+        """Have the thread end after what it was asked to do, and do nothing more."""
+        with self._ending:
+            self._is_ended = True
+            self._queue.put([*final])
+            self._queue.put(None)
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken is not None
 
     def _serve(self) -> None:
         try:
@@ -198,50 +206,65 @@ class Readers:
         self._name = name
         self._connect = connect
         self._choosing = threading.Lock()
-        self._workers: list[Worker] = []
-        self._waiting: list[int] = []
-        """How many jobs each worker has that are not done."""
+        self._readers: list[_Reader] = []
         self._pid = os.getpid()
         self._closed = False
 
     async def run(self, job: Callable[[apsw.Connection], T], *, alone: bool = False, long: bool = False) -> T:
         """Return what the job returns, or raise what it raised; see `Worker.run`."""
-        number = self._taken(long)
+        reader = self._chosen(long)
 
         def counted(db: apsw.Connection) -> T:
             try:
                 return job(db)
             finally:  # not when the caller hears of it, who may have been cancelled long before
                 with self._choosing:
-                    self._waiting[number] -= 1
+                    reader.jobs -= 1
 
-        result: T = await self._workers[number].run(counted, alone=alone)
+        result: T = await reader.worker.run(counted, alone=alone)
         return result
 
-    def _taken(self, long: bool) -> int:
-        """Return the number of the worker with the fewest jobs, which has one more now."""
+    def _chosen(self, long: bool) -> _Reader:
+        """Return the reader with the fewest jobs, which has one more now."""
         if self._pid != os.getpid():  # before the lock: who held it is not in this process
             raise StoreError("This store was opened in another process. Open one of your own after the fork.")
         with self._choosing:
             if self._closed:
                 raise _closed_error()
-            numbers = range(int(long), len(self._workers))
-            number = min(numbers, key=self._waiting.__getitem__, default=len(self._workers))
-            if not numbers or (self._waiting[number] and len(self._workers) < MOST_READERS):
-                number = max(len(self._workers), int(long))
-                while len(self._workers) <= number:
-                    self._workers.append(Worker(f"{self._name} {len(self._workers) + 1}", self._connect))
-                    self._waiting.append(0)
-            self._waiting[number] += 1
-            return number
+            self._drop_broken()
+            some = self._readers[int(long) :]
+            reader = min(some, key=lambda each: each.jobs, default=None)
+            while reader is None or (reader.jobs and len(self._readers) < MOST_READERS):
+                reader = _Reader(Worker(f"{self._name} {len(self._readers) + 1}", self._connect))
+                self._readers.append(reader)
+                if long and len(self._readers) == 1:
+                    reader = None
+            reader.jobs += 1
+            return reader
+
+    def _drop_broken(self) -> None:
+        """Let go of readers that could not open the file: it may be there again."""
+        for reader in [each for each in self._readers if each.worker.is_broken]:
+            self._readers.remove(reader)
+            reader.worker.end()
 
     async def close(self) -> None:
         """End the threads, after what they were asked to do."""
         if self._pid == os.getpid():
             with self._choosing:
                 self._closed = True
-            for worker in self._workers:
-                await worker.close()
+            for reader in self._readers:
+                await reader.worker.close()
+
+
+class _Reader:
+    """A worker, and how many jobs it has that are not done."""
+
+    __slots__ = ("jobs", "worker")
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.jobs = 0
 
 
 class WritingWorker(Worker):
