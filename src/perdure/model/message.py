@@ -63,7 +63,8 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
             expect(self.name, str, "$.name")
             expect(self.id, str, "$.id")
         freeze(self, "arguments")
-        freeze_json(self, "opaque")
+        if self.opaque is not None:
+            freeze_json(self, "opaque")
 
 
 class ToolResult(Value, frozen=True, tag="tool_result"):
@@ -75,7 +76,8 @@ class ToolResult(Value, frozen=True, tag="tool_result"):
     is_error: bool = False
 
     def __post_init__(self) -> None:
-        freeze_json(self, "content")
+        if type(self.content) is not str:
+            freeze_json(self, "content")
 
     @property
     def text(self) -> str:

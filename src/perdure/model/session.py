@@ -55,15 +55,17 @@ class AgentSessionInfo(Value, frozen=True):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        force_setattr(self, "id", SessionId(self.id))
+        if type(self.id) is not SessionId:
+            force_setattr(self, "id", SessionId(self.id))
         if self.parent_id is not None:
             force_setattr(self, "parent_id", SessionId(self.parent_id))
-        for field in ("owner", "name"):
-            text = getattr(self, field)
-            if text is not None and type(text) is not str:
-                force_setattr(self, field, plain_text(expect(text, str, f"$.{field}")))
-        for place, tag in enumerate(self.tags):
-            expect(tag, str, f"$.tags[{place}]")
+        if self.owner is not None:
+            force_setattr(self, "owner", plain_text(expect(self.owner, str, "$.owner")))
+        if self.name is not None:
+            force_setattr(self, "name", plain_text(expect(self.name, str, "$.name")))
+        if self.tags:
+            for place, tag in enumerate(self.tags):
+                expect(tag, str, f"$.tags[{place}]")
 
 
 class AgentSession(Value, frozen=True):
