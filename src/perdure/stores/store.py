@@ -201,7 +201,7 @@ class Store:
     async def _fetch(
         self, key: SessionId, version: int | None, cached: CachedSession | None
     ) -> tuple[Load, Loaded | None]:
-        load = Load(key, version, self._origin, cached, self._values.snapshot())
+        load = Load(key, version, self._origin, cached, self._values)
         return load, await self._engine.fetch(load)
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:

@@ -45,6 +45,18 @@ class Head(Value, frozen=True):
     format: int = codec.FORMAT
 
 
+class _NewHead(Value, frozen=True):
+    """A head about to be written: a `Head` whose state is not in bytes yet."""
+
+    info: AgentSessionInfo
+    definition: str
+    state: AgentState
+    op: str
+    parts: dict[str, msgspec.Raw] = {}
+    hashed: dict[str, str] = {}
+    format: int = codec.FORMAT
+
+
 class _InfoOfHead(msgspec.Struct, frozen=True):
     info: AgentSessionInfo
     format: int = codec.FORMAT
@@ -67,21 +79,33 @@ def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
             hashed[name] = by_hash(raw)
         else:
             parts[name] = msgspec.Raw(raw)
-    hashed |= numbered(blocks.names())
-    if session.unknown:
-        codec.encode_json(session.unknown)
-    head = {
-        **session.unknown,
-        "info": msgspec.Raw(codec.encode(session.info)),
-        "definition": by_hash(encode_definition(session.definition)),
-        "state": msgspec.Raw(codec.encode(_slim(session.state), stored_name)),
-        "op": op,
-        **({"parts": parts} if parts else {}),
-        **({"hashed": hashed} if hashed else {}),
-        **({"format": FORMAT} if blocks.names() else {}),
-    }
-    # What stands in it has been checked part by part; a `Head` is what it is read as.
-    return codec.join(head), values | blocks.values()
+    named = blocks.names()
+    if named:
+        hashed |= numbered(named)
+        values |= blocks.values()
+    definition, raw = _definition_stored(session.definition)
+    values[definition] = raw
+    format = FORMAT if named else codec.FORMAT
+    head = _NewHead(session.info, definition, _slim(session.state), op, parts, hashed, format)
+    body = None if session.unknown else codec.encode_if_sound(head)
+    return body or _joined_head(head, session.unknown), values
+
+
+def _joined_head(head: _NewHead, unknown: Mapping[str, Any]) -> bytes:
+    """Return a head put together from parts that are checked one by one; a `Head` is what it is read as."""
+    if unknown:
+        codec.encode_json(unknown)
+    optional = {"parts": head.parts, "hashed": head.hashed, "format": head.format if head.format == FORMAT else None}
+    return codec.join(
+        {
+            **unknown,
+            "info": msgspec.Raw(codec.encode(head.info)),
+            "definition": head.definition,
+            "state": msgspec.Raw(codec.encode(head.state, stored_name)),
+            "op": head.op,
+            **{name: part for name, part in optional.items() if part},
+        }
+    )
 
 
 def numbered(blocks: Iterable[str]) -> dict[str, str]:
@@ -94,16 +118,17 @@ def is_block(part: str) -> bool:
     return part.startswith(_BLOCK)
 
 
-_definitions: LRU[int, tuple[AgentDefinition, bytes]] = LRU(256)
+_definitions: LRU[int, tuple[AgentDefinition, str, bytes]] = LRU(256)
 
 
-def encode_definition(definition: AgentDefinition) -> bytes:
-    """A definition's bytes, kept: sessions share definitions, and each of their saves names one."""
-    kept = _definitions.recall(id(definition))
+def _definition_stored(definition: AgentDefinition) -> tuple[str, bytes]:
+    """Return a definition's name and bytes, kept: sessions share definitions, and each of their saves names one."""
+    kept = _definitions.get(id(definition))
     if kept is None or kept[0] is not definition:
-        kept = (definition, codec.encode(definition))
+        raw = codec.encode(definition)
+        kept = (definition, hash_of(raw), raw)
         _definitions.keep(id(definition), kept)
-    return kept[1]
+    return kept[1:]
 
 
 _BLANK = AgentState()
