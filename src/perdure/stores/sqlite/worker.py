@@ -1,7 +1,7 @@
 """A thread that owns one SQLite connection and serves jobs from any event loop.
 
-A writing worker commits all the jobs that are waiting together, a savepoint for each; so a lone save commits at
-once, and a crowd shares one fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
+A writing worker commits all the jobs that are waiting together; so a lone save commits at once, and a crowd shares one
+fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import queue
 import threading
 from array import array
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import apsw
@@ -186,14 +186,57 @@ class Worker:
             request.error = as_store_error(error)
 
 
+class DeferredRows:
+    """New rows of the jobs that share a transaction, kept until its end and then written with one call a table."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._rows: dict[str, list[tuple[Any, ...]]] = {}
+        self._connection: apsw.Connection | None = None
+
+    @contextmanager
+    def gathering(self, connection: apsw.Connection) -> Iterator[DeferredRows]:
+        """Keep rows back within this block. What is not written by its end is dropped."""
+        self._connection = connection
+        try:
+            yield self
+        finally:
+            self._connection = None
+            self._clear()
+
+    def take(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> bool:
+        """Keep rows for later, and return whether that was possible."""
+        if self._connection is None:
+            return False
+        kept = self._rows.setdefault(sql, [])
+        before = len(kept)
+        kept.extend(rows)
+        self.count += len(kept) - before
+        return True
+
+    def write(self) -> None:
+        """Write what was kept back: at the end, and before anybody looks at its tables."""
+        if self._connection is not None and self.count:
+            for sql, rows in self._rows.items():
+                self._connection.executemany(sql, rows)
+            self._clear()
+
+    def _clear(self) -> None:
+        self.count = 0
+        self._rows = {}
+
+
 class WritingWorker(Worker):
     """A worker that commits in groups, one process at a time.
 
     SQLite's own busy handler is unfair between processes; a lock on a file beside the database is not.
     """
 
-    def __init__(self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock) -> None:
+    def __init__(
+        self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock, deferred: DeferredRows
+    ) -> None:
         self._lock = lock
+        self._deferred = deferred
         self._is_behind = False
         super().__init__(name, connect)
 
@@ -224,8 +267,11 @@ class WritingWorker(Worker):
             with self._lock:
                 require_in_place(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                for request in batch:
-                    self._try_one(connection, request)
+                if not self._done_together(connection, batch):
+                    connection.execute("ROLLBACK")
+                    connection.execute("BEGIN IMMEDIATE")
+                    for request in batch:
+                        self._try_one(connection, request)
                 connection.execute("COMMIT")
             self._is_behind = True
         except Exception as error:  # around a request: without an answer those who wait would wait for ever
@@ -242,7 +288,32 @@ class WritingWorker(Worker):
         except Exception as error:  # around a request: the thread serves others after it
             self._fail_all(connection, [request], error)
 
+    def _done_together(self, connection: apsw.Connection, batch: list[_Request]) -> bool:
+        """Carry out a batch without savepoints, which most batches do not need, and write the rows of all at once.
+
+        Return False if a job failed after it had begun to write: then only a savepoint can part it from the others.
+        """
+        with self._deferred.gathering(connection) as rows:
+            for request in batch:
+                before = connection.total_changes(), rows.count
+                try:
+                    request.result = request.job(connection)
+                except (apsw.FullError, apsw.IOError):
+                    raise
+                except Exception as error:  # around a request: those that share its commit are not to suffer
+                    if (connection.total_changes(), rows.count) != before:
+                        return False
+                    request.error = as_store_error(error)
+            try:
+                rows.write()
+            except (apsw.FullError, apsw.IOError):
+                raise
+            except apsw.Error:  # the savepoints tell whose row it is
+                return False
+        return True
+
     def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
+        request.error = None
         connection.execute("SAVEPOINT one")
         try:
             request.result = request.job(connection)
