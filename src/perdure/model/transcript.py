@@ -122,10 +122,11 @@ class Transcript(Sequence[Message]):
             return self
         last = self.pieces[-1] if self.pieces else None
         if isinstance(last, Span) and last.tape.ref is None and last.tape.push(messages, last.stop):
-            return self._with_last(Span(last.tape, last.start, last.stop + len(messages)))
+            return self.with_last(Span(last.tape, last.start, last.stop + len(messages)))
         return self._with_new(Span(Tape(list(messages)), 0, len(messages)))
 
-    def _with_last(self, piece: Piece) -> Transcript:
+    def with_last(self, piece: Piece) -> Transcript:
+        """This transcript with another piece in the place of its last, which does not join the one before it."""
         return _unchecked((*self.pieces[:-1], piece), self._length - len(self.pieces[-1]) + len(piece))
 
     def _with_new(self, piece: Piece) -> Transcript:

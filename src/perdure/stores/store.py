@@ -174,9 +174,10 @@ class Store:
 
     @property
     def _origin(self) -> str:
-        if not self._engine.origin:
+        origin = self._engine.origin
+        if not origin:
             raise StoreError(f"This store is not open. Use it inside `async with {type(self).__name__}(…) as store:`.")
-        return self._engine.origin
+        return origin
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key, version = SessionId(session_id), checked_version(version)

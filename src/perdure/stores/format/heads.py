@@ -142,7 +142,7 @@ def _slim(state: AgentState) -> AgentState:
 
 def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str, bytes]]:
     state = session.state
-    pieces = joined(codec.dump_pieces(tuple(state.transcript.pieces), stored_name, blocks.dump))
+    pieces = joined(codec.dump_pieces(state.transcript.pieces, stored_name, blocks.dump))
     kept = prefix_length(pieces)
     if kept:
         yield "prefix", msgspec.json.encode(pieces[:kept])
@@ -162,6 +162,8 @@ def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str,
 
 def prefix_length(pieces: list[Any]) -> int:
     """How many of the stored pieces stand in a part of their own, since they stay as they are from save to save."""
+    if len(pieces) == 1 and type(pieces[0]) is list:
+        return 0
     return max(len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0, _end_of_blocks(pieces))
 
 

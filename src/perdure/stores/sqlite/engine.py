@@ -68,7 +68,7 @@ class SqliteEngine(IndexedEngine):
 
     @property
     def origin(self) -> str:  # type: ignore[override]  # it is read only
-        return "" if self._open is None else self.opened.origin
+        return "" if self._open is None else self._open.origin
 
     @property
     def opened(self) -> OpenFile:
