@@ -1,0 +1,92 @@
+"""Every figure that the benchmarks measure, with the bound it must keep and what we aim for. One page, no code.
+
+A bar's key is its topic, a dot, and its own name: `python -m benchmarks save` measures all that begin with `save.`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure: an operation, what it is compared with, and the bound. A ratio has no unit."""
+
+    key: str
+    operation: str
+    compared_with: str
+    must: float
+    aim: float | None = None
+    unit: str = ""
+    at_least: bool = False
+
+    @property
+    def topic(self) -> str:
+        return self.key.partition(".")[0]
+
+    def is_met_by(self, value: float) -> bool:
+        return value >= self.must if self.at_least else value <= self.must
+
+
+BARS = (
+    # What a turn costs. A turn is a question, a tool call, its result and an answer.
+    Bar("save.bare", "save of a turn", "the same rows in a bare transaction, through one thread", 1.35, 1.2),
+    Bar("save.wal", "save of a turn, pages written to the write-ahead log", "", 7, 6, unit="pages"),
+    Bar("save.10k", "save of a turn at 10,000 messages", "the same at none", 1.2),
+    Bar("save.100k", "save of a turn at 100,000 messages", "the same at none", 1.2),
+    Bar("save.bytes", "bytes on disk of a turn", "the JSON of its messages", 1.5),
+    Bar("execute.100k", "warm `runtime.execute` of a turn at 100,000 messages", "the same at none", 1.25),
+    Bar("execute.rows", "messages read after another process has saved a turn, of 100,000", "", 4, unit="messages"),
+    Bar(
+        "crowd.openai",
+        "turns a second, 64 sessions at once",
+        "OpenAI Agents, one `add_items` a turn",
+        8,
+        12,
+        at_least=True,
+    ),
+    Bar("crowd.cpu", "processor time of a turn, 64 sessions at once", "", 0.15, unit="ms"),
+    Bar(
+        "crowd.execute",
+        "turns a second by `runtime.execute`, 64 sessions at once",
+        "the store alone",
+        0.85,
+        at_least=True,
+    ),
+    Bar(
+        "bounded.warm",
+        "OpenAI Agents' turn with `limit=50`, in one call",
+        "a turn with a view of 50",
+        1.5,
+        2,
+        at_least=True,
+    ),
+    Bar(
+        "bounded.cold",
+        "OpenAI Agents' turn with `limit=50`, in one call",
+        "a turn with a view of 50, read from the file",
+        1.0,
+        1.3,
+        at_least=True,
+    ),
+    Bar("cold.agno", "a new process until its first turn is durable", "the same with Agno", 0.33, 0.25),
+    Bar("memory.loaded", "memory of a loaded session of 10,000 messages", "", 12, 10, unit="MB"),
+    # What a run costs beside its model and its tools.
+    Bar("loop.alone", "a step of a run, the loop alone, processor time", "", 0.2, 0.1, unit="ms"),
+    Bar("loop.recorded", "a step of a run with its record, in memory, processor time", "", 0.35, 0.15, unit="ms"),
+    Bar("loop.run", "a run with one tool call, every step durable", "one save of its messages", 4, 3),
+    Bar("loop.prompt", "`send` at 10,000 messages, its prompt compiled and not read", "the same at 100", 3, 1.2),
+    Bar("loop.10k", "a step of a run at 10,000 messages", "the same at none", 1.5),
+    Bar("loop.bytes", "bytes on disk of a run with one tool call", "the JSON of its messages", 1.8),
+    # PostgreSQL.
+    Bar("postgres.bare", "PostgreSQL: save of a turn", "one bare statement (psycopg)", 1.6, 1.3),
+    Bar(
+        "postgres.crowd",
+        "PostgreSQL: turns a second, 64 sessions at once",
+        "the bare statement on a pool of 16",
+        3,
+        6,
+        at_least=True,
+    ),
+    Bar("postgres.100k", "PostgreSQL: save of a turn at 100,000 messages", "the same at none", 1.33),
+)
