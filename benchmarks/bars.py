@@ -70,7 +70,7 @@ BARS = (
         at_least=True,
     ),
     Bar("cold.agno", "a new process until its first turn is durable", "the same with Agno", 0.33, 0.25),
-    Bar("memory.loaded", "memory of a loaded session of 10,000 messages", "", 12, 10, unit="MB"),
+    Bar("memory.loaded", "resident memory of a loaded session of 10,000 messages", "", 12, 10, unit="MB"),
     # What a run costs beside its model and its tools.
     Bar("loop.alone", "a step of a run, the loop alone, processor time", "", 0.2, 0.1, unit="ms"),
     Bar("loop.recorded", "a step of a run with its record, in memory, processor time", "", 0.35, 0.15, unit="ms"),
@@ -89,4 +89,20 @@ BARS = (
         at_least=True,
     ),
     Bar("postgres.100k", "PostgreSQL: save of a turn at 100,000 messages", "the same at none", 1.33),
+    # How long an event loop stands still at most, with a session of 100,000 messages.
+    *(
+        Bar(
+            f"stalls.{key}", f"longest stall of the event loop while 100,000 messages are {done}", "", 50, 20, unit="ms"
+        )
+        for key, done in {
+            "load": "loaded from the file",
+            "compact": "compacted",
+            "history": "read by `history()`",
+            "export": "exported",
+            "redact": "in a session of which one is redacted",
+            "check": "checked by `fsck`",
+            "import": "imported",
+            "search": "searched for the first time",
+        }.items()
+    ),
 )
