@@ -1,4 +1,7 @@
-"""A new process until its first turn is durable: imports, a new SQLite file, a session, a turn. Beside Agno's."""
+"""A new process until its first turn is durable: imports, a new SQLite file, a session, a turn. Beside Agno's.
+
+Both sides do what a save needs and no more: a runtime on a store here, a `SqliteDb` there, an agent on neither.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,42 @@ from benchmarks.harness import Run, ms
 ROUNDS = 9
 
 _TOLD = "print(time.process_time(), time.monotonic())"
-_OURS = """
+_SAID = """
+text = "The quick brown fox jumps over the lazy dog. " * 11
+turn = InjectMessage(
+    Message.user(text),
+    Message.assistant(tool_calls=[ToolCall("look_up", {"query": text}, "call-1")]),
+    Message.tool("call-1", text, name="look_up"),
+    Message.assistant(text),
+)
+"""
+_OURS = f"""
 import asyncio, sys, time
-import perdure
-from perdure import InjectMessage, Message, ToolCall
-
+from perdure import AgentDefinition, InjectMessage, Message, SessionRuntime, SqliteStore, ToolCall
+{_SAID}
 async def main():
-    async with perdure.connect(f"sqlite:///{sys.argv[1]}") as sessions:
-        chat = await sessions.open("first")
-        text = "The quick brown fox jumps over the lazy dog. " * 11
-        await sessions.execute(chat.id, InjectMessage(
-            Message.user(text),
-            Message.assistant(tool_calls=[ToolCall("look_up", {"query": text}, "call-1")]),
-            Message.tool("call-1", text, name="look_up"),
-            Message.assistant(text),
-        ))
-        TOLD
+    async with SqliteStore(sys.argv[1]) as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AgentDefinition("bench"), session_id="first")
+        await runtime.execute(session.id, turn)
+        {_TOLD}
         if sys.argv[2:]:
             print(*sorted(name for name in sys.modules if name.partition(".")[0] in ("perdure", "apsw", "msgspec")))
 
 asyncio.run(main())
-""".replace("TOLD", _TOLD)
+"""
+_FACE = f"""
+import asyncio, sys, time
+import perdure
+from perdure import InjectMessage, Message, ToolCall
+{_SAID}
+async def main():
+    async with perdure.connect("sqlite:///" + sys.argv[1]) as sessions:
+        await sessions.execute((await sessions.open("first")).id, turn)
+        {_TOLD}
+
+asyncio.run(main())
+"""
 _AGNO = """
 import json, sys, time
 from agno.db.sqlite import SqliteDb
@@ -80,16 +98,15 @@ def started(program: str, *arguments: str) -> tuple[Started, str]:
 
 async def measure(run: Run) -> None:
     with run.folder() as folder:
-        programs = {"ours": _OURS, "imports": imports_of_a_save(folder), "bare": f"import time; {_TOLD}"}
+        programs = {"ours": _OURS, "face": _FACE, "imports": imports_of_a_save(folder)}
         if find_spec("agno") is None:
             run.skip("cold.agno", "Agno is not installed")
         else:
             programs["agno"] = _AGNO
         found = medians(programs, folder)
-    ours, imports = found["ours"], found["imports"].cpu - found["bare"].cpu
-    own = f"imports {ms(imports)} of it, Python itself {ms(found['bare'].cpu)}"
     if "agno" in found:
-        agno = found["agno"]
+        ours, agno = found["ours"], found["agno"]
+        own = f"{ms(found['imports'].cpu)} until all is imported; {ms(found['face'].cpu)} with `connect`"
         clock = f"on the clock {ms(ours.wall)} / {ms(agno.wall)}"
         run.report("cold.agno", ours.cpu / agno.cpu, f"processor {ms(ours.cpu)} / {ms(agno.cpu)}; {own}; {clock}")
 

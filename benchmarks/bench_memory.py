@@ -11,7 +11,7 @@ from benchmarks.setting import AGENT, filled
 from perdure import SessionRuntime, SqliteStore
 
 MESSAGES = 10_000
-_STATM = Path("/proc/self/statm")
+HAS_STATM = Path("/proc/self/statm").exists()
 _PROGRAM = """
 import asyncio, gc, resource, sys
 from perdure import SqliteStore
@@ -34,8 +34,8 @@ asyncio.run(main())
 
 
 async def measure(run: Run) -> None:
-    if not _STATM.exists():
-        run.skip("memory.loaded", f"there is no {_STATM}")
+    if not HAS_STATM:
+        run.skip("memory.loaded", "there is no /proc/self/statm")
         return
     with run.folder() as folder:
         path = folder / "bench.db"

@@ -132,4 +132,4 @@ async def rates(*sides: Callable[[int], Awaitable[object]], tasks: int, rounds: 
 
 
 def ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.3g} ms"
+    return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
