@@ -105,4 +105,68 @@ BARS = (
             "search": "searched for the first time",
         }.items()
     ),
+    # What should not grow. What returns more for a longer past is counted for each thing that it returns.
+    Bar("growth.undo", "`undo()` behind very many versions that change no view", "the same behind 200", 1.5),
+    Bar("growth.record", "`record()` of very many runs, each", "the same of 100", 1.5),
+    Bar("growth.history", "`history()` of very many runs, each", "the same of 100", 1.5),
+    Bar("growth.adoptions", "`history()` with very many adoptions, each", "the same with 30", 1.5),
+    Bar("growth.page", "a page of 20 runs of very many", "the same of 100", 1.5),
+    Bar("growth.loop", "one run of very many", "the same of 100", 1.5),
+    Bar("growth.events", "the last 50 events of very many runs", "the same of 100", 1.5),
+    Bar("growth.fork", "a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    Bar("growth.fork_bytes", "bytes on disk of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    Bar("together.streams", "one of very many streams at once, 20 pieces each", "one of 10", 1.5),
+    Bar("together.queued", "one of very many messages queued behind a run", "one of 20", 1.5),
+    *(
+        Bar(f"nested.{key}", f"`{key}` of a session with hundreds of nested compactions, each", "the same with 20", 1.5)
+        for key in ("dump", "restore", "check", "redact")
+    ),
+    *(
+        Bar(f"lists.{key}", f"a page of a very large list, {by}", "the same of 1,000 sessions", 1.5)
+        for key, by in {
+            "none": "all sessions",
+            "agent": "by agent",
+            "owner": "by owner",
+            "tag": "by tag",
+            "parent": "by parent",
+            "status": "by status",
+            "created_before": "by `created_before`",
+            "created_after": "by `created_after`",
+            "updated_before": "by `updated_before`",
+            "owner_tag": "by owner and tag",
+            "owner_created": "by owner and `created_before`",
+            "common_tag": "by owner and a tag of all sessions",
+        }.items()
+    ),
+    Bar("lists.postgres", "PostgreSQL: a page of a very large list, by any filter", "the same of 1,000 sessions", 1.5),
+    # Nobody waits long for somebody else's maintenance.
+    Bar("waits.load", "longest load of a short session beside `history()` of 100,000 messages", "", 20, unit="ms"),
+    Bar("waits.save", "longest save while a small session of a large file is erased", "", 20, unit="ms"),
+    Bar("waits.postgres", "PostgreSQL: longest save while a message of another session is redacted", "", 20, unit="ms"),
+    # Forks, loads, compactions, searches, the command line.
+    Bar("fork.100k", "a fork at 100,000 messages", "the same at 12", 1.3),
+    Bar("fork.bytes", "bytes on disk of a fork at 100,000 messages", "", 1024, unit="bytes"),
+    Bar("fork.load", "load of 10,000 messages from the file", "one SELECT and a msgspec decoder", 1.5),
+    Bar("fork.view", "load of a view of 12 messages of 100,000 from the file", "the same of 12", 1.5),
+    Bar("compaction.bytes", "bytes on disk of a compaction of 100,000 messages", "", 4096 + 310, unit="bytes"),
+    Bar("compaction.cold", "open and `send` after 100,000 messages were compacted to 12", "the same with 12", 1.5),
+    Bar("compaction.say", "save of a message over 500 nested compactions", "the same over 1", 1.3),
+    Bar("compaction.nested", "compaction over 500 nested ones", "the same over 1", 1.3),
+    Bar("compaction.nested_bytes", "bytes on disk of a compaction over 500 nested ones", "", 4096 + 256, unit="bytes"),
+    Bar("search.save", "save of a turn where people search", "the same where nobody does", 1.1),
+    *(
+        Bar(f"search{store}{key}", f"{name}search for {what}", "", 50, unit="ms")
+        for store, name in ((".", ""), (".postgres_", "PostgreSQL: "))
+        for key, what in {
+            "word": "a word in up to 10,000 messages",
+            "words": "that word and one in all messages",
+            "phrase": "the two as a phrase",
+            "prefix": "a word that begins so, in up to 10,000 messages",
+            "common": "a word in all messages",
+            "session": "a word in all messages, in one session",
+        }.items()
+    ),
+    Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
+    Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
 )
