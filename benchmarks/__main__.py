@@ -16,9 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks import documents
 from benchmarks.bars import BARS
 from benchmarks.harness import Run
-from benchmarks.report import figures_of, readings_from, summary, table, to_json, write_documents
+from benchmarks.report import figures_of, readings_from, summary, table, tables, to_json
 
 ROOT = Path(__file__).parents[1]
 TOPICS = tuple(dict.fromkeys(bar.topic for bar in BARS))
@@ -78,8 +79,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(to_json(figures, start))
     if options.write_docs:
-        documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-        print("written: " + ", ".join(path.name for path in write_documents(documents, figures)))
+        pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+        print("written: " + ", ".join(path.name for path in documents.write(pages, "figures", tables(figures))))
     return 1 if options.strict and any(figure.verdict != "met" for figure in figures) else 0
 
 

@@ -143,7 +143,9 @@ BARS = (
     # Nobody waits long for somebody else's maintenance.
     Bar("waits.load", "longest load of a short session beside `history()` of 100,000 messages", "", 20, unit="ms"),
     Bar("waits.save", "longest save while a small session of a large file is erased", "", 20, unit="ms"),
-    Bar("waits.postgres", "PostgreSQL: longest save while a message of another session is redacted", "", 20, unit="ms"),
+    Bar(
+        "waits.postgres", "PostgreSQL: longest `send` while a message of another session is redacted", "", 20, unit="ms"
+    ),
     # Forks, loads, compactions, searches, the command line.
     Bar("fork.100k", "a fork at 100,000 messages", "the same at 12", 1.3),
     Bar("fork.bytes", "bytes on disk of a fork at 100,000 messages", "", 1024, unit="bytes"),

@@ -42,7 +42,7 @@ class Run:
 
     def report(self, key: str, value: float, detail: str = "") -> None:
         self.readings[key] = Reading(value, detail)
-        self.say(f"{key}: {value:,.3g}" + (f" ({detail})" if detail else ""))
+        self.say(f"{key}: {number(value)}" + (f" ({detail})" if detail else ""))
 
     def skip(self, key: str, reason: str) -> None:
         """Note that a figure cannot be measured here."""
@@ -129,6 +129,10 @@ async def rates(*sides: Callable[[int], Awaitable[object]], tasks: int, rounds: 
         Rate(statistics.median(each.a_second for each in taken), statistics.median(each.cpu for each in taken))
         for taken in samples
     ]
+
+
+def number(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def ms(seconds: float) -> str:

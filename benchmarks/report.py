@@ -1,21 +1,17 @@
-"""What a run says at its end: one table, the same as JSON, and the tables in the documents."""
+"""What a run says at its end: one table, the same as JSON, and the tables of figures for documents."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar
+from benchmarks.documents import TableOf, markdown
 from benchmarks.harness import Reading
 
 NOT_MEASURED = "not measured"
-_BEGIN = re.compile(r"<!-- figures: ([^>]*?) -->\n")
-_END = "<!-- end of figures -->"
-_HEADER = "| operation | compared with | ratio |\n|---|---|---|\n"
 
 
 @dataclass(frozen=True)
@@ -97,33 +93,22 @@ def readings_from(text: str) -> dict[str, Reading]:
     return {each["key"]: Reading(each["value"], each["detail"]) for each in json.loads(text)["figures"]}
 
 
-def rewrite(text: str, figures: Mapping[str, Figure]) -> str:
-    """Return a document with its tables of figures written again.
+def tables(figures: Sequence[Figure]) -> TableOf:
+    """Return what writes a document's table of figures. Its mark names their keys, in order.
 
-    A table stands between `<!-- figures: KEY KEY … -->` and `<!-- end of figures -->`. A key that this run has no
-    figure for raises ValueError: all figures of a table come from one run.
+    A key that this run has no figure for raises ValueError: all figures of a table come from one run.
     """
-    parts, end = [], 0
-    for found in _BEGIN.finditer(text):
-        stop = text.find(_END, found.end())
-        if stop < 0:
-            raise ValueError(f"{found[0].strip()} has no {_END} behind it")
-        parts += [text[end : found.end()], _HEADER, *(_row(key, figures) for key in found[1].split())]
-        end = stop
-    return "".join([*parts, text[end:]])
-
-
-def _row(key: str, figures: Mapping[str, Figure]) -> str:
-    if key not in figures:
-        raise ValueError(f"a table has the figure {key!r}, which is not part of this run; run all benchmarks")
-    bar = figures[key].bar
-    return f"| {bar.operation} | {bar.compared_with or '–'} | {figures[key].measured} |\n"
-
-
-def write_documents(paths: Iterable[Path], figures: Sequence[Figure]) -> list[Path]:
-    """Write the tables of figures in documents again; return the documents that have any."""
     by_key = {figure.bar.key: figure for figure in figures}
-    rewritten = {path: rewrite(path.read_text(), by_key) for path in paths if _BEGIN.search(path.read_text())}
-    for path, text in rewritten.items():
-        path.write_text(text)
-    return list(rewritten)
+
+    def table_of(keys: str) -> str:
+        if unknown := [key for key in keys.split() if key not in by_key]:
+            raise ValueError(
+                f"a table has figures that are not part of this run: {', '.join(unknown)}. Run all topics."
+            )
+        return markdown([("operation", "compared with", "ratio"), *(_row(by_key[key]) for key in keys.split())])
+
+    return table_of
+
+
+def _row(figure: Figure) -> tuple[str, str, str]:
+    return figure.bar.operation, figure.bar.compared_with or "–", figure.measured
