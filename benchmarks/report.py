@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.bars import Bar
 from benchmarks.documents import TableOf, markdown
-from benchmarks.harness import Reading
+from benchmarks.harness import Reading, number
 
 NOT_MEASURED = "not measured"
 
@@ -31,9 +31,7 @@ class Figure:
     def measured(self) -> str:
         """The value with its unit; the sign of a ratio is ×."""
         value = self.reading.value
-        return (
-            NOT_MEASURED if value is None else _with_unit(f"{value:,.2f}" if value < 100 else f"{value:,.0f}", self.bar)
-        )
+        return NOT_MEASURED if value is None else _with_unit(number(value), self.bar)
 
     def as_dict(self) -> dict[str, Any]:
         bar = self.bar
@@ -56,8 +54,8 @@ def figures_of(bars: Iterable[Bar], readings: Mapping[str, Reading]) -> list[Fig
     return [Figure(bar, readings.get(bar.key, Reading(None, "nothing was read"))) for bar in bars]
 
 
-def _with_unit(number: str, bar: Bar) -> str:
-    return f"{number} {bar.unit}" if bar.unit else f"{number}×"
+def _with_unit(value: str, bar: Bar) -> str:
+    return f"{value} {bar.unit}" if bar.unit else f"{value}×"
 
 
 def _bound(bar: Bar, value: float | None) -> str:
