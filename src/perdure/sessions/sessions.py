@@ -42,7 +42,7 @@ from perdure.model.checks import expect_function, expect_method, expect_several,
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
-from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.loop_events import AnyLoopEvent, LoopEvent
 from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
@@ -306,7 +306,7 @@ class Sessions:
         session_id = await self._reach(session_id)
         await self._keep_model(session_id)
         listener = Listener(session_id)
-        listening = self._events.wiretap(listener.hear)
+        listening = self._events.subscribe(LoopEvent, listener.hear, session_id=session_id)
         work = listener.listen_to(self._run(session_id, action))
         self._streams.add(work)
         try:
