@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
 from perdure.loop.compaction.auto import AutoCompactor, Trigger
-from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.cut_off import CutOffAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
@@ -356,6 +355,8 @@ class Run:
             made = await self._setup.compaction.compact(self.state.transcript, request, trigger, self._charge)
         if made is None:
             return False
+        from perdure.loop.compaction.compactor import overlaid
+
         self.state = self.state.with_transcript(overlaid(self.state.transcript, made))
         await self._narrator.compacted(made.block, made.shown, made.usage, trigger)
         return True

@@ -10,7 +10,7 @@ import msgspec
 from perdure.errors import InvalidData
 from perdure.model.checks import expect, expect_several
 from perdure.model.ids import new_id
-from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_json
+from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_alike, freeze_json
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -125,7 +125,7 @@ class Message(Value, frozen=True):
         if type(self.parts) is not tuple:  # the caller may go on to change a list
             msgspec.structs.force_setattr(self, "parts", _parts(expect_several(self.parts, "$.parts")))
         if self.metadata is not EMPTY:
-            freeze(self, "metadata")
+            freeze_alike(self, "metadata")
 
     @classmethod
     def user(cls, *content: str | Part, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:

@@ -130,18 +130,25 @@ class Worker:
             self._broken = as_store_error(error)
             self._refuse_all()
             return
-        open_for_more = True
-        while open_for_more:
-            batch, open_for_more = self._next_batch(connection)
-            alone = [request for request in batch if request.alone]
-            together = [request for request in batch if not request.alone]
-            if together:
-                self._carry_out(connection, together)
-                _deliver(together)
-            for request in alone:
+        while self._serve_batch(connection):
+            pass
+        connection.close()
+
+    def _serve_batch(self, connection: apsw.Connection) -> bool:
+        """Carry out what is waiting. Return whether there may be more to come.
+
+        A call of its own: while the next batch is waited for, nothing of this one is kept in memory.
+        """
+        batch, open_for_more = self._next_batch(connection)
+        together = [request for request in batch if not request.alone]
+        if together:
+            self._carry_out(connection, together)
+            _deliver(together)
+        for request in batch:
+            if request.alone:
                 self._carry_out_alone(connection, request)
                 _deliver([request])
-        connection.close()
+        return open_for_more
 
     def _next_batch(self, connection: apsw.Connection) -> tuple[list[_Request], bool]:
         batch: list[_Request] = []
