@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +19,8 @@ class Counts:
 
     def __init__(self) -> None:
         self.statements = 0
-        self.read = 0
-        """Rows read."""
+        self.read: Counter[str] = Counter()
+        """Rows read, by table."""
         self.written = 0
         """Rows written."""
         self.bytes = 0
@@ -39,7 +40,7 @@ class CountingEngine(MemoryEngine):
             self.counts.bytes += sum(len(str(each)) for row in statement.rows for each in row)
         rows = super()._answer(statement)
         if isinstance(statement, Select):
-            self.counts.read += len(rows)
+            self.counts.read[statement.table] += len(rows)
         return rows
 
 

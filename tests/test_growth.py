@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.counted import CountingStore, Counts
 
 import perdure
-from perdure import SendParallel, Sessions
+from perdure import Message, SendParallel, Sessions
+from perdure.actions.inbox import OLDER_AT_ONCE, QUEUE, STEER, Inbox
+from perdure.actions.send import waiting_messages
 from perdure.testing import ScriptedDriver
 
 
@@ -32,10 +34,52 @@ async def test_a_record_takes_as_many_statements_for_many_runs_as_for_few() -> N
     """The ends of all runs of a page are read together."""
     few, many = await _record(5), await _record(50)
     assert many.statements == few.statements
-    assert many.read < 11 * few.read
+    assert many.read.total() < 11 * few.read.total()
 
 
 async def test_a_record_of_parallel_runs_takes_as_many_statements_for_many_groups_as_for_few() -> None:
     """Which branch was selected is read for all groups together."""
     few, many = await _record(2, groups=2), await _record(2, groups=20)
     assert many.statements == few.statements
+
+
+async def _drained(queued: int) -> Counts:
+    store = CountingStore()
+    async with connected(store) as sessions:
+        chat = await sessions.open("a")
+        inbox = Inbox(store, "a")
+        for number in range(queued):
+            await inbox.post(QUEUE, [Message.user(f"say {number}")])
+        waiting = waiting_messages(sessions.runtime, "a", sessions.loops)
+        assert waiting is not None
+        with store.counted() as counts:
+            await sessions.runtime.follow(waiting)
+            await sessions.runtime.idle()
+        assert [message.text for message in await chat.history()][::2] == [f"say {number}" for number in range(queued)]
+    return counts
+
+
+async def test_a_queued_message_costs_the_same_however_many_wait_behind_it() -> None:
+    """No run reads all that waits: it looks at what is next, once when it begins and once between two steps."""
+    few, many = await _drained(40), await _drained(200)
+    assert many.statements / 200 <= 1.1 * few.statements / 40
+    assert many.read["inbox"] <= 200 * (2 * OLDER_AT_ONCE + 8)
+
+
+async def test_a_steering_message_behind_a_long_queue_is_sent_once() -> None:
+    """A run that does not come to it leaves it to be sent in its turn."""
+    store = CountingStore()
+    async with connected(store) as sessions:
+        chat = await sessions.open("a")
+        inbox, queued = Inbox(store, "a"), 2 * OLDER_AT_ONCE + 3
+        for number in range(queued):
+            await inbox.post(QUEUE, [Message.user(f"say {number}")])
+        await inbox.post(STEER, [Message.user("look left")])
+        waiting = waiting_messages(sessions.runtime, "a", sessions.loops)
+        assert waiting is not None
+        await sessions.runtime.follow(waiting)
+        await sessions.runtime.idle()
+        said = [message.text for message in await chat.history() if message.role == "user"]
+        assert [text for text in said if text != "look left"] == [f"say {number}" for number in range(queued)]
+        assert said.count("look left") == 1
+        assert not await inbox.items()

@@ -175,12 +175,14 @@ def entries_of(
 
 
 def read_inbox(session_id: str, asked: Asked = ALL, *, taken_too: bool = False) -> Job[list[JournalEntry]]:
-    """Return the items of a session's inbox that nobody has taken yet, or all."""
+    """Return the items of a session's inbox that nobody has taken yet, or all; the first so many, if asked for."""
     sid, end, taken = yield from _ends(session_id, "inbox_end", "inbox", "seq")
     after = min(max(asked.after, 0 if taken_too else taken), end)
+    most = asked.limit if asked.run is None and asked.last is None else None
+    final = end if most is None else min(end, after + most)
     columns = ("seq", "run", "kind", "crc", "body")
-    rows = yield Select("inbox", columns, {"sid": sid, "seq >": after}, order="seq")
-    for expected, seq in zip_longest(range(after + 1, end + 1), (row[0] for row in rows)):
+    rows = yield Select("inbox", columns, {"sid": sid, "seq >": after, "seq <=": final}, order="seq")
+    for expected, seq in zip_longest(range(after + 1, final + 1), (row[0] for row in rows)):
         if expected != seq:
             raise CorruptRecord(session_id, f"inbox {expected}", "it is missing")
     return asked.cut([posted_of(session_id, sid, *row) for row in rows])
