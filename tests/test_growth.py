@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from tests.counted import CountingStore, Counts
 
 import perdure
-from perdure import Message, SendParallel, Sessions
+from perdure import Message, SendParallel, Sessions, Transcript, Undo, WriteMetadata
 from perdure.actions.inbox import OLDER_AT_ONCE, QUEUE, STEER, Inbox
 from perdure.actions.send import waiting_messages
 from perdure.testing import ScriptedDriver
@@ -83,3 +84,51 @@ async def test_a_steering_message_behind_a_long_queue_is_sent_once() -> None:
         assert [text for text in said if text != "look left"] == [f"say {number}" for number in range(queued)]
         assert said.count("look left") == 1
         assert not await inbox.items()
+
+
+async def _undone(versions: int) -> Counts:
+    store = CountingStore()
+    async with connected(store) as sessions:
+        chat = await sessions.open("a")
+        for text in ("one", "two"):
+            await chat.inject({"role": "user", "content": text})
+        for number in range(versions):
+            await sessions.execute("a", WriteMetadata("number", number))
+        with store.counted() as counts:
+            assert await chat.undo() == 1
+    return counts
+
+
+async def test_an_undo_costs_the_same_however_many_versions_show_the_view() -> None:
+    """Each version names the one that its view is from."""
+    few, many = await _undone(2), await _undone(60)
+    assert many.statements == few.statements
+
+
+async def test_an_undo_looks_for_a_view_that_a_version_does_not_name() -> None:
+    """Versions of an older release name none; each of these is looked at, as before."""
+    store = CountingStore()
+    async with connected(store) as sessions:
+        chat = await sessions.open("a")
+        for text in ("one", "two"):
+            await chat.inject({"role": "user", "content": text})
+        for _ in range(3):
+            session = await chat.session()
+            await store.save(replace(session, state=replace(session.state, shown_since=0)))
+        assert await chat.undo() == 1
+        assert await chat.undo() == 0
+
+
+async def test_an_undo_does_not_trust_a_state_that_was_made_past_its_methods() -> None:
+    """It may name a version that shows something else."""
+    store = CountingStore()
+    async with connected(store) as sessions:
+        chat = await sessions.open("a")
+        for text in ("one", "two"):
+            await chat.inject({"role": "user", "content": text})
+        session = await chat.session()
+        view = Transcript.of([Message.user("three")])
+        context = replace(session.state.context, transcript=view)
+        await store.save(replace(session, state=replace(session.state, context=context)))
+        after = await sessions.execute("a", Undo())
+        assert [message.text for message in after.state.messages] == ["one", "two"]
