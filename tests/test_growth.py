@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 from tests.counted import CountingStore, Counts
 
 import perdure
-from perdure import Message, SendParallel, Sessions, Transcript, Undo, WriteMetadata
+from perdure import MemoryStore, Message, SendParallel, Sessions, Transcript, Undo, WriteMetadata, codec
 from perdure.actions.inbox import OLDER_AT_ONCE, QUEUE, STEER, Inbox
 from perdure.actions.send import waiting_messages
 from perdure.testing import ScriptedDriver
+from perdure.testing.samples import new_session, say, show
 
 
 def connected(store: CountingStore) -> Sessions:
@@ -132,3 +136,53 @@ async def test_an_undo_does_not_trust_a_state_that_was_made_past_its_methods() -
         await store.save(replace(session, state=replace(session.state, context=context)))
         after = await sessions.execute("a", Undo())
         assert [message.text for message in after.state.messages] == ["one", "two"]
+
+
+async def _nested(levels: int) -> CountingStore:
+    """Return a store with a session whose beginning is covered so many times over."""
+    store = CountingStore()
+    session = await store.create(new_session("A secret.", "Noted.", id="a"))
+    for level in range(levels):
+        session = say(session, f"said at {level}")
+        view = session.state.transcript
+        summary = [Message.user(f"summary {level}")]
+        session = await store.save(show(session, view.cover(0, len(view) - 1, summary, by="test")))
+    return store
+
+
+async def _dump(store: CountingStore) -> None:
+    await store.dump("a")
+
+
+async def _restore(store: CountingStore) -> None:
+    assert await MemoryStore().restore(await store.dump("a"))
+
+
+async def _check(store: CountingStore) -> None:
+    assert not await store.check()
+
+
+async def _redact(store: CountingStore) -> None:
+    first = (await store.messages((await store.log_of("a"))[0], 0, 1))[0]
+    assert await store.redact("a", [first.id]) == 1
+
+
+@pytest.mark.parametrize("verb", [_dump, _restore, _check, _redact])
+async def test_nested_compactions_cost_what_they_are(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block is read once, however many versions show it and however many blocks cover it."""
+    decoded, decode_plain = 0, codec.decode_plain
+
+    def counting(raw: bytes) -> Any:
+        nonlocal decoded
+        decoded += len(raw)
+        return decode_plain(raw)
+
+    async def cost(levels: int) -> int:
+        nonlocal decoded
+        store = await _nested(levels)
+        decoded = 0
+        await verb(store)
+        return decoded
+
+    monkeypatch.setattr(codec, "decode_plain", counting)
+    assert await cost(240) < 4 * 1.2 * await cost(60)
