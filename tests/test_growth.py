@@ -186,3 +186,50 @@ async def test_nested_compactions_cost_what_they_are(verb: Any, monkeypatch: pyt
 
     monkeypatch.setattr(codec, "decode_plain", counting)
     assert await cost(240) < 4 * 1.2 * await cost(60)
+
+
+async def _history(sessions: Sessions, store: CountingStore) -> tuple[Counts, int]:
+    with store.counted() as counts:
+        said = await sessions.history("a")
+    return counts, len(said)
+
+
+async def _history_of_runs(runs: int) -> Counts:
+    store = CountingStore()
+    async with connected(store) as sessions:
+        chat = await sessions.open("a")
+        for number in range(runs):
+            await chat.send(f"say {number}")
+        counts, said = await _history(sessions, store)
+        assert said == 2 * runs
+    return counts
+
+
+async def test_a_history_reads_no_run_that_has_no_log_of_its_own() -> None:
+    few, many = await _history_of_runs(3), await _history_of_runs(60)
+    assert many.statements == few.statements
+    assert not many.read["run"]
+    assert not many.read["batch"]
+
+
+async def _history_of_adoptions(adoptions: int) -> Counts:
+    store = CountingStore()
+    async with connected(store) as sessions:
+        chat = await sessions.open("a")
+        await chat.inject({"role": "user", "content": "first"})
+        for number in range(adoptions):
+            branch = await chat.fork()
+            await branch.inject({"role": "user", "content": f"there {number}"})
+            await chat.adopt(branch)
+            await chat.inject({"role": "user", "content": f"here {number}"})
+        store.evict("a")
+        counts, said = await _history(sessions, store)
+        assert said == 1 + 2 * adoptions
+    return counts
+
+
+async def test_a_history_with_adoptions_costs_what_it_returns() -> None:
+    """An adopted view is not read whole: it repeats all views before it."""
+    few, many = await _history_of_adoptions(10), await _history_of_adoptions(100)
+    assert many.statements < 10 * 1.1 * few.statements
+    assert many.read["msg"] < 10 * 1.2 * few.read["msg"]

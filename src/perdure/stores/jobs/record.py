@@ -19,6 +19,7 @@ from perdure.stores.jobs.loading import require_same
 from perdure.stores.jobs.saving import end_of_log, require_log
 
 _NEAR = 256
+_RUN = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
 
 
 class Asked(NamedTuple):
@@ -227,11 +228,22 @@ def runs(
     where: dict[str, object] = {"sid": sid, "first_seq <": LAST if before is None else min(before, LAST)}
     if run is not None:
         where["loop"] = run
-    columns = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
-    rows = yield Select("run", columns, where, order="-first_seq", limit=limit)
+    rows = yield Select("run", _RUN, where, order="-first_seq", limit=limit)
+    return (yield from _on_record(session_id, sid, origin, rows[::-1]))
+
+
+def branches(session_id: str, origin: str) -> Job[list[RunOnRecord]]:
+    """Return the runs that have logs of their own, oldest first. Such a log has the run's id for a name."""
+    sid = yield from sid_of(session_id)
+    names = sorted(name for (name,) in (yield Select("log", ("name",), {"sid": sid, "name !=": ""})))
+    rows = (yield Select("run", _RUN, {"sid": sid, "loop in": names}, order="first_seq")) if names else []
+    return (yield from _on_record(session_id, sid, origin, rows))
+
+
+def _on_record(session_id: str, sid: int, origin: str, rows: Sequence[Row]) -> Job[list[RunOnRecord]]:
     ends = yield from _read_entries(session_id, sid, (seq for row in rows for seq in row[1:3]))
     found = []
-    for loop, first_seq, last_seq, log, start, stop in reversed(rows):
+    for loop, first_seq, last_seq, log, start, stop in rows:
         first, last = ends[first_seq], ends[last_seq]
         _require_ends(session_id, loop, first, last)
         found.append(RunOnRecord(loop, first, last, LogRef(origin, log), start, stop))
