@@ -679,6 +679,28 @@ class Journal(Protocol):
         ...
 
 
+class Adopted(msgspec.Struct, frozen=True):
+    """What a session took over from a branch at one time."""
+
+    at: int
+    """How many messages stood in the session's own log by then."""
+    stretches: tuple[tuple[LogRef, int, int], ...]
+    """The stretches of logs that it had not named in an earlier adoption, nor begun with, in the order of its view."""
+
+
+@runtime_checkable
+class Chronicle(Protocol):
+    """A journal that tells what else than a session's own log its history is made of, at the cost of what it tells."""
+
+    async def branches(self, session_id: str) -> Sequence[RunOnRecord]:
+        """The runs that have logs of their own, oldest first."""
+        ...
+
+    async def adoptions(self, session_id: str, version: int) -> Sequence[Adopted]:
+        """What was adopted by a version that tells of an adoption, and before it, oldest first."""
+        ...
+
+
 @runtime_checkable
 class Watch(Protocol):
     """A journal that tells when it has grown, so that nobody has to look again and again."""

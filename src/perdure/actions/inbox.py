@@ -40,6 +40,8 @@ Send = Callable[[JournalEntry], Action]
 CANCEL, STEER, QUEUE = "cancel", "steer", "queue"
 LOOK_EVERY = 0.2
 _log = logging.getLogger("perdure.actions")
+OLDER_AT_ONCE = 16
+"""How many items from before its claim a run looks at at a time."""
 PAGE = 200
 """How many entries of a record are looked at at a time for a delivery."""
 
@@ -72,18 +74,21 @@ class Inbox:
         }
         await self._journal.post(self.session_id, Entry(kind, body))
 
-    async def items(self, after: int = 0) -> Sequence[JournalEntry]:
-        """Return the items behind a number that are not taken yet."""
-        return await self._journal.read(self.session_id, after=after, inbox=True)
+    async def items(self, after: int = 0, most: int | None = None) -> Sequence[JournalEntry]:
+        """Return the items behind a number that are not taken yet, or the first so many of them."""
+        return await self._journal.read(self.session_id, after=after, limit=most, inbox=True)
 
     async def first_waiting(self) -> JournalEntry | None:
         """Return the first item that is still to be sent, or None.
 
         Queued ones are taken in their order, by the save of the run that answers them. Steering may have passed them.
         """
-        for entry in await self.items():
-            if entry.kind == QUEUE or (entry.kind == STEER and not await self.was_delivered(entry)):
-                return entry
+        after, most = 0, 1
+        while page := await self.items(after, most):
+            for entry in page:
+                if entry.kind == QUEUE or (entry.kind == STEER and not await self.was_delivered(entry)):
+                    return entry
+            after, most = page[-1].seq, most * 8
         return None
 
     async def was_delivered(self, entry: JournalEntry) -> bool:
@@ -137,6 +142,10 @@ class RunInbox:
 
     The run's save takes the inbox up to the first item that still waits. One behind that which was delivered is known
     by its delivery id; so is the item that the run `answers`, after a crash too.
+
+    Items that were posted before the claim are looked at some at a time, one more lot between two steps: many may wait,
+    each for a run of its own, and none of those runs reads them all. Later items are all looked at, since one of them
+    may be a wish to cancel.
     """
 
     def __init__(self, run: Run | None, record: JournalRecord, inbox: Inbox, *, answers: str | None = None) -> None:
@@ -145,6 +154,8 @@ class RunInbox:
         self._record = record
         self._inbox = inbox
         self._seen = record.taken
+        self._seen_older = record.taken
+        """How far the items are seen that were posted before the claim."""
         self._looking = asyncio.Lock()
         self._work: asyncio.Future[None] | None = None
         self._is_unwanted = False
@@ -160,13 +171,19 @@ class RunInbox:
 
     async def _look_if_needed(self) -> None:
         """Look, unless the last write has told that there is nothing new."""
-        if self._record.posted is None or self._record.posted > self._seen:
-            await self._look_calmly()
+        is_newer = self._record.posted is None or self._record.posted > max(self._seen, self._posted_before)
+        if is_newer or self._seen_older < self._posted_before:
+            await self._look_calmly(is_newer)
 
-    async def _look_calmly(self) -> None:
+    @property
+    def _posted_before(self) -> int:
+        """The last item that was posted before the claim."""
+        return self._record.posted_at_claim or 0
+
+    async def _look_calmly(self, newer: bool = True) -> None:
         """Look. A store that fails may recover: the next write says if it does not."""
         try:
-            await self._look()
+            await self._look(newer)
         except (StoreError, SessionLocked) as error:
             _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
@@ -193,17 +210,35 @@ class RunInbox:
             except (StoreError, SessionLocked) as error:  # which may pass: the next write says if it does not
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
-    async def _look(self) -> None:
+    async def _look(self, newer: bool) -> None:
         """Take note of what is new, one look at a time. A wish to cancel from before the claim was for another run."""
         async with self._looking:
-            told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
-            found = await self._inbox.items(self._seen)
-            self._seen = max(self._seen, told, found[-1].seq if found else 0)
+            found = await self._older()
+            found += await self._newer() if newer else ()
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
         self._take()
-        if any(entry.kind == CANCEL and entry.seq > (self._record.posted_at_claim or 0) for entry in found):
+        if any(entry.kind == CANCEL and entry.seq > self._posted_before for entry in found):
             self._cancel()
+
+    async def _older(self) -> list[JournalEntry]:
+        """Return the next lot of items from before the claim."""
+        before = self._posted_before
+        if self._seen_older >= before:
+            return []
+        found = await self._inbox.items(self._seen_older, OLDER_AT_ONCE)
+        # What is not found up to there has been taken.
+        self._seen_older = min(found[-1].seq, before) if len(found) == OLDER_AT_ONCE else before
+        return [entry for entry in found if entry.seq <= before]
+
+    async def _newer(self) -> Sequence[JournalEntry]:
+        """Return all items from after the claim that were not seen yet."""
+        told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
+        found = await self._inbox.items(max(self._seen, self._posted_before))
+        self._seen = max(self._seen, self._posted_before, told, found[-1].seq if found else 0)
+        if self._record.posted_at_claim is None:
+            self._seen_older = self._seen  # before the claim there is no difference
+        return found
 
     def _cancel(self) -> None:
         """End the run, once for each wish: what it does to end in good order must not be cancelled."""
@@ -227,8 +262,10 @@ class RunInbox:
         self._take()
 
     def _take(self) -> None:
-        first_waiting = min((entry.seq for entry in (*self._steering, *self._queued)), default=self._seen + 1)
-        self._record.taken = max(self._record.taken, first_waiting - 1)
+        is_all_seen = self._seen_older >= self._posted_before
+        first_unseen = (max(self._seen, self._seen_older) if is_all_seen else self._seen_older) + 1
+        waiting = (entry.seq for entry in (*self._steering, *self._queued))
+        self._record.taken = max(self._record.taken, min([first_unseen, *waiting]) - 1)
 
 
 class WaitingMessages:

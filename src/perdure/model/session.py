@@ -77,8 +77,12 @@ class AgentSession(Value, frozen=True):
 
     @classmethod
     def reconstitute(cls, session: AgentSession, *, version: int, updated_at: datetime) -> AgentSession:
-        """The session as a store hands it back: the same, at the version and time at which it was kept."""
-        return session._with_info(version=version, updated_at=updated_at)
+        """The session as a store hands it back: the same, at the version and time at which it was kept.
+
+        A view that is new is shown since this version: see `AgentState.shown_since`.
+        """
+        info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at)
+        return msgspec.structs.replace(session, info=info, state=session.state.kept_as(version))
 
     @property
     def id(self) -> SessionId:

@@ -19,6 +19,7 @@ from perdure.model.session import AgentSession, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
+    Adopted,
     Appended,
     ArchivedSession,
     Claim,
@@ -291,6 +292,17 @@ class Store:
     ) -> Sequence[RunOnRecord]:
         checked.runs(limit, before, run)
         return await self._engine.run(partial(record.runs, SessionId(session_id), self._origin, limit, before, run))
+
+    async def branches(self, session_id: str) -> Sequence[RunOnRecord]:
+        return await self._engine.run(partial(record.branches, SessionId(session_id), self._origin))
+
+    async def adoptions(self, session_id: str, version: int) -> Sequence[Adopted]:
+        from perdure.stores.jobs.adoptions import adoptions
+
+        key, checked_number = SessionId(session_id), checked_version(version)
+        if checked_number is None or not 0 < checked_number <= LAST:
+            return ()
+        return await self._engine.run(partial(adoptions, key, checked_number, self._origin), long=True)
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         checked.log_of(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -218,13 +218,6 @@ class StoredHead:
             except InvalidData as error:
                 raise CorruptRecord(self._where[0], f"value {key}", str(error)) from None
         return self._named.get(key, [])
-
-    def gathered(self, value_of: Callable[[str], bytes]) -> Values:
-        """All values it takes to rebuild the session."""
-        values: Values = {}
-        while missing := [key for key in self.hashes(values) if key not in values]:
-            values |= {key: value_of(key) for key in missing}
-        return values
 
     def wanted(self, values: Mapping[str, bytes]) -> list[Stretch]:
         """The stretches of logs that the session shows: its view, and its last run's output."""

@@ -11,15 +11,14 @@ from perdure import codec
 from perdure.errors import CorruptRecord
 from perdure.stores.engine import Job, Select
 from perdure.stores.engine import Row as Columns
-from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.heads import StoredHead, is_block, unpacked_head
 from perdure.stores.format.rows import LAST, Stretch, Values
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.loading import gather, is_message_sound
+from perdure.stores.jobs.loading import gather_unmet, is_message_sound
+from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.versions import Version
 from perdure.stores.jobs.saving import owner_of_log
 
-Log = int | str
-Places = dict[Log, set[int]]
 _READ_AT_ONCE = 4_096
 
 
@@ -35,19 +34,23 @@ class Held:
     """The rows of sessions, with the values that their versions share."""
 
     def __init__(self) -> None:
-        self._values: Values = {}
+        self.values: Values = {}
+        """Those that have been read so far."""
 
     def heads(self, session_id: str) -> Job[list[Columns]]:
         """Return the heads of all versions, each to be given to `version`: together they would be large."""
         sid = yield from sid_of(session_id)
         return (yield Select("head", ("sid", "version", "crc", "body"), {"sid": sid}, order="version"))
 
-    def version(self, session_id: str, head: Columns) -> Job[Version]:
+    def version(self, session_id: str, head: Columns, blocks: set[str]) -> Job[Version]:
+        """Return a version. The blocks that it names are read and added to those given, if they are not among them."""
         sid, number, crc, body = head
         raw = unpacked_head(body, crc, session_id, sid, number)
-        values = yield from gather(session_id, StoredHead(raw, session_id, number), self._values)
-        self._values |= values
-        return Version(number, raw, values)
+        stored = StoredHead(raw, session_id, number)
+        found = yield from gather_unmet(session_id, stored, self.values, blocks)
+        self.values |= found.values
+        blocks |= found.blocks
+        return Version(number, raw, found.parts, names_blocks=any(map(is_block, stored.head.hashed)))
 
 
 def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, dict[str, Any]]]]:
@@ -100,10 +103,10 @@ def _sound(session_id: str | None, log: Log, position: int, crc: int | None, bod
 def concerned(places: Places) -> Job[list[str]]:
     """Return the sessions whose logs hold one of these messages or that show one, and all forks of these, sorted."""
     sids: set[int | None] = set()
-    for log, positions in places.items():
+    for log in places.logs():
         sids.add((yield from owner_of_log(log)))
         for child, start, stop in (yield Select("ref", ("child", "start", "stop"), {"log": log})):
-            if any(start <= position < stop for position in positions):
+            if places.touch((log, start, stop)):
                 sids.add(child)
     rows = yield Select("session", ("id",), {"sid in": sorted(sid for sid in sids if sid is not None)})
     found = {session_id for (session_id,) in rows}

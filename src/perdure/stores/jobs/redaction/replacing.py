@@ -56,24 +56,25 @@ class Replacing:
     def _replace_versions(self, sid: int) -> Job[bytes]:
         """Replace what heads tell, and erase the values that none names any more. Return the newest head."""
         named: set[str] = set()
+        blocks: set[str] = set()
         newest, is_changed = b"", False
         for head in (yield from self._held.heads(self._session_id)):
-            version = yield from self._held.version(self._session_id, head)
+            version = yield from self._held.version(self._session_id, head, blocks)
             changed = changed_version(self._replacement, version)
             if changed is not None:
                 is_changed = True
-                yield from self._write_version(sid, changed, version.values)
-            named.update((changed or version).values)
+                yield from self._write_version(sid, changed, version.parts)
+            named.update((changed or version).parts)
             newest = (changed or version).raw
         if is_changed:
-            yield from _forget_values(sid, named)
+            yield from _forget_values(sid, named | blocks)
         return newest
 
     def _write_version(self, sid: int, version: Version, known: Mapping[str, bytes]) -> Job[None]:
         body = self._pack(version.raw)
         crc = checksum(body, sid, version.number)
         yield Update("head", {"crc": crc, "body": body}, {"sid": sid, "version": version.number})
-        new: Values = {key: self._pack(value) for key, value in version.values.items() if key not in known}
+        new: Values = {key: self._pack(value) for key, value in version.parts.items() if key not in known}
         yield from write_values(sid, new)
 
     def _replace_entries(self, sid: int) -> Job[None]:
