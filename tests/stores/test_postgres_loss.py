@@ -284,18 +284,18 @@ from perdure import PostgresStore
 from perdure.stores.jobs import erasing
 from perdure.testing.samples import new_session
 
-erase = erasing._erase
+forget = erasing.forget_unused
 
-def stopped(sid):
-    erasing._erase = erase
+def stopped(hashes):
+    erasing.forget_unused = forget
     print("stopped", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
-    yield from erase(sid)
+    yield from forget(hashes)
 
 async def main():
     async with PostgresStore(sys.argv[1], schema=sys.argv[2]) as store:
         await store.create(new_session("mine", id="mine"))
-        erasing._erase = stopped
+        erasing.forget_unused = stopped
         await store.delete("mine")
         print(await store.exists("mine"), flush=True)
 

@@ -19,6 +19,7 @@ from psycopg import conninfo, sql
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, PerdureError, StoreError
+from perdure.stores.engine import Interfered
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
@@ -404,12 +405,12 @@ def is_passing(error: BaseException) -> bool:
     """Tell whether the same statement may succeed if it is sent again."""
     # Two who add the same row: the one who comes later looks again, and finds it there.
     passing = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.UniqueViolation
-    return isinstance(error, passing)
+    return isinstance(error, passing | Interfered)
 
 
 def as_store_error(error: BaseException) -> BaseException:
     """Return what psycopg says in perdure's words; anything else as it is."""
-    if isinstance(error, PerdureError) or not isinstance(error, psycopg.Error | OSError | UnicodeError):
+    if isinstance(error, PerdureError) or not isinstance(error, psycopg.Error | OSError | UnicodeError | Interfered):
         return error
     if isinstance(error, UnicodeEncodeError):
         return InvalidData("$", "a text holds half of a surrogate pair, which UTF-8 cannot carry")
