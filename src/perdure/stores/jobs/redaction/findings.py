@@ -10,7 +10,8 @@ from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import Traces, is_replaced
-from perdure.stores.engine import Job, Lock
+from perdure.stores.engine import Job
+from perdure.stores.jobs.claiming import Facts, facts_of
 from perdure.stores.jobs.record import read_record
 from perdure.stores.jobs.redaction.blocks import BlocksMet, MetBlock, stretch_of
 from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_of
@@ -27,11 +28,15 @@ class Findings:
         self._replacement = replacement
         self.rows: dict[tuple[Log, int], Row] = {}
         self.fresh: set[str] = set()
+        self.facts: dict[str, Facts] = {}
+        """How the sessions concerned stood before anything of them was read."""
         self._places = Places()
+        self._sessions: list[str] = []
 
     def find(self) -> Job[None]:
         """Find the messages that were asked for; InvalidData if there is one that the session has not."""
         session_id, wanted = self._request.session_id, self._request.ids
+        yield from self._note_facts(session_id)
         found = yield from self._collect(session_id, wanted)
         missing = [each for each in wanted if each not in found]
         if missing:
@@ -59,18 +64,17 @@ class Findings:
             self.fresh.add(plain["id"])
 
     def find_summaries(self, held: Held) -> Job[list[str]]:
-        """Find what compaction blocks show in place of the messages. Return the sessions concerned, which are locked.
+        """Find what compaction blocks show in place of the messages. Return the sessions concerned.
 
         A summary may stand in a log that further sessions show, and be covered by further blocks.
         """
         seen: set[str] = set()
         while True:
             before = len(self._places)
-            sessions = yield from concerned(self._places)
-            if not seen.issuperset(sessions):
-                yield Lock(tuple(sessions))
+            sessions = self._sessions = yield from concerned(self._places)
             for session_id in sessions:
                 if session_id not in seen:
+                    yield from self._note_facts(session_id)
                     # one that came from elsewhere has a copy of what it shows in a log of its own
                     seen.add(session_id)
                     yield from self._collect(session_id, self._request.ids)
@@ -79,6 +83,17 @@ class Findings:
                 yield from self._look_beyond_versions(session_id)
             if len(self._places) == before:
                 return sessions
+
+    def _note_facts(self, session_id: str) -> Job[None]:
+        if session_id not in self.facts:
+            self.facts[session_id] = yield from facts_of(session_id)
+
+    def still_hold(self) -> Job[bool]:
+        """Tell whether nothing has changed since it was read. Once the sessions are locked, it stays so."""
+        for session_id, facts in self.facts.items():
+            if (yield from facts_of(session_id)) != facts:
+                return False
+        return self._sessions == (yield from concerned(self._places))
 
     def _look_at_versions(self, held: Held, sessions: Collection[str]) -> Job[None]:
         met = BlocksMet(held.values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,12 +15,13 @@ from perdure.stores.engine import Row as Columns
 from perdure.stores.format.heads import StoredHead, is_block, unpacked_head
 from perdure.stores.format.rows import LAST, Stretch, Values
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.loading import gather_unmet, is_message_sound
+from perdure.stores.jobs.loading import gather_unmet, is_message_sound, unpacked_value
 from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.versions import Version
 from perdure.stores.jobs.saving import owner_of_log
 
 _READ_AT_ONCE = 4_096
+_VALUES_AT_ONCE = 256
 
 
 class Row(NamedTuple):
@@ -40,7 +42,17 @@ class Held:
     def heads(self, session_id: str) -> Job[list[Columns]]:
         """Return the heads of all versions, each to be given to `version`: together they would be large."""
         sid = yield from sid_of(session_id)
+        yield from self._fetch_values(session_id, sid)
         return (yield Select("head", ("sid", "version", "crc", "body"), {"sid": sid}, order="version"))
+
+    def _fetch_values(self, session_id: str, sid: int) -> Job[None]:
+        """Read the values that a session uses, many at a time: most versions name one of their own."""
+        missing = [key for (key,) in (yield Select("uses", ("hash",), {"sid": sid})) if key not in self.values]
+        for first in range(0, len(missing), _VALUES_AT_ONCE):
+            some = missing[first : first + _VALUES_AT_ONCE]
+            for key, body in (yield Select("value", ("hash", "body"), {"hash in": some})):
+                with suppress(CorruptRecord):  # it is met again by the version that names it
+                    self.values[key] = unpacked_value(session_id, key, body)
 
     def version(self, session_id: str, head: Columns, blocks: set[str]) -> Job[Version]:
         """Return a version. The blocks that it names are read and added to those given, if they are not among them."""
