@@ -375,7 +375,7 @@ async def test_a_job_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
             db.execute("DELETE FROM session")
             raise KeyError("a bug")
 
-        for worker in (store._engine.opened.writer, store._engine.opened.reader):
+        for worker in (store._engine.opened.writer, store._engine.opened.readers):
             with pytest.raises((KeyError, StoreError)):
                 await worker.run(broken)
         odd: list[Any] = [
@@ -491,8 +491,11 @@ async def test_what_is_at_hand_is_not_read_again(tmp_path: Path, monkeypatch: py
             assert sum(reads) == 200 + 6 + 1
 
 
-async def test_a_redaction_that_comes_before_a_queued_read_is_seen(tmp_path: Path) -> None:
+async def test_a_redaction_that_comes_before_a_queued_read_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A load that looked at the cache before another process redacted, and read after it, shows no old text."""
+    monkeypatch.setattr("perdure.stores.sqlite.worker.MOST_READERS", 1)
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
         session = await store.create(new_session("a secret", "more", id="s"))
@@ -503,7 +506,7 @@ async def test_a_redaction_that_comes_before_a_queued_read_is_seen(tmp_path: Pat
             begun.set()
             go_on.wait(30)
 
-        held = asyncio.ensure_future(store._engine.opened.reader.run(hold_up))
+        held = asyncio.ensure_future(store._engine.opened.readers.run(hold_up))
         await asyncio.to_thread(begun.wait)
         loading = asyncio.ensure_future(store.load("s"))
         await asyncio.sleep(0)  # it has compared its cache with the file, and waits for the reader

@@ -1,4 +1,4 @@
-"""The tables in a SQLite file: a thread that writes, one that reads, and a connection for a glance in passing."""
+"""The tables in a SQLite file: a thread that writes, a few that read, and a connection for a glance in passing."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
+from perdure.stores.sqlite.deferred import DeferredRows
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
-from perdure.stores.sqlite.worker import DeferredRows, Worker, WritingWorker, as_store_error, require_in_place
+from perdure.stores.sqlite.worker import Readers, WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -100,7 +101,7 @@ class SqliteEngine(IndexedEngine):
         driven = partial(_drive, job, at)
         if kind == "glance":
             return self.opened.look(driven)
-        return await self.opened.reader.run(driven)  # type: ignore[no-any-return]
+        return await self.opened.readers.run(driven, long=long)
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened
@@ -117,7 +118,7 @@ class SqliteEngine(IndexedEngine):
     async def page(self, page: Request[Any]) -> Any:
         if not isinstance(page, Page):
             return await super().page(page)
-        return await self.opened.reader.run(partial(_read_page, page))
+        return await self.opened.readers.run(partial(_read_page, page))
 
     async def _erase(self, job: Callable[[], Job[T]], at: float) -> T:
         """Drive a job that erases something; leave nothing of that, in the file or in the search index."""
@@ -147,7 +148,7 @@ class SqliteEngine(IndexedEngine):
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.sqlite.check import faults
 
-        found: Sequence[Problem] = await self.opened.reader.run(faults)
+        found: Sequence[Problem] = await self.opened.readers.run(faults)
         return found
 
 
@@ -163,7 +164,7 @@ class OpenFile:
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.deferred = DeferredRows()
         self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock, self.deferred)
-        self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
+        self.readers = Readers(f"perdure reader {path.name}", partial(connect, path, reader=True))
         self._searching: SearchThread | None = None
 
     def check_process(self) -> None:
@@ -201,7 +202,7 @@ class OpenFile:
             return  # the threads, the locks and the file's handles are the parent's
         if self._searching is not None:
             await self._searching.close()
-        await self.reader.close()
+        await self.readers.close()
         await self.writer.close()
         self._lock.close()
         with self._peeking:  # another event loop may be looking
@@ -238,6 +239,11 @@ class SqliteDialect(Dialect):
         # From the index alone, which has a name of its own.
         "key": Again("key INDEXED BY key_again", {"name": "substr(name, -4) = substr(?, -4) AND name = ?"}),
     }
+
+    backdated = "session INDEXED BY session_backdated"
+
+    def by(self, index: str) -> str:
+        return f" INDEXED BY {index}"
 
     def read(self, table: str, column: str) -> str:
         # A message's is compared with a number in any case, and there are many of them.

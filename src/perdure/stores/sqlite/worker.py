@@ -11,20 +11,23 @@ import os
 import queue
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import apsw
 
 from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.sqlite.deferred import DeferredRows
 
 T = TypeVar("T")
 Job = Callable[[apsw.Connection], Any]
 Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
+# Each has a connection with a cache of 2 MB at most.
+MOST_READERS = 4
 # What is committed waits in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties it.
 IDLE_SECONDS = 1.0
 
@@ -193,44 +196,60 @@ class Worker:
             request.error = as_store_error(error)
 
 
-class DeferredRows:
-    """New rows of the jobs that share a transaction, kept until its end and then written with one call a table."""
+class Readers:
+    """A few workers that read, started as they are needed: what takes long holds up no others.
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._rows: dict[str, list[tuple[Any, ...]]] = {}
-        self._connection: apsw.Connection | None = None
+    A job goes to a worker that has nothing to do. One that is known to take long leaves the first worker alone.
+    """
 
-    @contextmanager
-    def gathering(self, connection: apsw.Connection) -> Iterator[DeferredRows]:
-        """Keep rows back within this block. What is not written by its end is dropped."""
-        self._connection = connection
-        try:
-            yield self
-        finally:
-            self._connection = None
-            self._clear()
+    def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
+        self._name = name
+        self._connect = connect
+        self._choosing = threading.Lock()
+        self._workers: list[Worker] = []
+        self._waiting: list[int] = []
+        """How many jobs each worker has that are not done."""
+        self._pid = os.getpid()
+        self._closed = False
 
-    def take(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> bool:
-        """Keep rows for later, and return whether that was possible."""
-        if self._connection is None:
-            return False
-        kept = self._rows.setdefault(sql, [])
-        before = len(kept)
-        kept.extend(rows)
-        self.count += len(kept) - before
-        return True
+    async def run(self, job: Callable[[apsw.Connection], T], *, alone: bool = False, long: bool = False) -> T:
+        """Return what the job returns, or raise what it raised; see `Worker.run`."""
+        number = self._taken(long)
 
-    def write(self) -> None:
-        """Write what was kept back: at the end, and before anybody looks at its tables."""
-        if self._connection is not None and self.count:
-            for sql, rows in self._rows.items():
-                self._connection.executemany(sql, rows)
-            self._clear()
+        def counted(db: apsw.Connection) -> T:
+            try:
+                return job(db)
+            finally:  # not when the caller hears of it, who may have been cancelled long before
+                with self._choosing:
+                    self._waiting[number] -= 1
 
-    def _clear(self) -> None:
-        self.count = 0
-        self._rows = {}
+        result: T = await self._workers[number].run(counted, alone=alone)
+        return result
+
+    def _taken(self, long: bool) -> int:
+        """Return the number of the worker with the fewest jobs, which has one more now."""
+        if self._pid != os.getpid():  # before the lock: who held it is not in this process
+            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
+        with self._choosing:
+            if self._closed:
+                raise _closed_error()
+            numbers = range(int(long), len(self._workers))
+            number = min(numbers, key=self._waiting.__getitem__, default=len(self._workers))
+            if not numbers or (self._waiting[number] and len(self._workers) < MOST_READERS):
+                number = max(len(self._workers), int(long))
+                while len(self._workers) <= number:
+                    self._workers.append(Worker(f"{self._name} {len(self._workers) + 1}", self._connect))
+                    self._waiting.append(0)
+            self._waiting[number] += 1
+            return number
+
+    async def close(self) -> None:
+        """End the threads, after what they were asked to do."""
+        if self._pid == os.getpid():
+            with self._choosing:
+                self._closed = True
+            for worker in self._workers:
+                await worker.close()
 
 
 class WritingWorker(Worker):
