@@ -282,3 +282,13 @@ async def test_a_wish_to_cancel_from_before_does_not_reach_a_recovery() -> None:
     async with perdure.connect(store, driver=ScriptedDriver(["Went on."])) as sessions:
         await sessions.recover()
         assert (await sessions.session("s")).state.messages[-1].text == "Went on."
+
+
+async def test_a_wish_to_cancel_from_before_does_not_reach_a_run_whose_claim_takes_its_time() -> None:
+    """Nothing is looked at before the claim: only that tells which items of the inbox are older than the run."""
+    store = FailingStore(MemoryStore())
+    async with perdure.connect(store, driver=ScriptedDriver(echo)) as sessions:
+        chat = await sessions.open("s")
+        await store.post("s", Entry("cancel"))
+        store.delay("claim", 0.05)  # ten times as long as the watch waits between two looks
+        assert (await chat.send("One.")).text == "Re: One."

@@ -182,6 +182,8 @@ class RunInbox:
             work.cancel()
         while not work.done():
             await asyncio.sleep(LOOK_EVERY)
+            if self._record.claim is None:
+                continue  # until it is known what was there before, an old wish to cancel looks like a new one
             try:
                 await self._look_calmly()
                 if loop.time() >= next_beat:
