@@ -145,6 +145,8 @@ def _unknown_event(entry: JournalEntry, session_id: str, agent_id: str) -> Unkno
 
 _NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)
 """Events that say nothing a recovery needs: they are written with the next one that does, not by themselves."""
+_NOT_KEPT = (MessageUpdate, ToolExecutionUpdate)
+"""Events that are told and not stored: what they tell piece by piece stands whole in later ones."""
 _ENDS = (AgentEnd, ParallelLoopEnd)
 
 
@@ -182,7 +184,7 @@ class _Unwritten:
 
     def put(self, event: LoopEvent) -> None:
         kind = type(event)
-        if kind is MessageUpdate or kind is ToolExecutionUpdate:
+        if kind in _NOT_KEPT:
             return
         if isinstance(event, MessageEnd):
             self.say((event.message,))
@@ -242,6 +244,9 @@ class _WriteAhead:
         self.written: dict[str, StoredAt] = {}
         self.posted: int | None = None
         """The last item of the inbox at the last write; None if the store does not tell."""
+
+    def wants(self, kind: type[LoopEvent]) -> bool:
+        return kind not in _NOT_KEPT
 
     async def _append(self, taken: int) -> Appended:
         raise NotImplementedError

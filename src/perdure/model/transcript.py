@@ -125,6 +125,16 @@ class Transcript(Sequence[Message]):
             return self._with_last(Span(last.tape, last.start, last.stop + len(messages)))
         return self._with_new(Span(Tape(list(messages)), 0, len(messages)))
 
+    def then_last_of(self, other: Transcript, count: int) -> Transcript:
+        """Return this view with the last messages of another behind it, which were appended there at once."""
+        if not count:
+            return self
+        last, mine = other.pieces[-1], self.pieces[-1] if self.pieces else None
+        assert isinstance(last, Span)
+        if isinstance(mine, Span) and mine.tape is last.tape and mine.stop == last.stop - count:
+            return self._with_last(Span(mine.tape, mine.start, last.stop))
+        return self._with_new(Span(last.tape, last.stop - count, last.stop))
+
     def _with_last(self, piece: Piece) -> Transcript:
         return _unchecked((*self.pieces[:-1], piece), self._length - len(self.pieces[-1]) + len(piece))
 
@@ -135,6 +145,8 @@ class Transcript(Sequence[Message]):
         return self._length
 
     def __iter__(self) -> Iterator[Message]:
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], Span):  # as what a step has put out
+            return iter(self.pieces[0].messages())
         return chain.from_iterable(span.messages() for span in self.spans())
 
     def __reversed__(self) -> Iterator[Message]:
