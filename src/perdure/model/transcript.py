@@ -27,14 +27,19 @@ class LogRef(NamedTuple):
 
 
 class Tape:
-    """Messages of one log from position `base` on. `ref` is None until a store has them; `items` None if unread."""
+    """Messages of one log from position `base` on. `ref` is None until a store has them; `items` None if unread.
 
-    __slots__ = ("base", "items", "ref")
+    `found` is not part of it: there a loop keeps what it has worked out of a view that ends here, as long as the tape
+    is at hand and no longer. What is kept there must not refer to the tape, which would then outlive its sessions.
+    """
+
+    __slots__ = ("base", "found", "items", "ref")
 
     def __init__(self, items: list[Message] | None, ref: LogRef | None = None, base: int = 0) -> None:
         self.items = items
         self.ref = ref
         self.base = base
+        self.found: Any = None
 
     @property
     def end(self) -> int:
