@@ -45,13 +45,13 @@ from perdure.protocols import (
     Appended,
     Claim,
     Entry,
-    Immediate,
     Journal,
     JournalEntry,
     Key,
-    KnowsWaiting,
     Saving,
     StoredAt,
+    is_immediate,
+    knows_waiting,
 )
 
 LEASE = 30.0
@@ -292,7 +292,7 @@ class JournalRecord(_WriteAhead):
         takes_over: bool = False,
     ) -> None:
         super().__init__(journal, session.id)
-        self._is_immediate = isinstance(journal, Immediate) and journal.never_waits
+        self._is_immediate = is_immediate(journal)
         self._session = session
         self._owner = owner
         self.lease = lease
@@ -333,7 +333,7 @@ class JournalRecord(_WriteAhead):
         self.is_unfinished = self.is_unfinished or begins_a_run
 
     async def _append(self, taken: int) -> Appended:
-        if self.claim is None and not isinstance(self._journal, KnowsWaiting):
+        if self.claim is None and not knows_waiting(self._journal):
             await self._note_what_was_posted()
         messages, entries = self._unwritten.take()
         if self.claim is not None:

@@ -303,8 +303,23 @@ def model_in(config: LoopConfigSnapshot) -> ModelConfig:
     )
 
 
+_snapshots: dict[int, tuple[ModelConfig, LoopConfigSnapshot]] = {}
+_MOST_SNAPSHOTS = 64
+
+
 def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
     """Return what may be remembered of a model's configuration: everything but where its key comes from."""
+    known = _snapshots.get(id(model))
+    if known is not None and known[0] is model:
+        return known[1]
+    made = _snapshot(model)
+    if len(_snapshots) >= _MOST_SNAPSHOTS:
+        _snapshots.clear()
+    _snapshots[id(model)] = model, made  # with the model itself, so that no other comes to have its id
+    return made
+
+
+def _snapshot(model: ModelConfig) -> LoopConfigSnapshot:
     provider, _, name = model.name.partition(":")
     return LoopConfigSnapshot(
         model=name or model.name,
