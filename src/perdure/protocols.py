@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, TypeGuard, Unpack, runtime_checkable
 
 import msgspec
 
@@ -425,12 +425,22 @@ class KnowsWaiting(Protocol):
         ...
 
 
+def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
+    """Tell whether a store is a KnowsWaiting. `isinstance` would walk the protocol's members at every claim."""
+    return callable(getattr(store, "is_waited_for", None))
+
+
 @runtime_checkable
 class Immediate(Protocol):
     """A store whose verbs never wait: nothing can come between their beginning and their end."""
 
     @property
     def never_waits(self) -> bool: ...
+
+
+def is_immediate(store: object) -> bool:
+    """Tell whether a store is an Immediate that says so of itself."""
+    return bool(getattr(store, "never_waits", False))
 
 
 @runtime_checkable

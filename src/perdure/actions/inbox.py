@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from perdure.aio import finish_despite_cancel
@@ -187,20 +188,24 @@ class RunInbox:
         except (StoreError, SessionLocked) as error:
             _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
-    async def watch(self, work: asyncio.Future[None]) -> None:
+    def attend(self, work: asyncio.Future[None]) -> Watch:
+        """Return a watch over work that a wish to cancel ends."""
+        loop = asyncio.get_running_loop()
+        self._work = work
+        if self._is_unwanted:
+            loop.call_soon(work.cancel)  # once it has begun: work that never began cannot end in good order
+        next_beat = loop.time() + self._record.lease / 3
+        return Watch(partial(self._watch, work, next_beat), LOOK_EVERY)
+
+    async def _watch(self, work: asyncio.Future[None], next_beat: float) -> None:
         """Look every now and then, and keep the claim alive while the run is silent. A claim that is lost ends the run.
 
         It ends by itself with the run: a store may let a cancellation get lost, as `asyncio.wait_for` can.
         """
         loop = asyncio.get_running_loop()
-        next_beat = loop.time() + self._record.lease / 3
-        self._work = work
-        if self._is_unwanted:
-            work.cancel()
         while not work.done():
-            await asyncio.sleep(LOOK_EVERY)
             try:
-                await self._look_calmly()
+                await self._look_if_claimed()
                 if loop.time() >= next_beat:
                     await self._record.beat()
                     next_beat = loop.time() + self._record.lease / 3
@@ -209,6 +214,12 @@ class RunInbox:
                 raise
             except (StoreError, SessionLocked) as error:  # which may pass: the next write says if it does not
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _look_if_claimed(self) -> None:
+        """Look once it is known what was there before: until then an old wish to cancel looks like a new one."""
+        if self._record.claim is not None:
+            await self._look_calmly()
 
     async def _look(self, newer: bool) -> None:
         """Take note of what is new, one look at a time. A wish to cancel from before the claim was for another run."""
@@ -266,6 +277,27 @@ class RunInbox:
         first_unseen = (max(self._seen, self._seen_older) if is_all_seen else self._seen_older) + 1
         waiting = (entry.seq for entry in (*self._steering, *self._queued))
         self._record.taken = max(self._record.taken, min([first_unseen, *waiting]) - 1)
+
+
+class Watch:
+    """A task that begins after a while. Most runs have ended by then, and it never begins."""
+
+    def __init__(self, watch: Callable[[], Coroutine[Any, Any, None]], after: float) -> None:
+        self._watch = watch
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(after, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def end(self) -> BaseException | None:
+        """Stop watching. Return what the watch has failed with."""
+        self._timer.cancel()
+        if self._task is None:
+            return None
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        return None if self._task.cancelled() else self._task.exception()
 
 
 class WaitingMessages:

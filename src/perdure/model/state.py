@@ -251,16 +251,21 @@ class AgentState(Value, frozen=True):
 
     def with_current_step(self, step: AgentStep) -> AgentState:
         """The step under way; its output joins the transcript, each message tagged with where it comes from."""
+        current = self.execution.current_step if self.execution else None
+        known = current.output_messages if current is not None and current.id == step.id else Transcript()
+        new = step.output_messages[len(known) :]
+        return self.with_step_output(msgspec.structs.replace(step, output_messages=known), *new)
+
+    def with_step_output(self, step: AgentStep, *messages: Message) -> AgentState:
+        """Return the state with a step under way that has put out more messages, behind those that it holds already."""
         run = self._ensure_execution()
         tags: dict[str, Any] = {"step_id": step.id, "execution_id": run.execution_id, "agent_id": self.agent_id}
-        if step.step_type is not AgentStepType.FINAL_RESPONSE:
+        if step.tool_calls or step.all_errors or any(message.tool_calls for message in messages):
             tags["is_trace"] = True
-        again = run.current_step is not None and run.current_step.id == step.id
-        known = run.current_step.output_messages if run.current_step and again else Transcript()
-        tagged = [message.with_metadata(**tags) for message in step.output_messages[len(known) :]]
+        # Tags are plain texts, so that nothing in them has to be frozen.
+        tagged = [msgspec.structs.replace(each, metadata=FrozenDict({**each.metadata, **tags})) for each in messages]
         transcript = self.transcript.append(*tagged)
-        produced = transcript[len(transcript) - len(tagged) :]
-        output = Transcript((*known.pieces, *produced.pieces))
+        output = step.output_messages.then_last_of(transcript, len(tagged))
         run = run.with_current_step(msgspec.structs.replace(step, output_messages=output))
         context = msgspec.structs.replace(self.context, transcript=transcript)
         return self._with(context=context, execution=run, rewound_to=0, shown_since=0)
