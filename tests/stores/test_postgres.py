@@ -34,7 +34,7 @@ from perdure.model import ids
 from perdure.model.message import Message
 from perdure.protocols import Entry, Key, SessionQuery
 from perdure.stores.jobs.listing import Page
-from perdure.stores.postgres import link, rows, writer
+from perdure.stores.postgres import link, parcel, rows
 from perdure.stores.postgres import schema as migrating
 from perdure.stores.urls import store_of
 from perdure.testing import ScriptedDriver
@@ -820,4 +820,5 @@ async def cut_off(execute: Callable[..., Awaitable[list[Any]]]) -> None:
 
 def test_writers_notify_nobody_in_vain() -> None:
     """The statement looks whether somebody follows: a notification is a lock that all commits queue for."""
-    assert "store.followed > answer.time" in writer._WRITE
+    assert "store.followed > answer.time" in parcel.statement(frozenset({"record"}))
+    assert "pg_notify" not in parcel.statement(frozenset({"head", "messages"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.waiting import until
 
 from perdure.errors import StoreError
 from perdure.stores.sqlite import SqliteStore
@@ -109,6 +111,28 @@ async def test_an_idle_writer_empties_the_log(tmp_path: Path, monkeypatch: pytes
                 break
             await asyncio.sleep(0.01)
         assert b"a word that is looked for" in path.read_bytes()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_what_was_delivered_is_not_kept_until_the_next_request(alone: bool) -> None:
+    """A session of 100,000 messages that was loaded or saved, and let go of, leaves the memory at once."""
+
+    class Large:
+        """What a job was given, or has brought back."""
+
+    worker = Worker("test", partial(apsw.Connection, ":memory:"))
+    try:
+        given, brought = Large(), Large()
+        alive = [weakref.ref(given), weakref.ref(brought)]
+        assert await worker.run(partial(_bring, given, [brought]), alone=alone) is brought
+        del given, brought
+        await until(lambda: [each() for each in alive] == [None, None])
+    finally:
+        await worker.close()
+
+
+def _bring(given: object, brought: list[object], _: apsw.Connection) -> object:
+    return brought.pop()
 
 
 @contextmanager

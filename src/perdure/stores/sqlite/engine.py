@@ -43,6 +43,7 @@ from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 from perdure.stores.sqlite import schema
+from perdure.stores.sqlite.deferred import DeferredRows
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
 from perdure.stores.sqlite.worker import Readers, WritingWorker, as_store_error, require_in_place
 
@@ -71,7 +72,7 @@ class SqliteEngine(IndexedEngine):
 
     @property
     def origin(self) -> str:  # type: ignore[override]  # it is read only
-        return "" if self._open is None else self.opened.origin
+        return "" if self._open is None else self._open.origin
 
     @property
     def opened(self) -> OpenFile:
@@ -97,15 +98,17 @@ class SqliteEngine(IndexedEngine):
         at = now().timestamp()
         if kind == "erase":
             return await self._erase(job, at)
+        if kind == "write":
+            deferred = self.opened.deferred
+            return await self.opened.writer.run(partial(_drive, job, at, deferred=deferred))  # type: ignore[no-any-return]
         driven = partial(_drive, job, at)
         if kind == "glance":
             return self.opened.look(driven)
-        if kind == "write":
-            return await self.opened.writer.run(driven)  # type: ignore[no-any-return]
         return await self.opened.readers.run(driven, long=long)
 
     async def commit(self, change: Change) -> Any:
-        return await self.opened.writer.run(partial(_commit, change, now().timestamp()), change.finish)
+        opened = self.opened
+        return await opened.writer.run(partial(_commit, change, now().timestamp(), opened.deferred), change.finish)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
@@ -187,7 +190,8 @@ class OpenFile:
         self._peeker = connect(path, reader=True)
         self.origin = str(self._surely(lambda db: meta(db, "uid")))
         self._lock = FileLock(lock_path(path), lock_timeout)
-        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
+        self.deferred = DeferredRows()
+        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock, self.deferred)
         self.readers = Readers(f"perdure reader {path.name}", self._connected_again)
         self._searching: SearchThread | None = None
         self.left: frozenset[int] | None = frozenset()
@@ -309,33 +313,40 @@ TRANSLATOR = Translator(SqliteDialect())
 _OF_DAMAGED = Translator(_DamagedTexts())
 
 
-def _drive(job: Callable[[], Job[T]], at: float, db: apsw.Connection) -> T:
-    return drive(job(), Rows(db, at).answer)
+def _drive(job: Callable[[], Job[T]], at: float, db: apsw.Connection, deferred: DeferredRows | None = None) -> T:
+    return drive(job(), Rows(db, at, deferred).answer)
 
 
-def _commit(change: Any, at: float, db: apsw.Connection) -> Any:
+def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection) -> Any:
     """Make a change. How its session stands is read by one statement: where many save at once, that counts."""
     row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
     if row is None or type(row[-1]) is not int:
-        return _drive(change.job, at, db)
+        return _drive(change.job, at, db, deferred)
     *columns, claim, expires, erasures = row
     facts = Facts(*columns, claim, claim is not None and expires > at, erasures)  # type: ignore[call-arg]
-    return drive(change.made_to(facts), Rows(db, at).answer)
+    return drive(change.made_to(facts), Rows(db, at, deferred).answer)
+
+
+# Rows of these are only ever added, and in every save. Where many save at once, they are written together.
+_DEFERRED = frozenset({"msg", "head", "batch"})
 
 
 class Rows:
     """The tables of a connection, inside a transaction. `at` is the time of its caller's clock."""
 
-    def __init__(self, db: apsw.Connection, at: float) -> None:
+    def __init__(self, db: apsw.Connection, at: float, deferred: DeferredRows | None = None) -> None:
         self._db = db
         self._at = at
+        self._deferred = deferred
 
     def answer(self, statement: Statement) -> list[Any]:
+        if isinstance(statement, Insert):
+            return self._insert(statement)
+        if self._deferred is not None and getattr(statement, "table", None) in _DEFERRED:
+            self._deferred.write()
         match statement:
             case Select():
                 return self._select(statement)
-            case Insert():
-                return self._insert(statement)
             case Update():
                 self._db.execute(*TRANSLATOR.update(statement, self._at))
                 return [(self._db.changes(),)]
@@ -359,6 +370,8 @@ class Rows:
 
     def _insert(self, statement: Insert) -> list[Any]:
         text, rows = TRANSLATOR.insert(statement)
+        if statement.table in _DEFERRED and self._deferred is not None and self._deferred.take(text, rows):
+            return []
         if "RETURNING" not in text:
             self._db.executemany(text, rows)
             return []

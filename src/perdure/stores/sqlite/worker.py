@@ -1,7 +1,7 @@
 """A thread that owns one SQLite connection and serves jobs from any event loop.
 
-A writing worker commits all the jobs that are waiting together, a savepoint for each; so a lone save commits at
-once, and a crowd shares one fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
+A writing worker commits all the jobs that are waiting together; so a lone save commits at once, and a crowd shares one
+fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import apsw
 
 from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.sqlite.deferred import DeferredRows
 
 T = TypeVar("T")
 Job = Callable[[apsw.Connection], Any]
@@ -140,18 +141,25 @@ class Worker:
             self._broken = as_store_error(error)
             self._refuse_all()
             return
-        open_for_more = True
-        while open_for_more:
-            batch, open_for_more = self._next_batch(connection)
-            alone = [request for request in batch if request.alone]
-            together = [request for request in batch if not request.alone]
-            if together:
-                self._carry_out(connection, together)
-                _deliver(together)
-            for request in alone:
+        while self._serve_batch(connection):
+            pass
+        connection.close()
+
+    def _serve_batch(self, connection: apsw.Connection) -> bool:
+        """Carry out what is waiting. Return whether there may be more to come.
+
+        A call of its own: while the next batch is waited for, nothing of this one is kept in memory.
+        """
+        batch, open_for_more = self._next_batch(connection)
+        together = [request for request in batch if not request.alone]
+        if together:
+            self._carry_out(connection, together)
+            _deliver(together)
+        for request in batch:
+            if request.alone:
                 self._carry_out_alone(connection, request)
                 _deliver([request])
-        connection.close()
+        return open_for_more
 
     def _next_batch(self, connection: apsw.Connection) -> tuple[list[_Request], bool]:
         batch: list[_Request] = []
@@ -273,8 +281,11 @@ class WritingWorker(Worker):
     SQLite's own busy handler is unfair between processes; a lock on a file beside the database is not.
     """
 
-    def __init__(self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock) -> None:
+    def __init__(
+        self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock, deferred: DeferredRows
+    ) -> None:
         self._lock = lock
+        self._deferred = deferred
         self._is_behind = False
         super().__init__(name, connect)
 
@@ -305,8 +316,11 @@ class WritingWorker(Worker):
             with self._lock:
                 require_in_place(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                for request in batch:
-                    self._try_one(connection, request)
+                if not self._done_together(connection, batch):
+                    connection.execute("ROLLBACK")
+                    connection.execute("BEGIN IMMEDIATE")
+                    for request in batch:
+                        self._try_one(connection, request)
                 connection.execute("COMMIT")
             self._is_behind = True
         except Exception as error:  # around a request: without an answer those who wait would wait for ever
@@ -323,7 +337,32 @@ class WritingWorker(Worker):
         except Exception as error:  # around a request: the thread serves others after it
             self._fail_all(connection, [request], error)
 
+    def _done_together(self, connection: apsw.Connection, batch: list[_Request]) -> bool:
+        """Carry out a batch without savepoints, which most batches do not need, and write the rows of all at once.
+
+        Return False if a job failed after it had begun to write: then only a savepoint can part it from the others.
+        """
+        with self._deferred.gathering(connection) as rows:
+            for request in batch:
+                before = connection.total_changes(), rows.count
+                try:
+                    request.result = request.job(connection)
+                except (apsw.FullError, apsw.IOError):
+                    raise
+                except Exception as error:  # around a request: those that share its commit are not to suffer
+                    if (connection.total_changes(), rows.count) != before:
+                        return False
+                    request.error = as_store_error(error)
+            try:
+                rows.write()
+            except (apsw.FullError, apsw.IOError):
+                raise
+            except apsw.Error:  # the savepoints tell whose row it is
+                return False
+        return True
+
     def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
+        request.error = None
         connection.execute("SAVEPOINT one")
         try:
             request.result = request.job(connection)
