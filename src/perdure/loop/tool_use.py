@@ -173,7 +173,7 @@ class ToolUse:
             known = ", ".join(each.name for each in self._run.setup.tools) or "none"
             return _refused(call, "UnknownTool", f"There is no tool named {passed.name!r}. Available: {known}.")
         try:
-            return self._gate(replace(passed, id=call.id), tool)
+            return self._gate(passed if passed.id == call.id else replace(passed, id=call.id), tool)
         except ToolError as error:
             return _refused(call, "InvalidArguments", str(error))
         except Exception as error:  # around a tool: its own checks are its code too
