@@ -487,8 +487,9 @@ class Entry(Value, frozen=True):
     run: str | None = None
 
     def __post_init__(self) -> None:
-        expect(self.kind, str, "$.kind")
-        if self.run is not None:
+        if not isinstance(self.kind, str):
+            expect(self.kind, str, "$.kind")
+        if not isinstance(self.run, str | None):
             expect(self.run, str, "$.run")
 
 

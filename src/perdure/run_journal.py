@@ -158,17 +158,13 @@ class _Unwritten:
         self._events: list[LoopEvent] = []
         self._said = SaidByRun()
         self._is_urgent = False
+        self.begins_a_run = False
+        """Whether the start of a run that could be resumed has been among the events."""
         self._in_flight: tuple[list[Message], list[LoopEvent]] = ([], [])
 
     def __bool__(self) -> bool:
         """Tell whether a barrier has something to write."""
         return self._is_urgent or bool(self._messages)
-
-    @property
-    def begins_a_run(self) -> bool:
-        """Tell whether the start of a run that could be resumed is among the events."""
-        starts = (event for event in self._events if isinstance(event, AgentStart | ParallelLoopStart))
-        return any(start.base_version is not None for start in starts)
 
     @property
     def ends_a_run(self) -> bool:
@@ -191,6 +187,8 @@ class _Unwritten:
         elif kind is Compaction:
             assert isinstance(event, Compaction)
             self.say(part.message for part in event.shown if part.message is not None)
+        elif isinstance(event, AgentStart | ParallelLoopStart):
+            self.begins_a_run = self.begins_a_run or event.base_version is not None
         self._events.append(event)
         self._is_urgent = self._is_urgent or kind not in _NEED_NOT_WAIT_FOR
 

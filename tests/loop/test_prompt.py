@@ -216,6 +216,20 @@ async def test_a_message_that_is_redacted_between_two_sends_is_not_sent_again() 
     assert sent[2] == ["[redacted]", "ok", "and", "ok", "again"]
 
 
+def test_a_prompt_is_a_sequence_whatever_it_goes_on_from() -> None:
+    """Its parts lie on several tapes; indexes, slices and both directions are those of one list."""
+    tape = Tape(conversation(), LogRef("store", 1))
+    Prompts().of(Transcript([Span(tape, 0, tape.end)]))[0]
+    transcript = Transcript([Span(tape, 0, tape.end)]).append(Message.user("more"), Message.user("and more"))
+    prompt, whole = Prompts().of(transcript), compile_prompt(transcript)
+    assert [prompt[place] for place in range(-len(whole), len(whole))] == [*whole, *whole]
+    for index in (slice(2, 5), slice(-3, None), slice(None, None, -1), slice(None), slice(1, 9, 2)):
+        assert prompt[index] == whole[index]
+    assert [*reversed(prompt)] == [*reversed(whole)]
+    with pytest.raises(IndexError):
+        prompt[len(whole)]
+
+
 def test_what_is_kept_of_a_prompt_does_not_keep_its_tape() -> None:
     """A session that a store lets go of is freed at once, and not when the collector comes round."""
     tape = Tape(conversation() * 3, LogRef("store", 1))

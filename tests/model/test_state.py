@@ -283,6 +283,17 @@ def test_a_steps_calls_are_worked_out_once():
     assert msgspec.structs.replace(step, output_messages=AgentStep().output_messages).tool_calls == ()
 
 
+def test_a_step_that_gains_output_knows_the_calls_in_it():
+    """They are not looked for again, and are those that its output holds."""
+    more = ToolCall("look", {}, "more")
+    state = AgentState().with_step_output(AgentStep(), Message.assistant("Wait.", tool_calls=[CALL]))
+    state = state.with_step_output(state.execution.current_step, Message.tool(CALL.id, "blue"))
+    state = state.with_step_output(state.execution.current_step, Message.assistant(tool_calls=[more]))
+    step = state.execution.current_step
+    assert step.__dict__["tool_calls"] == step.tool_calls == (CALL, more)
+    assert AgentStep.of(step.output_messages).tool_calls == step.tool_calls
+
+
 def test_a_step_that_grows_keeps_to_its_own_messages():
     """What others put into the transcript while a step is under way does not become the step's output."""
     step = AgentStep.of([Message.assistant(tool_calls=[CALL])])

@@ -64,12 +64,16 @@ class Prompt(Sequence[Message]):
         return len(self._compiled)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self._compiled)[index]
-        return self._compiled[index]
+        if not isinstance(index, slice):
+            return self._compiled[index]
+        is_stretch = index.step in (None, 1)  # of which only the messages themselves are looked at
+        return tuple(self._compiled[index]) if is_stretch else tuple(self._compiled)[index]
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self._compiled)
+
+    def __reversed__(self) -> Iterator[Message]:
+        return reversed(self._compiled)
 
 
 class Prompts:

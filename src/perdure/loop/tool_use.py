@@ -173,7 +173,7 @@ class ToolUse:
             known = ", ".join(each.name for each in self._run.setup.tools) or "none"
             return _refused(call, "UnknownTool", f"There is no tool named {passed.name!r}. Available: {known}.")
         try:
-            return self._gate(replace(passed, id=call.id), tool)
+            return self._gate(passed if passed.id == call.id else replace(passed, id=call.id), tool)
         except ToolError as error:
             return _refused(call, "InvalidArguments", str(error))
         except Exception as error:  # around a tool: its own checks are its code too
@@ -306,7 +306,7 @@ class ToolUse:
         said = f"{error.type}: {error.message}" if error else execution.result
         shown = shortened(said, self._run.setup.max_result_chars)
         message = Message.tool(asked.id, shown, name=asked.name, is_error=error is not None)
-        self._run.put_step(replace(step, tool_executions=(*step.tool_executions, execution)), message)
+        self._run.put_step(step.with_changes(tool_executions=(*step.tool_executions, execution)), message)
         await self._narrator.tool_ended(execution, self._run.state.transcript[-1], step.id, child)
 
     def _fitted(self, execution: ToolExecution) -> ToolExecution:

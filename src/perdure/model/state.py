@@ -259,14 +259,15 @@ class AgentState(Value, frozen=True):
     def with_step_output(self, step: AgentStep, *messages: Message) -> AgentState:
         """Return the state with a step under way that has put out more messages, behind those that it holds already."""
         run = self._ensure_execution()
+        calls = [call for message in messages for call in message.tool_calls]
         tags: dict[str, Any] = {"step_id": step.id, "execution_id": run.execution_id, "agent_id": self.agent_id}
-        if step.tool_calls or step.all_errors or any(message.tool_calls for message in messages):
+        if step.tool_calls or calls or step.all_errors:
             tags["is_trace"] = True
         # Tags are plain texts, so that nothing in them has to be frozen.
         tagged = [msgspec.structs.replace(each, metadata=FrozenDict({**each.metadata, **tags})) for each in messages]
         transcript = self.transcript.append(*tagged)
         output = step.output_messages.then_last_of(transcript, len(tagged))
-        run = run.with_current_step(msgspec.structs.replace(step, output_messages=output))
+        run = run.with_current_step(step.with_changes(calls, output_messages=output))
         context = msgspec.structs.replace(self.context, transcript=transcript)
         return self._with(context=context, execution=run, rewound_to=0, shown_since=0)
 

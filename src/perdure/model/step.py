@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -87,6 +88,12 @@ class AgentStep(Value, frozen=True, gc=True, dict=True):
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that the model asked for in this step."""
         return tuple([call for message in self.output_messages for call in message.tool_calls])
+
+    def with_changes(self, more_calls: Iterable[ToolCall] = (), **changes: Any) -> AgentStep:
+        """Return the step with other fields. Its calls stay known: its own, and those in output that it gains."""
+        changed = msgspec.structs.replace(self, **changes)
+        changed.__dict__["tool_calls"] = (*self.tool_calls, *more_calls)
+        return changed
 
     @property
     def calls_without_outcome(self) -> tuple[ToolCall, ...]:

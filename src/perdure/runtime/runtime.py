@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 from perdure.errors import (
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from perdure.model.record import LoopRecord, SessionRecord
 
 OnConflict = Literal["raise", "retry", "fork"]
+_ON_CONFLICT: tuple[OnConflict, ...] = get_args(OnConflict)
 _MOST_ATTEMPTS = 10
 
 
@@ -74,8 +75,9 @@ class SessionRuntime:
         self._repository = store if isinstance(store, SessionRepository) else SessionRepository(store)
         controller = PassThroughSessionController() if controller is None else controller
         SessionHookStack.empty().with_hook(controller)
-        self._controller = controller
+        self._controller = None if type(controller) is PassThroughSessionController else controller
         self._events = EventBus() if events is None else expect_method(events, "emit", "$.events")
+        self._bus = self._events if type(self._events) is EventBus else None
         self._factory = SessionFactory()
         self.journal: Journal | None = self._repository.journal
         """The store's journal; None if its runs are unrecorded."""
@@ -118,10 +120,15 @@ class SessionRuntime:
         """Keep a new session: every one that comes to be in this runtime passes here."""
         session = await self._pass(SessionStage.BEFORE_CREATE, session)
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
-        async with self._saving(session) as saved:
-            kept = saved.kept = await self._repository.create(session, saving)
+        is_kept = False
+        try:
+            kept = await self._repository.create(session, saving)
+            is_kept = True
             kept = await self._pass(SessionStage.AFTER_SAVE, kept)
             kept = await self._pass(SessionStage.AFTER_CREATE, kept)
+        except Exception as error:
+            await self._emit_save_failed(session, error, persisted=is_kept)
+            raise
         await self._emit_saved(kept)
         return kept
 
@@ -140,10 +147,8 @@ class SessionRuntime:
         Where somebody else has saved meanwhile: raise; apply the action again if it says that it may be repeated, or
         has not begun (retry); or keep what the action has made as a fork (fork).
         """
-        if on_conflict not in get_args(OnConflict):
-            raise InvalidData(
-                "$.on_conflict", f"expected one of {', '.join(get_args(OnConflict))}, got {on_conflict!r}"
-            )
+        if on_conflict not in _ON_CONFLICT:
+            raise InvalidData("$.on_conflict", f"expected one of {', '.join(_ON_CONFLICT)}, got {on_conflict!r}")
         _require_action(action)
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
@@ -159,12 +164,15 @@ class SessionRuntime:
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
         before = await self.get_session(session_id)
         held = _Held()
-        with self._under_way.execution():
+        under_way = self._under_way.begin()
+        try:
+            return await self._applied(action, before, held, on_conflict)
+        finally:
             try:
-                return await self._applied(action, before, held, on_conflict)
-            finally:
                 for sequel in held.sequels:
                     await self._under_way.follow(sequel)
+            finally:
+                self._under_way.end(under_way)
 
     def _context(self, held: _Held) -> ActionContext:
         store, emit = self._repository.store, self._events.emit
@@ -209,10 +217,7 @@ class SessionRuntime:
             after = await self._pass(SessionStage.AFTER_ACTION, _checked(action, before, after))
             after = await self._pass(SessionStage.BEFORE_SAVE, after)
             await self._emit_executed(action, before, after)
-            async with self._saving(after) as saving:
-                kept = saving.kept = await self._repository.save(after, made.saving)
-                held.was_saved(self._repository.may_be_waited_for(kept.id))
-                kept = await self._pass(SessionStage.AFTER_SAVE, kept)
+            kept = await self._saved(after, made.saving, held)
         except BaseException as error:
             await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
@@ -223,6 +228,18 @@ class SessionRuntime:
             await self._events.emit(event)
         return kept
 
+    async def _saved(self, session: AgentSession, saving: Saving | None, held: _Held) -> AgentSession:
+        """Save a session. Tell of a failure, and whether the version had moved by then."""
+        is_kept = False
+        try:
+            kept = await self._repository.save(session, saving)
+            is_kept = True
+            held.was_saved(self._repository.may_be_waited_for(kept.id))
+            return await self._pass(SessionStage.AFTER_SAVE, kept)
+        except Exception as error:
+            await self._emit_save_failed(session, error, persisted=is_kept)
+            raise
+
     async def get_session(self, session_id: str, *, version: int | None = None) -> AgentSession:
         """A session as of a version, the newest by default."""
         try:
@@ -231,7 +248,8 @@ class SessionRuntime:
         except Exception as error:
             await self._events.emit(SessionLoadFailed(str(session_id), str(error), type(error).__name__))
             raise
-        await self._events.emit(SessionLoaded(session.id, session.version, session.status))
+        if self._is_heard:
+            await self._events.emit(SessionLoaded(session.id, session.version, session.status))
         return session
 
     async def get_session_info(self, session_id: str) -> AgentSessionInfo:
@@ -267,30 +285,24 @@ class SessionRuntime:
             yield event
 
     async def _pass(self, stage: SessionStage, session: AgentSession) -> AgentSession:
-        return await pass_stage(self._controller, stage, session)
+        return session if self._controller is None else await pass_stage(self._controller, stage, session)
+
+    @property
+    def _is_heard(self) -> bool:
+        """Tell whether an event would reach anybody: one that would not is not made."""
+        return self._bus is None or self._bus.has_subscribers
 
     async def _emit_executed(self, action: Action, before: AgentSession, after: AgentSession) -> None:
-        name = type(action).__name__
-        event = SessionActionExecuted(before.id, name, before.version, after.version, before.status, after.status)
-        await self._events.emit(event)
+        if self._is_heard:
+            versions, statuses = (before.version, after.version), (before.status, after.status)
+            await self._events.emit(SessionActionExecuted(before.id, type(action).__name__, *versions, *statuses))
 
     async def _emit_saved(self, session: AgentSession) -> None:
-        await self._events.emit(SessionSaved(session.id, session.version, session.status))
+        if self._is_heard:
+            await self._events.emit(SessionSaved(session.id, session.version, session.status))
 
-    @asynccontextmanager
-    async def _saving(self, session: AgentSession) -> AsyncIterator[_Saving]:
-        """Tell of a failure inside the block, and whether the version had moved by then."""
-        saving = _Saving()
-        try:
-            yield saving
-        except Exception as error:
-            persisted = saving.kept is not None
-            await self._events.emit(SessionSaveFailed(session.id, str(error), type(error).__name__, persisted))
-            raise
-
-
-class _Saving:
-    kept: AgentSession | None = None
+    async def _emit_save_failed(self, session: AgentSession, error: Exception, *, persisted: bool) -> None:
+        await self._events.emit(SessionSaveFailed(session.id, str(error), type(error).__name__, persisted))
 
 
 class _Held:

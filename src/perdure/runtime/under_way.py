@@ -23,17 +23,16 @@ class UnderWay:
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_closing = False
 
-    @contextmanager
-    def execution(self) -> Iterator[None]:
-        """Count an execution as under way while the block lasts."""
+    def begin(self) -> asyncio.Future[None]:
+        """Count an execution as under way until it is given back to `end`."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._executions.add(over)
-        try:
-            yield
-        finally:
-            self._executions.discard(over)
-            if not over.done():  # one who waited for it may have been cancelled
-                over.set_result(None)
+        return over
+
+    def end(self, over: asyncio.Future[None]) -> None:
+        self._executions.discard(over)
+        if not over.done():  # one who waited for it may have been cancelled
+            over.set_result(None)
 
     @contextmanager
     def cancellable(self, work: asyncio.Future[Any]) -> Iterator[None]:
