@@ -14,6 +14,7 @@ from perdure.testing.clock import FrozenClock
 from perdure.testing.contract import (
     ArchiveContract,
     CheckContract,
+    ChronicleContract,
     ErasureContract,
     JournalContract,
     NamesContract,
@@ -27,6 +28,7 @@ from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
 __all__ = [
     "ArchiveContract",
     "CheckContract",
+    "ChronicleContract",
     "Chunks",
     "Delay",
     "EngineContract",

@@ -421,7 +421,8 @@ def unnoted(sid: int, stretches: Sequence[Stretch], parent: str | None) -> Job[l
     A fork of a fork of a fork shows stretches of many logs: they are looked at together, not one by one.
     """
     noted: dict[int | str, list[tuple[int, int]]] = {}
-    for log, start, stop in (yield Select("ref", ("log", "start", "stop"), {"child": sid})):
+    where = {"child": sid, "log in": sorted({log for log, _, _ in stretches}, key=str)}
+    for log, start, stop in (yield Select("ref", ("log", "start", "stop"), where)):
         noted.setdefault(log, []).append((start, stop))
     new = [
         (log, start, stop)
