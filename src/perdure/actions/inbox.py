@@ -200,7 +200,9 @@ class RunInbox:
         while not work.done():
             await asyncio.sleep(LOOK_EVERY)
             try:
-                await self._look_calmly()
+                # Before the claim nobody knows yet which wishes to cancel are older than it.
+                if self._record.claim is not None:
+                    await self._look_calmly()
                 if loop.time() >= next_beat:
                     await self._record.beat()
                     next_beat = loop.time() + self._record.lease / 3
