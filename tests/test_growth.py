@@ -233,3 +233,42 @@ async def test_a_history_with_adoptions_costs_what_it_returns() -> None:
     few, many = await _history_of_adoptions(10), await _history_of_adoptions(100)
     assert many.statements < 10 * 1.1 * few.statements
     assert many.read["msg"] < 10 * 1.2 * few.read["msg"]
+
+
+async def _line(sessions: Sessions, depth: int) -> str:
+    """Make a fork of a fork of a fork, in each of which something is said. Return the id of the last."""
+    last = (await sessions.open("a")).id
+    for number in range(depth):
+        await sessions.inject(last, {"role": "user", "content": f"say {number}"})
+        last = (await sessions.fork(last)).id
+    await sessions.inject(last, {"role": "user", "content": "last"})
+    return last
+
+
+async def _forked(depth: int) -> tuple[Counts, Counts]:
+    store = CountingStore()
+    async with connected(store) as sessions:
+        last = await _line(sessions, depth)
+        with store.counted() as forking:
+            fork = await sessions.fork(last)
+        assert await fork.length() == depth + 1
+        with store.counted() as looking:
+            assert (await sessions.ancestry(fork.id)).root == "a"
+    return forking, looking
+
+
+async def test_a_fork_and_its_ancestry_take_as_many_statements_however_long_the_line_is() -> None:
+    """What a fork shows of all those before it is looked at together."""
+    few, many = await _forked(4), await _forked(40)
+    assert many[0].statements == few[0].statements
+    assert many[1].statements <= few[1].statements + 2
+
+
+async def test_the_line_of_a_session_that_was_made_anew_ends() -> None:
+    """It may be a fork of its own fork."""
+    async with connected(CountingStore()) as sessions:
+        await sessions.open("a")
+        await sessions.fork("a", "b")
+        await sessions.delete("a")
+        await sessions.fork("b", "a")
+        assert (await sessions.ancestry("a")).root == "b"

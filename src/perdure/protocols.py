@@ -431,6 +431,15 @@ def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
 
 
 @runtime_checkable
+class Lineage(Protocol):
+    """A store that knows where a line of forks begins, however long it is."""
+
+    async def root_of(self, session_id: str) -> SessionId:
+        """The first of a session's line; of one whose beginning is erased, the oldest that is known by name."""
+        ...
+
+
+@runtime_checkable
 class Immediate(Protocol):
     """A store whose verbs never wait: nothing can come between their beginning and their end."""
 

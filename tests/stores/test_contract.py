@@ -15,6 +15,7 @@ from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.testing import (
     ArchiveContract,
     CheckContract,
+    ChronicleContract,
     EngineContract,
     ErasureContract,
     JournalContract,
@@ -31,6 +32,7 @@ class EveryContract(
     ErasureContract,
     ArchiveContract,
     CheckContract,
+    ChronicleContract,
     NamesContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

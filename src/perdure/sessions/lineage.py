@@ -10,7 +10,7 @@ from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
 from perdure.paging import all_infos
-from perdure.protocols import SessionStore
+from perdure.protocols import Lineage, SessionStore
 
 
 class Ancestry(msgspec.Struct, frozen=True):
@@ -29,6 +29,8 @@ async def ancestry_of(store: SessionStore, info: AgentSessionInfo) -> Ancestry:
 
 
 async def _root_of(store: SessionStore, info: AgentSessionInfo) -> SessionId:
+    if isinstance(store, Lineage):
+        return await store.root_of(info.id)
     root, parent = info.id, forked_from(info)
     while parent is not None:
         root = parent

@@ -7,7 +7,8 @@
 `where` is an empty directory (pytest's `tmp_path`), and what `open_store` returns is an async context manager. Set
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
-has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract` and `NamesContract`.
+has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `NamesContract` and
+`ChronicleContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from perdure.testing.parts.archiving import Archiving
 from perdure.testing.parts.checking import Checking
+from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
 from perdure.testing.parts.listing import Listing
@@ -56,3 +58,7 @@ class CheckContract(Checking):
 
 class NamesContract(Naming):
     """The contract of `perdure.protocols.Names`."""
+
+
+class ChronicleContract(Chronicles):
+    """The contract of `perdure.protocols.Chronicle` and `Lineage`, for a store with a journal."""

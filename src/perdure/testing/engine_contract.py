@@ -17,6 +17,7 @@ from perdure.stores.store import IndexedStore, Store
 from perdure.testing.contract import (
     ArchiveContract,
     CheckContract,
+    ChronicleContract,
     ErasureContract,
     JournalContract,
     NamesContract,
@@ -38,6 +39,7 @@ class EngineContract(
     ErasureContract,
     ArchiveContract,
     CheckContract,
+    ChronicleContract,
     NamesContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""

@@ -7,8 +7,7 @@ alone, and of what they share with the ones before nothing is looked at twice.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
@@ -18,6 +17,7 @@ from perdure.protocols import Adopted
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Stretch, Values
+from perdure.stores.format.views import part_of_view, stretches_in
 from perdure.stores.jobs.claiming import sid_of
 from perdure.stores.jobs.loading import gather_unmet
 
@@ -84,16 +84,11 @@ class _Views:
         return new
 
     def _named(self, head: StoredHead, values: Mapping[str, bytes]) -> Iterator[Stretch]:
-        prefix, rest = (_part(head, name, values) for name in ("prefix", "transcript"))
-        yield from _stretches(codec.decode_plain(_behind(self._prefix, prefix)), values)
+        """Yield what a view names. Blocks that were met before are not among the values."""
+        prefix, rest = (part_of_view(head, name, values) for name in ("prefix", "transcript"))
+        yield from stretches_in(codec.decode_plain(_behind(self._prefix, prefix)), values)
         self._prefix = prefix
-        yield from _stretches(codec.decode_plain(rest), values)
-
-
-def _part(head: StoredHead, name: str, values: Mapping[str, bytes]) -> bytes:
-    if name in head.head.hashed:
-        return values[head.head.hashed[name]]
-    return bytes(head.head.parts.get(name, b"[]"))
+        yield from stretches_in(codec.decode_plain(rest), values)
 
 
 def _behind(before: bytes, raw: bytes) -> bytes:
@@ -103,21 +98,6 @@ def _behind(before: bytes, raw: bytes) -> bytes:
     if len(before) > 2 and raw.startswith(before[:-1] + b","):
         return b"[" + raw[len(before) :]
     return raw
-
-
-def _stretches(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator[Stretch]:
-    """Yield what stored pieces name, covered pieces before those shown in their place. Blocks not at hand were met."""
-    todo = [*pieces][::-1]
-    while todo:
-        piece = todo.pop()
-        if isinstance(piece, str):
-            if piece in values:
-                todo.append(codec.decode_plain(values[piece]))
-        elif isinstance(piece, dict):
-            todo += [*piece.get("covered", ()), *piece["shown"]][::-1]
-        else:
-            log, start, stop = piece
-            yield log, start, stop
 
 
 class _Stretches:

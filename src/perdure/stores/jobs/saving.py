@@ -6,7 +6,7 @@ once ask it for these; all others drive its job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import count, repeat
 from typing import Any, Literal
@@ -206,10 +206,8 @@ class Keep(Change):
         yield from write_messages(place.log, place.msg_end, self.messages)
         yield from write_head(sid, self.version, draft.head)
         yield from write_values(sid, draft.new_values)
-        parent = self.session.info.parent_id
-        for stretch in draft.new_refs:
-            if (yield from must_note(sid, stretch, parent)):
-                yield from write_refs(sid, [stretch])
+        if draft.new_refs:
+            yield from write_refs(sid, (yield from unnoted(sid, draft.new_refs, self.session.info.parent_id)))
 
     def columns(self, draft: Draft, facts: Facts) -> dict[str, Any]:
         """Return what changes in the session's row. A save gives the claim back.
@@ -424,17 +422,36 @@ def write_refs(sid: int, stretches: Sequence[Stretch]) -> Job[None]:
         yield Insert("ref", ("log", "child", "start", "stop"), rows)
 
 
-def must_note(sid: int, stretch: Stretch, parent: str | None) -> Job[bool]:
-    """Tell whether a stretch is another session's and not noted yet; SessionNotFound if it has been erased."""
-    log, start, stop = stretch
-    if (yield Select("ref", ("log",), {"child": sid, "log": log, "start <=": start, "stop >=": stop}, limit=1)):
-        return False
-    owner = yield from owner_of_log(log)
-    if owner is None:
-        ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
-        if held != stop - start:
-            raise SessionNotFound(parent or f"log {log}")
-    return owner != sid
+def unnoted(sid: int, stretches: Sequence[Stretch], parent: str | None) -> Job[list[Stretch]]:
+    """Return those stretches that are others' and not noted yet; SessionNotFound if one of them has been erased.
+
+    A fork of a fork of a fork shows stretches of many logs: they are looked at together, not one by one.
+    """
+    noted: dict[int | str, list[tuple[int, int]]] = {}
+    where = {"child": sid, "log in": sorted({log for log, _, _ in stretches}, key=str)}
+    for log, start, stop in (yield Select("ref", ("log", "start", "stop"), where)):
+        noted.setdefault(log, []).append((start, stop))
+    new = [
+        (log, start, stop)
+        for log, start, stop in stretches
+        if not any(low <= start and stop <= high for low, high in noted.get(log, ()))
+    ]
+    owners = yield from owners_of_logs({log for log, _, _ in new})
+    for log, start, stop in new:
+        if log not in owners:
+            ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
+            if held != stop - start:
+                raise SessionNotFound(parent or f"log {log}")
+    return [stretch for stretch in new if owners.get(stretch[0]) != sid]
+
+
+def owners_of_logs(logs: Collection[int | str]) -> Job[dict[int | str, int]]:
+    """Return the numbers of the sessions whose logs they are, without those that are gone."""
+    if not logs:
+        return {}
+    rows = yield Select("log", ("log", "sid"), {"log in": sorted(logs, key=str)})
+    there = {sid for (sid,) in (yield Select("session", ("sid",), {"sid in": sorted({sid for _, sid in rows})}))}
+    return {log: sid for log, sid in rows if sid in there}
 
 
 def owner_of_log(log: int | str) -> Job[int | None]:

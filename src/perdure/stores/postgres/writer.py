@@ -18,7 +18,7 @@ from perdure.stores.cache import LRU
 from perdure.stores.engine import Job, Lock
 from perdure.stores.format.rows import Stretch
 from perdure.stores.jobs.claiming import Facts
-from perdure.stores.jobs.saving import Append, Change, Keep, Place, must_note
+from perdure.stores.jobs.saving import Append, Change, Keep, Place, unnoted
 from perdure.stores.postgres import link as lines
 from perdure.stores.postgres.link import Connection, Link, as_store_error, ask, fetched, is_lost, is_passing
 from perdure.stores.postgres.orders import Answer, Order
@@ -342,11 +342,7 @@ def _must_be_noted(order: Order) -> Job[list[Stretch]]:
     """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased."""
     assert isinstance(order.change, Keep)
     yield Lock((order.change.session_id,), "share")
-    found = []
-    for stretch in order.new_refs:
-        if (yield from must_note(order.place.sid, stretch, order.change.session.info.parent_id)):
-            found.append(stretch)
-    return found
+    return (yield from unnoted(order.place.sid, order.new_refs, order.change.session.info.parent_id))
 
 
 async def _was_made(connection: Connection, change: Change, answer: Answer) -> bool:

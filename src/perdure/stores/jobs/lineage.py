@@ -1,0 +1,76 @@
+"""Where a line of forks begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perdure.errors import CorruptRecord, InvalidData
+from perdure.model.ids import SessionId
+from perdure.stores.engine import Job, Select
+from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
+from perdure.stores.format.views import stretches_of_view
+from perdure.stores.jobs.claiming import sid_of
+from perdure.stores.jobs.loading import gather
+from perdure.stores.jobs.saving import owners_of_logs
+
+Parents = dict[str, str | None]
+"""What sessions were forked from, by their ids. A sub-agent's session has a parent too, and is not its fork."""
+
+
+def root_of(session_id: SessionId) -> Job[SessionId]:
+    """Return the first of a session's line; of one whose beginning is erased, the oldest that is known by name."""
+    yield from sid_of(session_id)
+    known: Parents = yield from _parents_near(session_id)
+    line, parent = {str(session_id): None}, known.get(session_id)
+    # One that was erased and made anew may be a fork of its own fork.
+    while parent is not None and parent not in line:
+        line[parent] = None
+        if parent not in known:
+            known |= yield from _parents_near(parent)
+        parent = known.get(parent)
+    return SessionId([*line][-1])
+
+
+def _parents_near(session_id: str) -> Job[Parents]:
+    """Return what a session was forked from, and what all those were whose words it began with.
+
+    A fork begins with words of most of its line, so that these are looked at together.
+    """
+    rows = yield Select("session", ("sid",), {"id": session_id})
+    if not rows:
+        return {}
+    sid = rows[0][0]
+    owners = yield from owners_of_logs((yield from _logs_shown(session_id, sid)))
+    return (yield from _parents_of({sid, *owners.values()}))
+
+
+def _logs_shown(session_id: str, sid: int) -> Job[set[int | str]]:
+    """Return the logs that a session's first version names; none if that cannot be read."""
+    rows = yield Select("head", ("crc", "body"), {"sid": sid, "version": 1})
+    try:
+        head = StoredHead(unpacked_head(rows[0][1], rows[0][0], session_id, sid, 1), session_id, 1)
+        values = yield from gather(session_id, head)
+        return {log for log, _, _ in stretches_of_view(head, values)}
+    except (CorruptRecord, InvalidData, LookupError, TypeError, ValueError):
+        return set()  # which only makes it slower; a check tells of the damage
+
+
+def _parents_of(sids: set[int]) -> Job[Parents]:
+    numbers = sorted(sids)
+    rows = yield Select("session", ("sid", "id", "parent"), {"sid in": numbers})
+    firsts: Mapping[int, tuple[int | None, bytes]] = {
+        sid: (crc, body)
+        for sid, crc, body in (yield Select("head", ("sid", "crc", "body"), {"sid in": numbers, "version": 1}))
+    }
+    found: Parents = {}
+    for sid, session_id, parent in rows:
+        if sid in firsts and _is_fork(session_id, sid, *firsts[sid]):
+            found[session_id] = parent
+    return found
+
+
+def _is_fork(session_id: str, sid: int, crc: int | None, body: bytes) -> bool:
+    try:
+        return decode_info(unpacked_head(body, crc, session_id, sid, 1), session_id, 1).spawn_ref is None
+    except CorruptRecord:
+        return False
