@@ -16,17 +16,35 @@ AT_ONCE = 256
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
     """Await to the end what must not be left in between: a cancellation waits for it, and goes on after it."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
+    loop = asyncio.get_running_loop()
+    over = _Over(loop=loop)
+
+    async def carried_out() -> T:
         try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        task.exception()  # it is of no interest to one who has been told to stop
-        raise cancelled
+            return await work
+        finally:
+            over.tell()  # here, and not in a callback of the task, which comes a turn of the loop later
+
+    task = loop.create_task(carried_out())
+    task.add_done_callback(over.tell)  # one that is cancelled before it begins runs nothing
+    try:
+        await over
+    except asyncio.CancelledError:
+        if not task.cancelled():
+            task.exception()  # it is of no interest to one who has been told to stop
+        raise
     return task.result()
+
+
+class _Over(asyncio.Future[None]):
+    """Tells that work is over. A task that waits for it and is cancelled hears of that once it is."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        return False
+
+    def tell(self, task: object = None) -> None:
+        if not self.done():
+            self.set_result(None)
 
 
 def is_cancelled() -> bool:

@@ -39,13 +39,13 @@ class Breaking:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._execute = Writer._execute
         self.plan: list[str] = []
-        patch.setattr(Writer, "_execute", lambda writer, *args: self._break(writer, *args))
+        patch.setattr(Writer, "_execute", lambda writer, *args, **how: self._break(writer, *args, **how))
 
-    async def _break(self, writer: Writer, connection: Any, batch: Any) -> Any:
+    async def _break(self, writer: Writer, connection: Any, batch: Any, **how: Any) -> Any:
         when = self.plan.pop(0) if self.plan else "never"
         if when == "before":
             await connection.close()
-        answers = await self._execute(writer, connection, batch)
+        answers = await self._execute(writer, connection, batch, **how)
         if when == "after":
             if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 await connection.execute("COMMIT")
@@ -284,18 +284,18 @@ from perdure import PostgresStore
 from perdure.stores.jobs import erasing
 from perdure.testing.samples import new_session
 
-erase = erasing._erase
+forget = erasing.forget_unused
 
-def stopped(sid):
-    erasing._erase = erase
+def stopped(hashes):
+    erasing.forget_unused = forget
     print("stopped", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
-    yield from erase(sid)
+    yield from forget(hashes)
 
 async def main():
     async with PostgresStore(sys.argv[1], schema=sys.argv[2]) as store:
         await store.create(new_session("mine", id="mine"))
-        erasing._erase = stopped
+        erasing.forget_unused = stopped
         await store.delete("mine")
         print(await store.exists("mine"), flush=True)
 
@@ -411,7 +411,7 @@ async def test_a_writer_that_somebody_has_cancelled_is_started_again(schema: str
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.create(new_session("a"))
         await execute("BEGIN")
-        await execute("SELECT 1 FROM session FOR UPDATE")
+        await execute("LOCK TABLE head")
         saves = [asyncio.create_task(store.save(say(session, text))) for text in "bc"]
         await asyncio.sleep(0.05)
         _task_of(store).cancel()

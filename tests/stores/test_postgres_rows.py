@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.stores.format.rows import checksum
-from perdure.stores.postgres.orders import Parcel
+from perdure.stores.postgres.parcel import Parcel
 from perdure.stores.postgres.rows import plain, restored
 
 
@@ -30,10 +28,13 @@ def test_each_row_finds_its_bytes(bodies: list[bytes], log: int, start: int) -> 
     """A row names where its bytes begin, from 1 as SQL counts, and its checksum is that of its place."""
     parcel = Parcel()
     parcel.bytes_at(b"before")
-    parcel.put_messages(3, log, start, bodies)
-    sent = parcel.parameters()
-    rows = json.loads(sent["msgs"])
-    assert [row["pos"] for row in rows] == [*range(start, start + len(bodies))]
-    for row, body in zip(rows, bodies, strict=True):
-        assert sent["blob"][row["start"] - 1 : row["start"] - 1 + row["size"]] == body
-        assert row["crc"] == checksum(body, log, row["pos"])
+    row = parcel.messages(log, start, bodies)
+    blob = parcel.statement("", waits=False)[1]["blob"]
+    if not bodies:
+        assert row == {}
+        return
+    assert (row["said_in"], row["said_from"]) == (log, start)
+    told = zip(row["said_sums"], row["said_starts"], row["said_sizes"], bodies, strict=True)
+    for pos, (crc, first, size, body) in enumerate(told, start):
+        assert blob[first - 1 : first - 1 + size] == body
+        assert crc == checksum(body, log, pos)

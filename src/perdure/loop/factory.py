@@ -86,13 +86,14 @@ class LoopFactory:
             raise ConfigurationError(f"concurrency is {known}, not {concurrency!r}.")
         if not _is_count(max_result_chars):
             raise ConfigurationError(f"max_result_chars is a number over 0, not {max_result_chars!r}.")
-        self._tools = expect_several(tools, "$.tools")
+        tools = expect_several(tools, "$.tools")
         self._subagents = expect_several(subagents, "$.subagents")
         for each in self._subagents:
             expect(each, AgentDefinition, "$.subagents")
         self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._driver = None if driver is None else expect_method(driver, "respond", "$.driver")
+        self._own_model = None if driver is None else ModelConfig(f"{OWN_DRIVER}:{type(driver).__name__}")
         self._model = None if model is None else ModelConfig.of(model)
         expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
         self._capabilities = dict(capabilities or {})
@@ -111,7 +112,8 @@ class LoopFactory:
         self._clients = ProviderDriver()
         self._provider = RetryingDriver(self._clients)
         Interceptors(self._interceptors)
-        ToolRegistry((*self._tools, *self._agents_for(None, depth=0)))
+        self._tools = ToolRegistry(tools)
+        self._with_agents(None, depth=0)
 
     def build(
         self,
@@ -193,8 +195,7 @@ class LoopFactory:
     def named_model(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig | None:
         """Return the model that an agent asks, or what stands for a driver of the caller's own; None without either."""
         kept = definition.model_config if state is None else state.model_for(definition)
-        own = None if self._driver is None else ModelConfig(f"{OWN_DRIVER}:{type(self._driver).__name__}")
-        return kept or self._model or own
+        return kept or self._model or self._own_model
 
     async def require(self, model: ModelConfig) -> None:
         """Raise ConfigurationError if a model cannot be asked from here: its key or its client is missing."""
@@ -221,15 +222,15 @@ class LoopFactory:
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
-        agents = self._agents_for(definition.name, depth)
-        chosen = ToolRegistry((*self._tools, *agents)).select(definition.tools, definition.tools_deny)
+        chosen = self._with_agents(definition.name, depth).select(definition.tools, definition.tools_deny)
         if depth < self._policy.max_depth:
             return chosen
-        return ToolRegistry(each for each in chosen if not isinstance(each, SubagentTool))
+        return chosen.without(SubagentTool)
 
-    def _agents_for(self, caller: str | None, depth: int) -> list[SubagentTool]:
-        """Every sub-agent as a tool, but for the caller itself."""
-        return [SubagentTool(each, self, depth + 1) for each in self._subagents if each.name != caller]
+    def _with_agents(self, caller: str | None, depth: int) -> ToolRegistry:
+        """Return the tools, and every sub-agent as a tool except the caller itself."""
+        agents = [SubagentTool(each, self, depth + 1) for each in self._subagents if each.name != caller]
+        return ToolRegistry((*self._tools, *agents)) if agents else self._tools
 
     def _capability(self, name: str) -> Capability:
         found = self._capabilities.get(name)

@@ -93,7 +93,7 @@ def freeze(owner: msgspec.Struct, field: str) -> None:
     """Make a mapping field of a value under construction a deep, frozen copy of plain JSON."""
     mapping = getattr(owner, field)
     if type(mapping) is not FrozenDict:
-        if not isinstance(mapping, dict | Mapping):
+        if type(mapping) is not dict and not isinstance(mapping, Mapping):
             raise InvalidData(f"$.{field}", f"expected a mapping, got {type(mapping).__name__}")
         made = frozen(mapping) if mapping else EMPTY
         # What nests too deep is not copied; the codec refuses it, and it is a frozen mapping until then.
@@ -157,9 +157,14 @@ def _frozen(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise RecursionError  # a structure that holds itself would be copied without end
     if kind is dict or isinstance(value, Mapping):
-        return FrozenDict({plain_text(key): _frozen(item, depth + 1) for key, item in value.items()})
+        copy = {}
+        for key, item in value.items():
+            text = key if type(key) is str else plain_text(key)
+            # Most items are settled, and a call for each would take longer than all else here.
+            copy[text] = item if type(item) in _SETTLED else _frozen(item, depth + 1)
+        return FrozenDict(copy)
     if isinstance(value, list | tuple):
-        return FrozenList([_frozen(item, depth + 1) for item in value])
+        return FrozenList([item if type(item) in _SETTLED else _frozen(item, depth + 1) for item in value])
     if isinstance(value, Enum):
         return _frozen(value.value, depth + 1)
     if isinstance(value, str | int | float):

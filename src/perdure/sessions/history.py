@@ -13,7 +13,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, every_span
 from perdure.model.value import EMPTY
-from perdure.protocols import Journal, RunOnRecord
+from perdure.protocols import Chronicle, Journal, RunOnRecord
 
 _PAGE = 4_096
 AtVersion = Callable[[int], Awaitable[AgentSession]]
@@ -72,9 +72,17 @@ async def _stretch(journal: Journal, log: LogRef, start: int, stop: int) -> list
 async def _adoptions(
     journal: Journal | None, session: AgentSession, at_version: AtVersion, own: LogRef | None = None
 ) -> list[Insertion]:
-    """What the session took over from branches, oldest first: one version is read for each."""
+    """Return what the session took over from branches, oldest first.
+
+    A store that does not tell is asked for one version for each.
+    """
     adopted: list[Insertion] = []
     version = session.state.adopted.version if session.state.adopted else 0
+    if isinstance(journal, Chronicle) and 0 < version <= session.version:
+        for each in await journal.adoptions(session.id, version):
+            elsewhere = (stretch for stretch in each.stretches if stretch[0] != own)
+            adopted.append((each.at, [placed for stretch in elsewhere for placed in await _stretch(journal, *stretch)]))
+        return adopted
     while 0 < version <= session.version:
         then = await at_version(version)
         adoption = then.state.adopted
@@ -134,7 +142,8 @@ async def _read(journal: Journal | None, span: Span) -> Sequence[Message]:
 
 async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> list[Insertion]:
     """The answers of selected branches, and where in the session's log each belongs."""
-    runs = [run for run in await journal.runs(session.id) if run.log != own and run.start < run.stop]
+    found = await (journal.branches(session.id) if isinstance(journal, Chronicle) else journal.runs(session.id))
+    runs = [run for run in found if run.log != own and run.start < run.stop]
     if not runs:
         return []
     selected = {

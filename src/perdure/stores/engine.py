@@ -7,6 +7,7 @@ each statement and sends its rows back. It knows tables, and nothing of sessions
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
@@ -123,11 +124,12 @@ class Delete(msgspec.Struct, frozen=True):
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """The first statement of a job that writes: sessions that nobody else may change until it is done.
+    """Asked for by a job that writes, before it does: sessions that nobody else may change until it is done.
 
     An engine that runs one writer at a time has nothing to do. Others lock the sessions in one order for all: by their
     numbers, and then the gate. `alone` shuts the gate to those who `share` it: who erases, waits until nobody is about
-    to use a value or to show a log, and they wait for him.
+    to use a value or to show a log, and they wait for him; so he shuts it as late as he can, and looks then whether
+    what he has read before still holds.
     """
 
     session_ids: tuple[str, ...] = ()
@@ -152,6 +154,13 @@ class Pledge(msgspec.Struct, frozen=True):
 
     session_id: str
     body: bytes
+
+
+class Interfered(Exception):
+    """Raised by a job that others' writes have come in between of: it is to be begun again from the start.
+
+    An engine that runs one writer at a time never meets it.
+    """
 
 
 Statement = Select | Count | Insert | Update | Delete | Lock | Clock | Pledge
@@ -269,6 +278,7 @@ def drive(job: Job[T], answer: Callable[[Statement], list[Any]]) -> T:
         job.close()
 
 
+@cache
 def condition_of(key: str) -> tuple[str, str]:
     """Return the column and the operator of a condition."""
     column, _, operator = key.partition(" ")

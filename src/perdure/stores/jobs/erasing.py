@@ -7,9 +7,8 @@ from itertools import islice
 
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.stores.engine import Count, Delete, Job, Lock, Select, Update
+from perdure.stores.engine import Count, Delete, Interfered, Job, Lock, Select, Update
 from perdure.stores.jobs.claiming import Facts, facts_of, require_free
-from perdure.stores.jobs.saving import owner_of_log
 
 # What a session has rows in, its own last: one who is killed in the middle finds it again.
 _TABLES = ("head", "batch", "run", "inbox", "key", "tag", "uses", "session")
@@ -17,31 +16,37 @@ _AT_ONCE = 1_000
 
 
 def delete(session_id: SessionId) -> Job[None]:
-    yield Lock((session_id,), "alone")
-    yield from _erase((yield from _free(session_id)))
+    yield Lock((session_id,))
+    erasure = _Erasure()
+    yield from erasure.erase((yield from _free(session_id)))
+    yield from erasure.finish()
     yield from count_erasure()
 
 
 def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
     """Erase sessions, and return which; those that are being run, or gone already, are left."""
-    yield Lock(tuple(session_ids), "alone")
+    yield Lock(tuple(session_ids))
     erased: list[SessionId] = []
+    erasure = _Erasure()
     for session_id in session_ids:
         try:
             sid = yield from _free(session_id)
         except (SessionBusy, SessionNotFound):
             continue
-        yield from _erase(sid)
-        yield from count_erasure()
+        yield from erasure.erase(sid)
         erased.append(session_id)
+    yield from erasure.finish()
+    for _ in erased:
+        yield from count_erasure()
     return erased
 
 
 def gc() -> Job[int]:
     """Erase what is left of erased sessions and shown by nobody. Return how many messages that were."""
-    yield Lock((), "alone")
     logs = yield Select("log", ("log", "sid"), order="log")
     there = {sid for (sid,) in (yield Select("session", ("sid",)))}
+    unused = yield from _unused_values()
+    yield Lock((), "alone")
     erased = 0
     for log, sid in logs:
         if sid not in there:
@@ -49,7 +54,7 @@ def gc() -> Job[int]:
             yield from _erase_unshown(log)
             ((after,),) = yield Count("msg", {"log": log})
             erased += before - after
-    yield from _erase_unused()
+    yield from forget_unused(unused)
     # Even if there was nothing: what is indexed from here on waits until all traces are gone.
     yield from count_erasure()
     return erased
@@ -78,36 +83,86 @@ def _free(session_id: SessionId) -> Job[int]:
     return facts.sid
 
 
-def _erase(sid: int) -> Job[None]:
-    shown = yield Select("ref", ("log",), {"child": sid})
-    own = yield Select("log", ("log",), {"sid": sid})
-    hashes = yield Select("uses", ("hash",), {"sid": sid})
-    yield Delete("ref", {"child": sid})
-    for table in _TABLES:
-        yield Delete(table, {"sid": sid})
-    for (log,) in sorted({*own, *shown}):
-        yield from _erase_unshown(log)
-    yield from forget_unused(key for (key,) in hashes)
+Shown = dict[int | str, list[tuple[int, int]]]
+"""Which stretches of logs are shown by others; no log is in it whose session is there."""
+
+
+class _Erasure:
+    """Erases sessions. Most of it is done before the gate is shut, since everybody waits while it is."""
+
+    def __init__(self) -> None:
+        self._logs: set[int | str] = set()
+        self._hashes: set[str] = set()
+        self._shown: Shown = {}
+
+    def erase(self, sid: int) -> Job[None]:
+        shown = yield Select("ref", ("log",), {"child": sid})
+        own = yield Select("log", ("log",), {"sid": sid})
+        hashes = yield Select("uses", ("hash",), {"sid": sid})
+        yield Delete("ref", {"child": sid})
+        for table in _TABLES:
+            yield Delete(table, {"sid": sid})
+        logs = sorted({log for (log,) in (*own, *shown)})
+        now_shown = yield from _shown_of(logs)
+        for log, stretches in now_shown.items():
+            yield from _erase_beside(log, stretches)
+        self._logs |= {*logs}
+        self._shown |= now_shown
+        self._hashes |= {key for (key,) in hashes}
+
+    def finish(self) -> Job[None]:
+        """Shut the gate, and erase what others may have been about to use. Raise Interfered if one of them was."""
+        yield Lock((), "alone")
+        for log, stretches in (yield from _shown_of(sorted(self._logs))).items():
+            before = self._shown.get(log)
+            if before is not None and not {*stretches} <= {*before}:
+                raise Interfered(f"log {log} is shown by one more session")
+            if before != stretches:
+                yield from _erase_beside(log, stretches)
+            if not stretches:
+                yield Delete("log", {"log": log})
+        yield from forget_unused(sorted(self._hashes))
+
+
+def _shown_of(logs: Sequence[int | str]) -> Job[Shown]:
+    """Return those of the logs whose sessions are gone, each with what others show of it."""
+    owners = dict((yield Select("log", ("log", "sid"), {"log in": logs}))) if logs else {}
+    sids = sorted({*owners.values()})
+    there = {sid for (sid,) in (yield Select("session", ("sid",), {"sid in": sids}))} if sids else set()
+    found: Shown = {log: [] for log in logs if owners.get(log) not in there}
+    if found:
+        asked = Select("ref", ("log", "start", "stop"), {"log in": [*found]}, order="log start stop")
+        for log, start, stop in (yield asked):
+            found[log].append((start, stop))
+    return found
 
 
 def _erase_unshown(log: int | str) -> Job[None]:
     """Erase what nobody shows of a log whose session is gone."""
-    if (yield from owner_of_log(log)) is not None:
-        return
-    stretches = yield Select("ref", ("start", "stop"), {"log": log}, order="start")
+    for each, stretches in (yield from _shown_of([log])).items():
+        yield from _erase_beside(each, stretches)
+        if not stretches:
+            yield Delete("log", {"log": log})
+
+
+def _erase_beside(log: int | str, stretches: Sequence[tuple[int, int]]) -> Job[None]:
+    """Erase what is not in these stretches of a log."""
     position = 0
     for start, stop in stretches:
         if position < start:
             yield Delete("msg", {"log": log, "pos >=": position, "pos <": start})
         position = max(position, stop)
     yield Delete("msg", {"log": log, "pos >=": position})
-    if not stretches:
-        yield Delete("log", {"log": log})
 
 
-def _erase_unused() -> Job[None]:
-    """Erase all values that no session uses, a page of them at a time: a store may hold millions."""
+def _unused_values() -> Job[list[str]]:
+    """Return the values that no session uses, a page of them at a time: a store may hold millions."""
+    found: list[str] = []
     last = ""
-    while page := (yield Select("value", ("hash",), {"hash >": last}, order="hash", limit=_AT_ONCE)):
-        yield from forget_unused(key for (key,) in page)
-        last = page[-1][0]
+    while page := [
+        key for (key,) in (yield Select("value", ("hash",), {"hash >": last}, order="hash", limit=_AT_ONCE))
+    ]:
+        used = {key for (key,) in (yield Select("uses", ("hash",), {"hash in": page}))}
+        found += [key for key in page if key not in used]
+        last = page[-1]
+    return found

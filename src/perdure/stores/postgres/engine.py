@@ -16,16 +16,13 @@ from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_me
 from perdure.stores.jobs.saving import Place
 from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched
 from perdure.stores.postgres.listener import Listener
+from perdure.stores.postgres.looks import Looks
 from perdure.stores.postgres.rows import SQL, given_time, queries_of
 from perdure.stores.postgres.schema import migrate
 from perdure.stores.postgres.writer import Writer
 from perdure.stores.search import Query
 from perdure.stores.tapes import TapeCache
 
-_PEEK = """
-    SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures
-    FROM session CROSS JOIN meta WHERE session.id = %s
-"""
 # With its messages, if nothing is known of it and they are few.
 _LOAD = """
     SELECT session.sid, session.log, session.msg_end, session.evt_end, session.version, meta.erasures,
@@ -105,14 +102,13 @@ class PostgresEngine(IndexedEngine):
             return queries_of(job(), at)
 
         is_read = kind in ("glance", "read")
-        if long:
-            return await link.transact_in_thread(queries, snapshot=is_read)
-        if not is_read:
-            return await link.transact(queries)
+        transact = link.transact_in_thread if long else link.transact
         try:
-            return await link.read(lambda connection: ask(connection, queries()))
-        except CorruptRecord:  # an erasure between two statements looks like damage
-            return await link.transact(queries, snapshot=True)
+            if is_read and not long:
+                return await link.read(lambda connection: ask(connection, queries()))
+            return await transact(queries, snapshot=is_read)
+        except CorruptRecord:  # what others have written or erased between two statements looks like damage
+            return await transact(queries, snapshot=is_read)
 
     async def commit(self, change: Change) -> Any:
         return await self.opened.writer.make(change)  # type: ignore[arg-type]  # there are no others
@@ -129,9 +125,9 @@ class PostgresEngine(IndexedEngine):
         opened = self.opened
         if load.may_be_at_hand:
             assert load.known is not None
-            seen = await opened.link.row(_PEEK, (load.session_id,))
-            if seen is None or seen[4:] == (load.known.session.version, load.known.erasures):
-                return None if seen is None else Loaded(seen[5])
+            seen = await opened.looks.at(load.session_id)
+            if seen is None or seen == (load.known.session.version, load.known.erasures):
+                return None if seen is None else Loaded(seen.erasures)
         found: Loaded | None = await opened.link.read(lambda connection: _load(connection, load))
         if found is not None and found.place is not None and load.version is None:
             opened.writer.note(load.session_id, found.place)
@@ -164,6 +160,7 @@ class _Open:
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.looks = Looks(link)
         self.writer = Writer(link)
         self.listener = Listener(link)
 
@@ -171,6 +168,7 @@ class _Open:
         """Carry out what is waiting, and let go of the connections."""
         try:
             await self.writer.close()
+            await self.looks.close()
         finally:
             self.link.closed = True
             await self.listener.close()

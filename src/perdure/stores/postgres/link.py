@@ -19,6 +19,7 @@ from psycopg import conninfo, sql
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, PerdureError, StoreError
+from perdure.stores.engine import Interfered
 
 T = TypeVar("T")
 Connection = psycopg.AsyncConnection[Any]
@@ -49,6 +50,7 @@ _SETTINGS = {
     "enable_bitmapscan": "off",
     "client_min_messages": "warning",
 }
+_OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": 0}
 _PAUSE = 0.05
 _LEAST_TRIES = 10
 _MOST_SPARE = 2
@@ -67,13 +69,16 @@ class Link:
         self._made: WeakSet[Any] = WeakSet()
         self._trusted: WeakSet[Connection] = WeakSet()
         self._spare: list[ImpatientJob] = []
+        kept = min(most - 1, 2)
+        self.writing = Line(self, is_kept=kept > 0)
+        self.looking = Line(self, is_kept=kept > 1)
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._dsn,
             connection_class=Impatient,
             open=False,
-            min_size=min(2, most),
-            max_size=most,
-            kwargs={"autocommit": True, "prepare_threshold": 0},
+            min_size=1,
+            max_size=most - kept,
+            kwargs=_OPTIONS,
             configure=self._configure,
             timeout=PATIENCE,
             name=f"perdure {schema}",
@@ -82,7 +87,9 @@ class Link:
     async def open(self) -> None:
         try:
             await self._pool.open(wait=True, timeout=PATIENCE)
-        except PoolTimeout as error:
+            await self.writing.open()
+            await self.looking.open()
+        except (PoolTimeout, psycopg.Error) as error:
             raise StoreError(
                 f"No connection to PostgreSQL: {str(error).rstrip('.? ')}. Check the DSN and that the server runs."
             ) from None
@@ -90,6 +97,8 @@ class Link:
     async def close(self) -> None:
         self.closed = True
         self._drop_spare()
+        await self.writing.close()
+        await self.looking.close()
         await self._pool.close()
 
     @property
@@ -114,9 +123,9 @@ class Link:
         if self._loop is not asyncio.get_running_loop():
             raise StoreError("This store was opened in another event loop. Open one in each loop that uses it.")
 
-    async def connect(self) -> Connection:
+    async def connect(self, kind: type[Connection] = psycopg.AsyncConnection) -> Connection:
         """Return a connection outside of the pool, for as long as the caller likes."""
-        connection: Connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+        connection = await kind.connect(self._dsn, **_OPTIONS)
         try:
             await self._configure(connection)
         except BaseException:  # the one who asked was cancelled, or the server has gone
@@ -161,10 +170,18 @@ class Link:
                 try:
                     yield connection
                 finally:
-                    if connection.closed:
-                        self._trusted.clear()
-                        self._drop_spare()
+                    self.look_at(connection)
                 return
+
+    def is_trusted(self, connection: Connection) -> bool:
+        """Tell whether a connection was made since the last one was lost."""
+        return connection in self._trusted
+
+    def look_at(self, connection: Connection) -> None:
+        """Trust no other connection either, if one was lost."""
+        if connection.closed:
+            self._trusted.clear()
+            self._drop_spare()
 
     @contextmanager
     def _job_connection(self) -> Iterator[psycopg.Connection[Any]]:
@@ -195,7 +212,7 @@ class Link:
             async with self.connection() as connection:
                 return await work(connection)
 
-        return await self._patiently(attempt)
+        return await self.patiently(attempt)
 
     async def transact(self, work: Callable[[], Queries[T]], *, snapshot: bool = False) -> T:
         """Do work in one transaction, once. With a `snapshot` it reads the database as it was when it began."""
@@ -220,9 +237,9 @@ class Link:
                         ask_at_once(connection, transaction.statements())
             return transaction.result
 
-        return await self._patiently(lambda: asyncio.to_thread(once))
+        return await self.patiently(lambda: asyncio.to_thread(once))
 
-    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         self.check()
         clock = asyncio.get_running_loop().time
         failed_at: float | None = None
@@ -251,6 +268,49 @@ class Link:
         """Return the first row, or None."""
         found = await self.rows(query, parameters)
         return found[0] if found else None
+
+
+class Line:
+    """A connection that one user keeps, and need not ask of the pool: that takes longer than a short statement.
+
+    If it is not to be kept, because the pool is small, the pool is asked after all.
+    """
+
+    def __init__(self, link: Link, *, is_kept: bool) -> None:
+        self._link = link
+        self._is_kept = is_kept
+        self._connection: Connection | None = None
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Give the connection to one who uses it alone."""
+        if not self._is_kept:
+            async with self._link.connection() as connection:
+                yield connection
+            return
+        self._link.check()
+        connection = await self._sound()
+        try:
+            yield connection
+        finally:
+            if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                await connection.close()  # its user was cancelled in the middle
+            self._link.look_at(connection)
+
+    async def open(self) -> None:
+        """Make the connection before somebody waits for it."""
+        if self._is_kept:
+            await self._sound()
+
+    async def _sound(self) -> Connection:
+        if self._connection is None or not self._link.is_trusted(self._connection):
+            await self.close()
+            self._connection = await self._link.connect(Impatient)
+        return self._connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
 
 
 class _Transaction(Generic[T]):
@@ -345,12 +405,12 @@ def is_passing(error: BaseException) -> bool:
     """Tell whether the same statement may succeed if it is sent again."""
     # Two who add the same row: the one who comes later looks again, and finds it there.
     passing = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.UniqueViolation
-    return isinstance(error, passing)
+    return isinstance(error, passing | Interfered)
 
 
 def as_store_error(error: BaseException) -> BaseException:
     """Return what psycopg says in perdure's words; anything else as it is."""
-    if isinstance(error, PerdureError) or not isinstance(error, psycopg.Error | OSError | UnicodeError):
+    if isinstance(error, PerdureError) or not isinstance(error, psycopg.Error | OSError | UnicodeError | Interfered):
         return error
     if isinstance(error, UnicodeEncodeError):
         return InvalidData("$", "a text holds half of a surrogate pair, which UTF-8 cannot carry")

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
-from zlib import crc32
 
 import msgspec
 
 from perdure.model.session import AgentSession
 from perdure.stores.cache import CachedSession
 from perdure.stores.format.placement import transcripts_of
-from perdure.stores.format.rows import Stretch, batch_checksum, checksum, seed_of
+from perdure.stores.format.rows import Stretch, batch_checksum, checksum
 from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.saving import Append, Change, Draft, Keep, Place, Take
+from perdure.stores.postgres.parcel import Parcel
 from perdure.stores.postgres.rows import given_time, plain
 
 _MOST_WANTED = 16
@@ -43,6 +43,8 @@ class Answer(msgspec.Struct, frozen=True):
     stands: bool | None
     op: str
     erasures: int
+    passed_over: bool = False
+    """Whether it was not looked at, because somebody else has locked it."""
     told: object = None
 
     @property
@@ -53,34 +55,6 @@ class Answer(msgspec.Struct, frozen=True):
             *(self.sid, self.log, self.version, self.created, self.msg_end, self.evt_end, self.inbox_end, self.taken),
             *(self.epoch, None if self.claim is None else self.claim.encode(), bool(self.stands), self.erasures),
         )
-
-
-class Parcel:
-    """The rows of a batch of changes, on their way into one statement."""
-
-    def __init__(self) -> None:
-        self._tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ops", "msgs", "runs", "values", "refs")}
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def put(self, table: str, **columns: Any) -> None:
-        self._tables[table].append(columns)
-
-    def bytes_at(self, body: bytes) -> int:
-        """Add bytes. Return where they stand among all that is sent, counted from 1 as SQL does."""
-        self._pieces.append(body)
-        self._size += len(body)
-        return self._size - len(body) + 1
-
-    def put_messages(self, n: int, log: int, start: int, bodies: Sequence[bytes]) -> None:
-        seed = seed_of(log)
-        for pos, body in enumerate(bodies, start):
-            crc = crc32(body, seed + pos)
-            self.put("msgs", n=n, log=log, pos=pos, crc=crc, start=self.bytes_at(body), size=len(body))
-
-    def parameters(self) -> dict[str, Any]:
-        tables: dict[str, Any] = {name: msgspec.json.encode(rows).decode() for name, rows in self._tables.items()}
-        return {**tables, "blob": b"".join(self._pieces)}
 
 
 class Order:
@@ -157,13 +131,11 @@ class Order:
         change = self.change
         assert isinstance(change, Keep | Append)
         log, start = self._start()
-        parcel.put_messages(n, log, start, change.messages)
-        columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(change)
-        parcel.put("ops", **self._common(n), **columns, **self._put_batch(parcel, n, log, start))
+        columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
+        said = parcel.messages(log, start, change.messages)
+        parcel.put("ops", {**self._common(n, change), **columns, **said, **self._of_batch(parcel, n, log, start)})
 
-    def _common(self, n: int) -> dict[str, Any]:
-        change = self.change
-        assert isinstance(change, Keep | Append)
+    def _common(self, n: int, change: Keep | Append) -> dict[str, Any]:
         return {
             "n": n,
             "id": self.session_id,
@@ -180,10 +152,12 @@ class Order:
 
     def _of_keep(self, parcel: Parcel, n: int, change: Keep) -> dict[str, Any]:
         draft, sid = self.draft, self.place.sid
+        self._need_parts(parcel, draft, change)
         for key, value in draft.new_values.items():
-            parcel.put("values", n=n, sid=sid, hash=key, start=parcel.bytes_at(value), size=len(value))
+            start, size = parcel.bytes_at(value), len(value)
+            parcel.put("values", {"n": n, "sid": sid, "hash": key, "start": start, "size": size})
         for log, start, stop in self.refs:
-            parcel.put("refs", n=n, sid=sid, log=log, start=start, stop=stop)
+            parcel.put("refs", {"n": n, "sid": sid, "log": log, "start": start, "stop": stop})
         info = draft.session.info
         return {
             "status": info.status.value,
@@ -200,31 +174,47 @@ class Order:
             **(self._of_create(draft) if change.is_new else _of_save(change)),
         }
 
+    def _need_parts(self, parcel: Parcel, draft: Draft, change: Keep) -> None:
+        parts = {
+            "head": True,
+            "create": change.is_new,
+            "give_back": change.claim is not None,
+            "key": change.key is not None,
+            "tags": draft.tags if change.is_new else draft.tags is not None,
+            "values": draft.new_values,
+            "refs": self.refs,
+        }
+        for part, is_needed in parts.items():
+            if is_needed:
+                parcel.need(part)
+
     def _of_create(self, draft: Draft) -> dict[str, Any]:
         info = draft.session.info
         owner = None if info.owner is None else plain(info.owner)
         parent = info.parent_id and str(info.parent_id)
         return {"kind": "create", "log": self.place.log, "owner": owner, "parent": parent}
 
-    def _of_append(self, change: Append) -> dict[str, Any]:
+    def _of_append(self, parcel: Parcel, change: Append) -> dict[str, Any]:
         if isinstance(change, Take):
+            parcel.need("claim")
             holder = change.holder.decode()
             expected = {"version": change.claim.version, "holder": holder, "take_over": change.take_over}
             return {"kind": "claim", "lease": change.claim.lease, **expected}
         return {"kind": "append", "lease": change.claim.lease, "epoch": change.claim.epoch}
 
-    def _put_batch(self, parcel: Parcel, n: int, log: int, start: int) -> dict[str, Any]:
+    def _of_batch(self, parcel: Parcel, n: int, log: int, start: int) -> dict[str, Any]:
         """Send what goes on record: a row for each run in it. Return the columns of the batch itself."""
         change, place = self.change, self.place
         assert isinstance(change, Keep | Append)
         batch = change.batch
         if batch is None:
             return {}
+        parcel.need("record")
         first = place.evt_end + 1
         for loop, (begin, end) in batch.reach.items():
-            seqs = {"first_seq": first + begin, "last_seq": first + end}
+            run = {"n": n, "sid": place.sid, "loop": plain(loop), "first_seq": first + begin, "last_seq": first + end}
             stretch = {"log": log, "first_pos": start, "end_pos": start + len(change.messages)}
-            parcel.put("runs", n=n, sid=place.sid, loop=plain(loop), **seqs, **stretch)
+            parcel.put("runs", {**run, **stretch})
         return {
             "batch_crc": batch_checksum(place.sid, place.evt_end + batch.count, batch),
             "batch_from": parcel.bytes_at(batch.body),

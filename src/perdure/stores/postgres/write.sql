@@ -1,13 +1,15 @@
 -- A batch of changes, one to a session, in one statement: each takes effect whole or not at all, whatever becomes of
--- the others. Rows come as JSON, and the bytes that they name in one piece, `blob`, each from a place in it.
+-- the others. Rows come as JSON, and the bytes that they name in one piece, `blob`, each from a place in it. What
+-- stands between `-- if` and `-- end` is left out unless a change needs it: every table named costs time to begin with.
 WITH op AS MATERIALIZED (
     SELECT given.*, coalesce(given.at, extract(epoch FROM clock_timestamp())::double precision) AS time
-    FROM jsonb_to_recordset(%(ops)s::jsonb) AS given (
+    FROM jsonb_to_recordset(:ops::jsonb) AS given (
         n int, kind text, id text, op text, at double precision,
         sid bigint, version bigint, created double precision, msg_end bigint, evt_end bigint,
         epoch bigint, take_over boolean, gone bigint, erasures bigint,
         log bigint, status text, agent text, owner text, parent text, updated double precision,
         messages bigint, entries bigint, taken bigint, holder text, lease double precision,
+        said_in bigint, said_from bigint, said_sums bigint[], said_starts int[], said_sizes int[],
         head_crc bigint, head_from int, head_size int, hashes text[], wanted bigint[],
         batch_crc bigint, batch_from int, batch_size int, batch_run text,
         key_name text, key_digest text, tags text[]
@@ -15,7 +17,8 @@ WITH op AS MATERIALIZED (
 ),
 store AS MATERIALIZED (SELECT erasures, followed FROM meta),
 -- Locked in the order of the batch, which is that of the sessions' numbers, so that no two batches wait for each other;
--- and read as they are once they are locked.
+-- and read as they are once they are locked. A session that somebody else has locked is passed over: a batch is not to
+-- wait for one of its changes. That one is then sent alone, and waits.
 found AS MATERIALIZED (
     SELECT op.*, now_sid, now_log, now_version, now_created, now_msg_end, now_evt_end, now_inbox_end, now_taken,
         now_epoch, now_claim, now_expires > op.time AS stands, now_op
@@ -24,6 +27,9 @@ found AS MATERIALIZED (
             evt_end AS now_evt_end, inbox_end AS now_inbox_end, taken AS now_taken, epoch AS now_epoch,
             claim AS now_claim, expires AS now_expires, op AS now_op
         FROM session WHERE session.id = op.id FOR UPDATE
+-- if together
+        SKIP LOCKED
+-- end
     ) AS session
 ),
 ready AS MATERIALIZED (
@@ -37,6 +43,7 @@ ready AS MATERIALIZED (
             ELSE now_claim IS NOT NULL AND now_epoch = epoch
         END
 ),
+-- if create
 made AS (
     -- A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
     INSERT INTO session
@@ -46,6 +53,7 @@ made AS (
     ON CONFLICT (id) DO NOTHING
     RETURNING sid
 ),
+-- end
 changed AS (
     UPDATE session SET
         version = session.version + CASE ready.kind WHEN 'save' THEN 1 ELSE 0 END,
@@ -63,39 +71,52 @@ changed AS (
 ),
 done AS MATERIALIZED (
     SELECT * FROM ready
+-- if create
     UNION ALL
     SELECT op.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM op
     WHERE op.kind = 'create' AND op.sid = ANY (ARRAY(SELECT sid FROM made))
-),
-logs AS (
+-- end
+)
+-- if create
+, logs AS (
     INSERT INTO log (log, sid) SELECT log, sid FROM done WHERE kind = 'create'
-),
-claims AS (
+)
+-- end
+-- if claim
+, claims AS (
     INSERT INTO claimed (sid) SELECT sid FROM done WHERE kind = 'claim' ON CONFLICT DO NOTHING
-),
-freed AS (
+)
+-- end
+-- if give_back
+, freed AS (
     DELETE FROM claimed USING done WHERE claimed.sid = done.sid AND done.kind = 'save' AND done.now_claim IS NOT NULL
-),
-said AS (
+)
+-- end
+-- if messages
+, said AS (
     INSERT INTO msg (log, pos, crc, body)
-    SELECT row.log, row.pos, row.crc, substring(%(blob)s::bytea FROM row.start FOR row.size)
-    FROM jsonb_to_recordset(%(msgs)s::jsonb) AS row (n int, log bigint, pos bigint, crc bigint, start int, size int)
-    WHERE row.n = ANY (ARRAY(SELECT n FROM done))
-    RETURNING log, pos
+    SELECT done.said_in, done.said_from + row.place - 1, row.crc, substring(:blob::bytea FROM row.start FOR row.size)
+    FROM done CROSS JOIN LATERAL unnest(done.said_sums, done.said_starts, done.said_sizes)
+        WITH ORDINALITY AS row (crc, start, size, place)
 ),
 unsearched AS (
-    INSERT INTO unindexed (log, start, stop) SELECT log, min(pos), max(pos) + 1 FROM said GROUP BY log
-),
-heads AS (
+    INSERT INTO unindexed (log, start, stop)
+    SELECT said_in, said_from, said_from + cardinality(said_sums) FROM done WHERE said_sums IS NOT NULL
+)
+-- end
+-- if head
+, heads AS (
     INSERT INTO head (sid, version, crc, op, hashes, wanted, body)
     SELECT sid, coalesce(version, 0) + 1, head_crc, op, hashes, wanted,
-        substring(%(blob)s::bytea FROM head_from FOR head_size)
+        substring(:blob::bytea FROM head_from FOR head_size)
     FROM done WHERE head_crc IS NOT NULL
-),
-runs AS (
+)
+-- end
+-- if record
+, runs AS (
     INSERT INTO run (sid, loop, first_seq, last_seq, log, first_pos, end_pos)
     SELECT row.sid, row.loop, row.first_seq, row.last_seq, row.log, row.first_pos, row.end_pos
-    FROM jsonb_to_recordset(%(runs)s::jsonb)
+    FROM jsonb_to_recordset(:runs::jsonb)
         AS row (
             n int, sid bigint, loop text, first_seq bigint, last_seq bigint,
             log bigint, first_pos bigint, end_pos bigint
@@ -107,32 +128,39 @@ runs AS (
 recorded AS (
     INSERT INTO batch (sid, last, count, run, crc, body)
     SELECT done.sid, done.evt_end + done.entries, done.entries, runs.run, done.batch_crc,
-        substring(%(blob)s::bytea FROM done.batch_from FOR done.batch_size)
+        substring(:blob::bytea FROM done.batch_from FOR done.batch_size)
     FROM done LEFT JOIN runs ON runs.sid = done.sid AND runs.loop = done.batch_run
     WHERE done.batch_crc IS NOT NULL
-),
-keys AS (
+)
+-- end
+-- if key
+, keys AS (
     INSERT INTO key (sid, name, digest, version)
     SELECT sid, key_name, key_digest, version + 1 FROM done WHERE key_name IS NOT NULL
     ON CONFLICT (sid, name) DO UPDATE SET digest = excluded.digest, version = excluded.version
-),
-untagged AS (
+)
+-- end
+-- if tags
+, untagged AS (
     DELETE FROM tag USING done WHERE tag.sid = done.sid AND done.tags IS NOT NULL AND tag.tag <> ALL (done.tags)
 ),
 tagged AS (
     INSERT INTO tag (tag, sid) SELECT each, sid FROM done CROSS JOIN unnest(done.tags) AS each ON CONFLICT DO NOTHING
-),
-given_values AS MATERIALIZED (
-    SELECT row.* FROM jsonb_to_recordset(%(values)s::jsonb) AS row (n int, sid bigint, hash text, start int, size int)
+)
+-- end
+-- if values
+, given_values AS MATERIALIZED (
+    SELECT row.* FROM jsonb_to_recordset(:values::jsonb) AS row (n int, sid bigint, hash text, start int, size int)
     WHERE row.n = ANY (ARRAY(SELECT n FROM done))
 ),
 -- An erasure takes this lock for itself: no value that is about to be used is erased, nor found and then gone.
 gate AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock_shared(%(gate)s, hashtext(current_schema())) WHERE EXISTS (SELECT 1 FROM given_values)
+    SELECT pg_advisory_xact_lock_shared(:gate::int, hashtext(current_schema()))
+    WHERE EXISTS (SELECT 1 FROM given_values)
 ),
 kept_values AS (
     INSERT INTO value (hash, body)
-    SELECT DISTINCT ON (hash) hash, substring(%(blob)s::bytea FROM start FOR size)
+    SELECT DISTINCT ON (hash) hash, substring(:blob::bytea FROM start FOR size)
     FROM given_values CROSS JOIN gate ORDER BY hash
     ON CONFLICT DO NOTHING
 ),
@@ -140,17 +168,23 @@ kept_uses AS (
     INSERT INTO uses (hash, sid)
     SELECT hash, sid FROM given_values CROSS JOIN gate
     ON CONFLICT DO NOTHING
-),
-kept_refs AS (
+)
+-- end
+-- if refs
+, kept_refs AS (
     INSERT INTO ref (log, child, start, stop)
     SELECT row.log, row.sid, row.start, row.stop
-    FROM jsonb_to_recordset(%(refs)s::jsonb) AS row (n int, sid bigint, log bigint, start bigint, stop bigint)
+    FROM jsonb_to_recordset(:refs::jsonb) AS row (n int, sid bigint, log bigint, start bigint, stop bigint)
     WHERE row.n = ANY (ARRAY(SELECT n FROM done))
 )
+-- end
 SELECT answer.n, answer.n = ANY (ARRAY(SELECT n FROM done)) AS done, now_sid, now_log, now_version, now_created,
     now_msg_end, now_evt_end, now_inbox_end, now_taken, now_epoch, now_claim, stands, now_op, store.erasures,
-    CASE WHEN answer.entries > 0 AND answer.n = ANY (ARRAY(SELECT n FROM done)) AND store.followed > answer.time
-        THEN pg_notify(%(channel)s::text, answer.id) END AS told
+    now_sid IS NULL AND EXISTS (SELECT 1 FROM session WHERE session.id = answer.id) AS passed_over
+-- if record
+    , CASE WHEN answer.entries > 0 AND answer.n = ANY (ARRAY(SELECT n FROM done)) AND store.followed > answer.time
+        THEN pg_notify(:channel::text, answer.id) END AS told
+-- end
 FROM (
     SELECT * FROM found
     UNION ALL

@@ -1,14 +1,14 @@
 """One writer a process: the changes that wait go out together, as one statement on one connection.
 
 While a batch is on its way the next one gathers; so a lone save goes at once, and a crowd shares a round trip and a
-commit. A cancelled caller does not cancel its change: what was handed in is carried out.
+commit. What may take long goes aside, on a connection of its own: a change to a session that somebody else has locked,
+and one that names others' logs. A cancelled caller does not cancel its change: what was handed in is carried out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,14 +21,15 @@ from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.saving import Append, Change, Keep, Place, must_note
 from perdure.stores.postgres import link as lines
 from perdure.stores.postgres.link import Connection, Link, as_store_error, ask, fetched, is_lost, is_passing
-from perdure.stores.postgres.orders import Answer, Order, Parcel
-from perdure.stores.postgres.rows import GATE, plain, queries_of
+from perdure.stores.postgres.orders import Answer, Order
+from perdure.stores.postgres.parcel import Parcel
+from perdure.stores.postgres.rows import plain, queries_of
 
 MOST_PER_BATCH = 256
 _MOST_TRIES = 40
 _PAUSE = 0.05
+_NUMBERS_AT_ONCE = 16
 
-_WRITE = Path(__file__).with_name("write.sql").read_text()
 _PLACES = "SELECT id, sid, log, msg_end, evt_end FROM session WHERE id = ANY (%s)"
 _NUMBERS = (
     "SELECT nextval(pg_get_serial_sequence('session', 'sid')), nextval(pg_get_serial_sequence('log', 'log'))"
@@ -57,19 +58,27 @@ class Writer:
         self._link = link
         self._waiting: list[Order] = []
         self._under_way: list[Order] = []
+        self._aside: dict[str, Order] = {}
+        """The changes that are made on connections of their own, by session."""
         self._task: asyncio.Task[None] | None = None
+        self._tasks_aside: set[asyncio.Task[None]] = set()
         self._places: LRU[str, Place] = LRU(4096)
         self._branches: LRU[tuple[str, str], tuple[int, int]] = LRU(4096)
+        self._numbers: list[Place] = []
+        """Those of sessions to come. What is left of them when the store is closed is never used."""
 
     async def make(self, change: Change) -> Any:
         """Return what comes of a change, or raise the error that refused it."""
         self._link.check()
         order = Order(change)
         self._waiting.append(order)
+        self._start()
+        return await order.done
+
+    def _start(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._serve(), name="perdure writer")
             self._task.add_done_callback(self._ended)
-        return await order.done
 
     def note(self, session_id: str, place: Place) -> None:
         """Note where a session was seen to stand. If it has moved on since, that is found out."""
@@ -79,42 +88,49 @@ class Writer:
         """Answer those who wait, if somebody has cancelled the task, as a shutdown does that cancels all of them."""
         if task.cancelled():
             unanswered, self._waiting = [*self._under_way, *self._waiting], []
-            self._fail(
-                [order for order in unanswered if not order.is_settled],
-                StoreError(
-                    "The store's writer was cancelled before it had an answer. Whether this was written is not known: "
-                    "load the session to see."
-                ),
-            )
+            self._fail_cancelled(order for order in unanswered if order is not self._aside.get(order.session_id))
+
+    def _fail_cancelled(self, orders: Iterable[Order]) -> None:
+        self._fail(
+            orders,
+            StoreError(
+                "The store's writer was cancelled before it had an answer. Whether this was written is not known: "
+                "load the session to see."
+            ),
+        )
 
     async def close(self) -> None:
         """Carry out what is waiting."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        while under_way := {task for task in (self._task, *self._tasks_aside) if task is not None and not task.done()}:
+            await asyncio.wait(under_way)
 
     async def _serve(self) -> None:
         lost_since: float | None = None
         clock = asyncio.get_running_loop().time
-        while self._waiting:
-            batch = self._under_way = self._next_batch()
+        while batch := self._next_batch():
+            self._under_way = batch
             try:
                 await self._carry_out(batch)
                 lost_since = None
             except Exception as error:  # around a request: without an answer those who wait would wait for ever
                 lost_since = lost_since or clock()
+                left = [order for order in batch if order not in self._waiting and self._is_here(order)]
                 if is_lost(error) and clock() < lost_since + lines.PATIENCE:
-                    left = [order for order in batch if not order.is_settled and order not in self._waiting]
-                    self._waiting[:0] = left
+                    self._waiting[:0] = [order for order in left if not order.is_settled]
                     await asyncio.sleep(_PAUSE)
                 else:
-                    self._fail([order for order in batch if order not in self._waiting], error)
+                    self._fail(left, error)
         self._under_way = []
+
+    def _is_here(self, order: Order) -> bool:
+        """Tell whether it is not made aside."""
+        return self._aside.get(order.session_id) is not order
 
     def _next_batch(self) -> list[Order]:
         """Return changes to different sessions; a second one to the same waits for what becomes of the first."""
         batch: list[Order] = []
         rest: list[Order] = []
-        taken: set[str] = set()
+        taken = set(self._aside)
         for order in self._waiting:
             if len(batch) < MOST_PER_BATCH and order.session_id not in taken:
                 batch.append(order)
@@ -125,45 +141,79 @@ class Writer:
         return batch
 
     async def _carry_out(self, batch: list[Order]) -> None:
-        async with self._link.connection() as connection:
+        async with self._link.writing.connection() as connection:
             found = await self._located(connection, batch)
-            careful = [order for order in found if order.new_refs]
-            together = [order for order in found if not order.new_refs]
+            together = []
+            for order in found:
+                if order.new_refs:
+                    self._set_aside(order)
+                else:
+                    together.append(order)
             if together:
                 together.sort(key=lambda order: order.place.sid)  # the order in which their rows are locked
                 await self._send(connection, together)
-            for order in careful:
-                await self._send_carefully(connection, order)
 
-    async def _send(self, connection: Connection, batch: list[Order]) -> None:
+    def _set_aside(self, order: Order) -> None:
+        """Make a change on a connection of its own, where it keeps nobody waiting."""
+        self._aside[order.session_id] = order
+        task = asyncio.get_running_loop().create_task(self._make_aside(order), name="perdure writer aside")
+        self._tasks_aside.add(task)
+        task.add_done_callback(lambda task: self._ended_aside(task, order))
+
+    def _ended_aside(self, task: asyncio.Task[None], order: Order) -> None:
+        self._tasks_aside.discard(task)
+        if self._aside.get(order.session_id) is order:
+            del self._aside[order.session_id]
+        if task.cancelled():
+            self._fail_cancelled([order])
+        if self._waiting:
+            self._start()
+
+    async def _make_aside(self, order: Order) -> None:
         try:
-            answers = await self._execute(connection, batch)
+            async with self._link.connection() as connection:
+                if order.new_refs:
+                    await self._send_carefully(connection, order)
+                else:
+                    await self._send(connection, [order], waits=True)
+        except Exception as error:  # around a request: without an answer the one who waits would wait for ever
+            if is_lost(error) and order.tries < _MOST_TRIES:
+                self._waiting.insert(0, order)  # if the server stays away, that is found out there
+            else:
+                self._fail([order], error)
+
+    async def _send(self, connection: Connection, batch: list[Order], *, waits: bool = False) -> None:
+        """Send changes. Unless it `waits`, those to sessions that are locked go aside."""
+        try:
+            answers = await self._execute(connection, batch, waits=waits)
         except psycopg.Error as error:
             if is_lost(error):
                 raise
-            await self._after_failure(connection, batch, error)
+            await self._after_failure(connection, batch, error, waits=waits)
             return
         await self._deliver(connection, batch, answers)
 
-    async def _execute(self, connection: Connection, batch: list[Order]) -> list[Answer]:
+    async def _execute(self, connection: Connection, batch: list[Order], *, waits: bool) -> list[Answer]:
         parcel = Parcel()
         for n, order in enumerate(batch):
             order.put_into(parcel, n)
             order.tries += 1
-        parameters = {**parcel.parameters(), "gate": GATE, "channel": self._link.channel}
+        statement, values = parcel.statement(self._link.channel, waits=waits)
         try:
-            return [Answer(*row) for row in await fetched(connection, _WRITE, parameters)]
+            return [Answer(*row) for row in await fetched(connection, statement, values)]
         except psycopg.Error as error:
             if is_lost(error):
                 for order in batch:
                     order.may_have_been_made = True
             raise
 
-    async def _after_failure(self, connection: Connection, batch: list[Order], error: psycopg.Error) -> None:
+    async def _after_failure(
+        self, connection: Connection, batch: list[Order], error: psycopg.Error, *, waits: bool
+    ) -> None:
         """Nothing of the batch was written. Alone, each finds out whether it was the one that is wrong."""
         if len(batch) > 1:
             for each in batch:
-                await self._send(connection, [each])
+                await self._send(connection, [each], waits=waits)
             return
         (order,) = batch
         self._forget(order)
@@ -179,6 +229,8 @@ class Writer:
             try:
                 if answer.done or (order.may_have_been_made and await _was_made(connection, order.change, answer)):
                     self._answer(order, answer)
+                elif answer.passed_over:
+                    self._set_aside(order)
                 else:
                     order.may_have_been_made = False  # it was not, and may now be made from elsewhere
                     self._refuse(order, answer.facts)
@@ -232,8 +284,11 @@ class Writer:
             for session_id, *numbers in await fetched(connection, _PLACES, (unknown,)):
                 self._places.keep(session_id, Place(*numbers))
         new = [order for order in batch if order.is_new and order.numbers is None]
-        for order, numbers in zip(new, await fetched(connection, _NUMBERS, (len(new),)) if new else [], strict=True):
-            order.numbers = Place(*numbers)
+        if len(new) > len(self._numbers):
+            rows = await fetched(connection, _NUMBERS, (len(new) - len(self._numbers) + _NUMBERS_AT_ONCE,))
+            self._numbers += [Place(*row) for row in rows]
+        for order in new:
+            order.numbers = self._numbers.pop(0)
         found = []
         for order in batch:
             place = order.numbers if order.is_new else self._places.recall(order.session_id)
@@ -271,14 +326,14 @@ class Writer:
         try:
             async with connection.transaction():
                 order.refs = await ask(connection, queries_of(_must_be_noted(order), order.at))
-                answers = await self._execute(connection, [order])
+                answers = await self._execute(connection, [order], waits=True)
         except SessionNotFound as error:
             self._fail([order], error)
         except psycopg.Error as error:
             if is_lost(error):
                 order.may_have_been_made = True
                 raise
-            await self._after_failure(connection, [order], error)
+            await self._after_failure(connection, [order], error, waits=True)
         else:
             await self._deliver(connection, [order], answers)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 
+from perdure.errors import SessionNotFound
 from perdure.protocols import Entry
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import MARK, Traces
 from perdure.stores.engine import Job, Lock, Pledge
-from perdure.stores.jobs.claiming import facts_of, require_free
+from perdure.stores.jobs.claiming import require_free
 from perdure.stores.jobs.erasing import count_erasure
 from perdure.stores.jobs.record import read_record
 from perdure.stores.jobs.redaction.findings import Findings
@@ -19,29 +21,56 @@ from perdure.stores.jobs.saving import Pack
 
 
 def redact(request: Request, at: datetime, pack: Pack) -> Job[int]:
-    """Replace the content of messages. Return how many were not replaced before."""
-    yield Lock((request.session_id,), "alone")
-    fresh = yield from _redact(request, at, pack)
+    """Replace the content of messages. Return how many were not replaced before.
+
+    Everything is read before the lock is asked for, since others wait for whoever holds it. If one of the sessions has
+    changed by then, all is read again.
+    """
+    gone: set[str] = set()
+    while True:
+        try:
+            plan = yield from _planned(request, at, pack)
+        except SessionNotFound as error:
+            if error.session_id in (request.session_id, *gone):
+                raise
+            gone.add(error.session_id)
+            continue  # a fork was erased while it was read: it does not concern us any more
+        yield Lock((request.session_id, *plan.found.facts), "alone")
+        if (yield from plan.found.still_hold()):
+            break
+    if plan.found.rows:
+        yield Pledge(request.session_id, request.pledge)
+        for replacing in plan.sessions:
+            yield from replacing.write()
+        yield from replace_messages(plan.found.rows.values(), request.ids)
     # Even if there was nothing: what is indexed from here on waits until all traces are gone.
     yield from count_erasure()
-    return fresh
+    return len(plan.found.fresh)
 
 
-def _redact(request: Request, at: datetime, pack: Pack) -> Job[int]:
+class _Plan(NamedTuple):
+    """What is to be replaced: messages in logs, and what sessions tell of them."""
+
+    found: Findings
+    sessions: list[Replacing]
+
+
+def _planned(request: Request, at: datetime, pack: Pack) -> Job[_Plan]:
     traces, held = Traces(request.ids), Held()
     replacement = Replacement(request.replacement, traces)
     found = Findings(request, traces, replacement)
     yield from found.find()
     sessions = yield from found.find_summaries(held)
     for session_id in sessions:
-        require_free(session_id, (yield from facts_of(session_id)))
+        require_free(session_id, found.facts[session_id])
+    plan = _Plan(found, [])
     if not found.rows:
-        return 0
+        return plan
     for session_id in sessions:
         traces.find_runs((yield from read_record(session_id)))
     told = Entry(MARK, {"at": at.isoformat().replace("+00:00", "Z"), "message_ids": list(request.ids)})
-    yield Pledge(request.session_id, request.pledge)
     for session_id in sessions:
-        yield from Replacing(session_id, replacement, held, pack).job(told, at)
-    yield from replace_messages(found.rows.values(), request.ids)
-    return len(found.fresh)
+        replacing = Replacing(session_id, found.facts[session_id], replacement, held, pack)
+        yield from replacing.find(told, at)
+        plan.sessions.append(replacing)
+    return plan

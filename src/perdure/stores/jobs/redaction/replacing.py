@@ -8,7 +8,7 @@ from datetime import datetime
 from perdure import codec
 from perdure.protocols import Entry, JournalEntry
 from perdure.redaction.replacement import Replacement
-from perdure.stores.engine import Delete, Job, Select, Update
+from perdure.stores.engine import Delete, Job, Select, Statement, Update
 from perdure.stores.format.packing import pack_entries
 from perdure.stores.format.rows import (
     Batch,
@@ -19,7 +19,7 @@ from perdure.stores.format.rows import (
     prepare_batch,
     prepare_entries,
 )
-from perdure.stores.jobs.claiming import facts_of
+from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.erasing import forget_unused
 from perdure.stores.jobs.record import read_inbox, read_record
 from perdure.stores.jobs.redaction.held import Held, Row
@@ -30,54 +30,70 @@ from perdure.stores.jobs.saving import Pack, place_of, write_batch, write_head, 
 class Replacing:
     """Replaces all that one session tells of messages."""
 
-    def __init__(self, session_id: str, replacement: Replacement, held: Held, pack: Pack) -> None:
+    def __init__(self, session_id: str, facts: Facts, replacement: Replacement, held: Held, pack: Pack) -> None:
         self._session_id = session_id
+        self._facts = facts
+        self._place = place_of(facts)
         self._replacement = replacement
         self._held = held
         self._pack = pack
+        self._changes: list[Statement] = []
+        self._named: set[str] | None = None
+        """The values that its versions name once they are changed; None if none is."""
 
-    def job(self, told: Entry, at: datetime) -> Job[None]:
+    def find(self, told: Entry, at: datetime) -> Job[None]:
+        """Read what there is, and work out what is to be written."""
+        newest = yield from self._replace_versions()
+        yield from self._replace_entries()
+        yield from self._replace_inbox()
+        self._told = prepare_batch([told], self._pack)
+        self._next = self._pack(next_version(newest, at))
+        self._updated = at.timestamp()
+
+    def write(self) -> Job[None]:
         """Write it, and put it on record. A session that was interrupted keeps its version, so that it can resume."""
-        facts = yield from facts_of(self._session_id)
-        place = place_of(facts)
-        newest = yield from self._replace_versions(place.sid)
-        yield from self._replace_entries(place.sid)
-        yield from self._replace_inbox(place.sid)
+        facts, sid = self._facts, self._place.sid
+        for statement in self._changes:  # noqa: UP028 (a list takes no answers)
+            yield statement
+        if self._named is not None:
+            yield from _forget_values(sid, self._named)
         end = facts.evt_end + 1
-        yield from write_batch(place.sid, end, prepare_batch([told], self._pack), (facts.log, 0, 0))
+        yield from write_batch(sid, end, self._told, (facts.log, 0, 0))
         if facts.claim is None:
             # A further version: one who has loaded an earlier one cannot save over this.
-            yield from write_head(place.sid, facts.version + 1, self._pack(next_version(newest, at)))
-            values = {"evt_end": end, "version": facts.version + 1, "updated": at.timestamp()}
-            yield Update("session", values, {"sid": place.sid})
+            yield from write_head(sid, facts.version + 1, self._next)
+            values = {"evt_end": end, "version": facts.version + 1, "updated": self._updated}
+            yield Update("session", values, {"sid": sid})
         else:
-            yield Update("session", {"evt_end": end}, {"sid": place.sid})
+            yield Update("session", {"evt_end": end}, {"sid": sid})
 
-    def _replace_versions(self, sid: int) -> Job[bytes]:
-        """Replace what heads tell, and erase the values that none names any more. Return the newest head."""
+    def _replace_versions(self) -> Job[bytes]:
+        """Replace what heads tell; values that none names any more go too. Return the newest head."""
         named: set[str] = set()
+        blocks: set[str] = set()
         newest, is_changed = b"", False
         for head in (yield from self._held.heads(self._session_id)):
-            version = yield from self._held.version(self._session_id, head)
+            version = yield from self._held.version(self._session_id, head, blocks)
             changed = changed_version(self._replacement, version)
             if changed is not None:
                 is_changed = True
-                yield from self._write_version(sid, changed, version.values)
-            named.update((changed or version).values)
+                self._replace_version(changed, version.parts)
+            named.update((changed or version).parts)
             newest = (changed or version).raw
         if is_changed:
-            yield from _forget_values(sid, named)
+            self._named = named | blocks
         return newest
 
-    def _write_version(self, sid: int, version: Version, known: Mapping[str, bytes]) -> Job[None]:
-        body = self._pack(version.raw)
+    def _replace_version(self, version: Version, known: Mapping[str, bytes]) -> None:
+        sid, body = self._place.sid, self._pack(version.raw)
         crc = checksum(body, sid, version.number)
-        yield Update("head", {"crc": crc, "body": body}, {"sid": sid, "version": version.number})
-        new: Values = {key: self._pack(value) for key, value in version.values.items() if key not in known}
-        yield from write_values(sid, new)
+        self._changes.append(Update("head", {"crc": crc, "body": body}, {"sid": sid, "version": version.number}))
+        new: Values = {key: self._pack(value) for key, value in version.parts.items() if key not in known}
+        self._changes += write_values(sid, new)
 
-    def _replace_entries(self, sid: int) -> Job[None]:
+    def _replace_entries(self) -> Job[None]:
         """Replace entries of the record, each in its batch."""
+        sid = self._place.sid
         entries = _plain((yield from read_record(self._session_id)))
         changed = self._replacement.changed_entries(entries)
         if not changed:
@@ -88,15 +104,16 @@ class Replacing:
                 given = [changed.get(place, entries[place]) for place in places]
                 run, body = pack_entries(prepare_entries(given), self._pack)
                 crc = batch_checksum(sid, last, Batch(count, run, {}, body))
-                yield Update("batch", {"crc": crc, "body": body}, {"sid": sid, "last": last})
+                self._changes.append(Update("batch", {"crc": crc, "body": body}, {"sid": sid, "last": last}))
 
-    def _replace_inbox(self, sid: int) -> Job[None]:
+    def _replace_inbox(self) -> Job[None]:
+        sid = self._place.sid
         posted = yield from read_inbox(self._session_id, taken_too=True)
         changed = self._replacement.changed_entries(_plain(posted))
         for place, (entry, body) in zip(changed, prepare_entries(changed.values()), strict=True):
             seq = posted[place].seq
             crc = entry_checksum(sid, seq, entry.run, entry.kind, body)
-            yield Update("inbox", {"crc": crc, "body": body}, {"sid": sid, "seq": seq})
+            self._changes.append(Update("inbox", {"crc": crc, "body": body}, {"sid": sid, "seq": seq}))
 
 
 def _plain(entries: Sequence[JournalEntry]) -> list[Entry]:

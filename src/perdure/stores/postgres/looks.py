@@ -1,0 +1,80 @@
+"""Looks at how sessions stand: one statement for all that wait, since a warm load is hardly more than a look.
+
+A lone look goes at once. Those that are asked for while it is on its way go together after it, and so on. What a look
+sees is never older than the moment in which it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from perdure.stores.postgres.link import Link, fetched
+
+_LOOK = """
+    SELECT session.id, session.version, meta.erasures FROM session CROSS JOIN meta WHERE session.id = ANY (%s)
+"""
+
+
+class Seen(NamedTuple):
+    """A session's version, and how much was erased so far."""
+
+    version: int
+    erasures: int
+
+
+class Looks:
+    """Answers looks, together where several wait."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._waiting: list[tuple[str, asyncio.Future[Seen | None]]] = []
+        self._is_looking = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def at(self, session_id: str) -> Seen | None:
+        """Return how a session stands; None if there is none."""
+        if self._is_looking:
+            done: asyncio.Future[Seen | None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((session_id, done))
+            return await done
+        self._is_looking = True
+        try:
+            return (await self._look([session_id])).get(session_id)
+        finally:
+            self._go_on()
+
+    def _go_on(self, _: object = None) -> None:
+        """Look for those who have come in the meantime; their task is not that of the one who came first."""
+        self._is_looking = bool(self._waiting)
+        if self._waiting:
+            self._task = asyncio.get_running_loop().create_task(self._look_together(), name="perdure looks")
+            self._task.add_done_callback(self._go_on)
+
+    async def _look_together(self) -> None:
+        asked, self._waiting = self._waiting, []
+        try:
+            seen = await self._look([*{session_id for session_id, _ in asked}])
+        except BaseException as error:
+            for _, done in asked:
+                if not done.done():
+                    done.set_exception(error) if isinstance(error, Exception) else done.cancel()
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for session_id, done in asked:
+                if not done.done():
+                    done.set_result(seen.get(session_id))
+
+    async def _look(self, session_ids: list[str]) -> dict[str, Seen]:
+        async def attempt() -> dict[str, Seen]:
+            async with self._link.looking.connection() as connection:
+                rows = await fetched(connection, _LOOK, (session_ids,))
+            return {session_id: Seen(version, erasures) for session_id, version, erasures in rows}
+
+        return await self._link.patiently(attempt)
+
+    async def close(self) -> None:
+        """Wait for the looks under way."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait({self._task})

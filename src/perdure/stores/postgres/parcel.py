@@ -1,0 +1,79 @@
+"""A batch of changes as one statement: the rows that go with it, and those parts of `write.sql` that they need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from perdure.stores.format.rows import seed_of
+from perdure.stores.postgres.rows import GATE
+
+_TEXT = Path(__file__).with_name("write.sql").read_text()
+_PARTS = frozenset(re.findall(r"^-- if (\w+)$", _TEXT, re.MULTILINE)) - {"together"}
+_FEW = 8
+"""A larger batch is sent with all parts: what each of them costs is shared then, and fewer plans are made."""
+
+
+class Parcel:
+    """The rows of a batch of changes, on their way into one statement."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ops", "runs", "values", "refs")}
+        self._needed: set[str] = set()
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def need(self, part: str) -> None:
+        """Have the statement hold a part."""
+        self._needed.add(part)
+
+    def put(self, table: str, columns: dict[str, Any]) -> None:
+        self._tables[table].append(columns)
+
+    def bytes_at(self, body: bytes) -> int:
+        """Add bytes. Return where they stand among all that is sent, counted from 1 as SQL does."""
+        self._pieces.append(body)
+        self._size += len(body)
+        return self._size - len(body) + 1
+
+    def messages(self, log: int, start: int, bodies: Sequence[bytes]) -> dict[str, Any]:
+        """Add messages that follow each other in a log. Return the columns that tell of them."""
+        if not bodies:
+            return {}
+        self.need("messages")
+        seed = seed_of(log) + start
+        return {
+            "said_in": log,
+            "said_from": start,
+            "said_sums": [crc32(body, seed + place) for place, body in enumerate(bodies)],
+            "said_starts": [self.bytes_at(body) for body in bodies],
+            "said_sizes": [*map(len, bodies)],
+        }
+
+    def statement(self, channel: str, *, waits: bool) -> tuple[str, dict[str, Any]]:
+        """Return the statement and its values. One that `waits` does not pass over sessions that are locked."""
+        is_large = len(self._tables["ops"]) > _FEW
+        parts = _PARTS if is_large else frozenset(self._needed)
+        tables = {name: msgspec.json.encode(rows).decode() for name, rows in self._tables.items()}
+        values = {**tables, "blob": b"".join(self._pieces), "gate": GATE, "channel": channel}
+        return statement(parts if waits else parts | {"together"}), values
+
+
+@cache
+def statement(parts: frozenset[str]) -> str:
+    """Return `write.sql` with these parts of it, and without comments."""
+    lines: list[str] = []
+    is_kept = True
+    for line in _TEXT.splitlines():
+        mark, _, name = line.removeprefix("-- ").partition(" ")
+        if line.startswith("-- ") and mark in ("if", "end"):
+            is_kept = mark == "end" or name in parts
+        elif is_kept and not line.lstrip().startswith("--"):
+            lines.append(line.strip())
+    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", "\n".join(lines))
