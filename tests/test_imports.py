@@ -10,17 +10,13 @@ import pytest
 
 _SAVE = """
 import asyncio, sys
-from perdure import AgentDefinition, Message, SessionRuntime, SqliteStore
-
-class Say:
-    async def execute_on(self, session, context=None):
-        return session.with_state(session.state.with_messages(Message.user("hi")))
+from perdure import AgentDefinition, InjectMessage, Message, SessionRuntime, SqliteStore
 
 async def main():
     async with SqliteStore(sys.argv[1]) as store:
         runtime = SessionRuntime(store)
         session = await runtime.create(AgentDefinition("a"))
-        assert (await runtime.execute(session.id, Say())).version == 2
+        assert (await runtime.execute(session.id, InjectMessage(Message.user("hi")))).version == 2
 """
 _ANSWER = """
 import asyncio, sys
@@ -41,18 +37,19 @@ print(*sys.modules, sep="\\n")
 """
 
 SAVE = """
-aio codec codec.documents codec.field_checks codec.json_checks codec.messages codec.pieces codec.unknown codec.values
-errors model model.checks model.definition model.events model.execution model.ids model.lineage model.message
-model.schema model.secrets model.session model.state model.step model.stop model.tool_refs model.transcript model.usage
-model.value protocols runtime runtime.bus runtime.hooks runtime.repository runtime.runtime runtime.under_way stores
-stores.cache stores.checked stores.claims stores.engine stores.file_lock stores.folder stores.format
-stores.format.blocks stores.format.heads stores.format.packing stores.format.placement stores.format.rows stores.jobs
-stores.jobs.claiming stores.jobs.listing stores.jobs.loading stores.jobs.record stores.jobs.saving stores.sql
-stores.sqlite stores.sqlite.engine stores.sqlite.schema stores.sqlite.worker stores.store stores.tapes
+actions actions.transcript aio codec codec.documents codec.field_checks codec.json_checks codec.messages codec.pieces
+codec.unknown codec.values errors model model.checks model.definition model.events model.execution model.ids
+model.lineage model.message model.schema model.secrets model.session model.state model.step model.stop model.tool_refs
+model.transcript model.usage model.value protocols runtime runtime.bus runtime.hooks runtime.repository
+runtime.runtime runtime.under_way stores stores.cache stores.checked stores.claims stores.engine stores.file_lock
+stores.folder stores.format stores.format.blocks stores.format.gathering stores.format.heads stores.format.packing
+stores.format.placement stores.format.rows stores.jobs stores.jobs.claiming stores.jobs.listing stores.jobs.loading
+stores.jobs.record stores.jobs.saving stores.pages stores.sql stores.sqlite stores.sqlite.deferred
+stores.sqlite.engine stores.sqlite.schema stores.sqlite.worker stores.store stores.tapes
 """
 """The modules of perdure that a first save through a runtime may need."""
 ANSWER = f"""{SAVE}
-actions actions.children actions.claimed_work actions.continuing actions.given actions.inbox actions.run actions.send
+actions.children actions.claimed_work actions.continuing actions.given actions.inbox actions.run actions.send
 actions.subagents actions.waiting loop loop.agent_loop loop.compaction loop.compaction.auto loop.compaction.options
 loop.compaction.windows loop.cut_off loop.drivers loop.drivers.provider loop.drivers.retry loop.factory loop.filters
 loop.guards loop.interceptors loop.prompt loop.response_format loop.results loop.run_events loop.subagents loop.tokens

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import math
 import threading
 from typing import Any
 
@@ -17,6 +19,7 @@ from perdure.archive.lines import encode_session, first_line
 from perdure.archive.moving import export_sessions, import_sessions
 from perdure.loop.tokens import TokenEstimator
 from perdure.model.session import AgentSession
+from perdure.sessions import history
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import new_session
 
@@ -59,19 +62,36 @@ async def test_a_sum_in_slices_is_the_same_sum() -> None:
     assert sum(await tokens.count_each(messages)) == tokens.messages(messages)
 
 
-async def test_others_have_turns_while_a_history_is_put_together() -> None:
-    """Of a session that is nothing but its own log, and of a fork, whose history begins in another's."""
+async def test_others_have_turns_while_a_history_is_read() -> None:
+    """That of a session which is nothing but its own log comes a slice at a time."""
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
         await sessions.store.create(long_session(id="long"))
-        for chat in (await sessions.open("long"), await sessions.fork("long")):
-            async with counted_turns() as turns:
-                history = await chat.history()
-                assert turns.count >= LENGTH // AT_ONCE
-            assert [message.text for message in history] == [message.text for message in said(LENGTH)]
+        async with counted_turns() as turns:
+            found = await sessions.history("long")
+            assert turns.count >= LENGTH // AT_ONCE
+        assert [message.text for message in found] == [message.text for message in said(LENGTH)]
 
 
-async def test_a_history_without_branches_is_read_once() -> None:
-    """What the view shows is in the log: it is not read a second time, nor compared with itself."""
+async def test_a_history_of_several_logs_is_put_together_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a fork begins in its parent's log: what belongs where is worked out beside the loop."""
+    threads: set[int] = set()
+    said_once = history._said_once
+
+    def noted(placed: Any) -> list[Message]:
+        threads.add(threading.get_ident())
+        return said_once(placed)
+
+    monkeypatch.setattr(history, "_said_once", noted)
+    async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
+        await sessions.store.create(long_session(id="long"))
+        all_said = await (await sessions.fork("long")).history()
+    assert [message.text for message in all_said] == [message.text for message in said(LENGTH)]
+    assert len(threads - {threading.get_ident()}) == 1
+
+
+async def test_a_history_without_branches_is_read_once_and_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the view shows is in the log, and not read a second time. Who else reads waits for one page."""
+    monkeypatch.setattr("perdure.sessions.history._PAGE", 1_000)
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
         await sessions.store.create(long_session(id="long"))
         read: list[tuple[int, int]] = []
@@ -83,7 +103,8 @@ async def test_a_history_without_branches_is_read_once() -> None:
 
         sessions.store.messages = counted  # type: ignore[attr-defined]
         assert len(await sessions.history("long")) == LENGTH
-        assert read == [(0, LENGTH)]
+        assert sorted(at for start, stop in read for at in range(start, stop)) == list(range(LENGTH))
+        assert len(read) == math.ceil(LENGTH / 1_000)
 
 
 class Target(io.BytesIO):
@@ -140,3 +161,50 @@ async def test_a_check_decodes_a_little_at_a_time_in_another_thread(monkeypatch:
         assert (await fsck(store)).messages == LENGTH
     aside = [count for thread, count in seen if thread != threading.get_ident()]
     assert (sum(aside), max(aside)) == (LENGTH, 256)
+
+
+async def test_others_have_turns_while_memory_is_read() -> None:
+    """A long session is loaded, and dumped, a thousand rows at a time."""
+    async with MemoryStore() as store:
+        await store.create(long_session(id="long"))
+        store.evict("long")
+        async with counted_turns() as turns:
+            loaded = await store.load("long")
+            assert turns.count >= LENGTH // 1_024
+    assert loaded is not None
+    assert len(loaded.state.messages) == LENGTH
+
+
+async def test_what_is_written_while_memory_is_read_is_read_whole_or_not_at_all() -> None:
+    """A read that was overtaken begins again, and in the end goes through at once: it sees one state."""
+    async with MemoryStore() as store:
+        saved = await store.create(long_session(id="long"))
+        store.evict("long")
+
+        async def keep_writing() -> None:
+            nonlocal saved
+            for _ in range(20):
+                await asyncio.sleep(0)
+                messages = [Message.user("more") for _ in range(10)]
+                saved = await store.save(saved.with_state(saved.state.with_messages(*messages)))
+                store.evict("long")
+
+        writing = asyncio.create_task(keep_writing())
+        while not writing.done():
+            loaded = await store.load("long")
+            assert loaded is not None
+            assert len(loaded.state.messages) == LENGTH + 10 * (loaded.version - 1)
+            store.evict("long")
+            await asyncio.sleep(0)
+        await writing
+
+
+async def test_a_snapshot_is_made_in_slices() -> None:
+    """A copy of all that is shown, as plain data."""
+    async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
+        await sessions.store.create(long_session(id="long"))
+        async with counted_turns() as turns:
+            snapshot = await sessions.snapshot("long")
+            assert turns.count >= LENGTH // AT_ONCE
+    assert snapshot is not None
+    assert len(snapshot["messages"]) == LENGTH

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.actions.waiting import end_waiting
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.checks import expect_count
 from perdure.model.message import Message, require_distinct
@@ -66,7 +65,7 @@ class ResetTranscript:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         state = session.state.for_next_execution() if open_calls(session.state) else session.state
         after = session.with_state(state.with_transcript(state.transcript.reset()))
-        return await end_waiting(session, after, context, "the transcript was reset")
+        return await _without_waiting(session, after, context, "the transcript was reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Rewind:
         else:
             transcript = (await at_version(session, self.to, context)).state.transcript
         after = session.with_state(session.state.for_next_execution().with_transcript(transcript))
-        return await end_waiting(session, after, context, "the session was rewound")
+        return await _without_waiting(session, after, context, "the session was rewound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class Undo:
             if shown.state.transcript != session.state.transcript:
                 state = session.state.for_next_execution()
                 after = session.with_state(state.with_transcript(shown.state.transcript, rewound_to=shown.version))
-                return await end_waiting(session, after, context, "it was undone")
+                return await _without_waiting(session, after, context, "it was undone")
         raise InvalidData("$", "there is nothing to undo: this view is the session's first")
 
     async def _origin(self, session: AgentSession, context: ActionContext | None) -> AgentSession:
@@ -140,6 +139,15 @@ def open_calls(state: AgentState) -> set[str]:
 
 def _calls_of(message: Message) -> set[str]:
     return {call.id for call in message.tool_calls}
+
+
+async def _without_waiting(
+    session: AgentSession, after: AgentSession, context: ActionContext | None, why: str
+) -> ActionResult:
+    """Return a session that waits no more. What ends a run is imported here: who injects a message needs none of it."""
+    from perdure.actions.waiting import end_waiting
+
+    return await end_waiting(session, after, context, why)
 
 
 async def at_version(session: AgentSession, version: int, context: ActionContext | None) -> AgentSession:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from operator import itemgetter
 
 from perdure.aio import aside, in_slices
@@ -15,6 +15,7 @@ from perdure.model.transcript import LogRef, Span, every_span
 from perdure.model.value import EMPTY
 from perdure.protocols import Chronicle, Journal, RunOnRecord
 
+_PAGE = 4_096
 AtVersion = Callable[[int], Awaitable[AgentSession]]
 Placed = tuple[tuple[object, int], Message]
 """A message, and where it stands: copies of one message, which share its id, are told apart by that."""
@@ -37,14 +38,17 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
     is_logged = all(span.tape.ref == own and span.stop <= end for span in every_span(session.state.transcript.pieces))
     if is_logged and not began and not elsewhere:  # as most sessions are: nothing has to be put together
-        return await _said_by(await journal.messages(own, 0, end) if end else ())
+        return [message async for page in _pages(journal, own, 0, end) for message in page if _is_said(message)]
     logged = await _logged(journal, began, elsewhere, own, end)
     viewed = [] if is_logged else await _named_by(journal, session)
     return await aside(lambda: _said_once(_merged(logged, viewed)))
 
 
-async def _said_by(messages: Sequence[Message]) -> list[Message]:
-    return [message async for some in in_slices(messages) for message in some if _is_said(message)]
+async def _pages(journal: Journal, log: LogRef, start: int, stop: int) -> AsyncIterator[Sequence[Message]]:
+    """Yield messages of a log. Between two pages, others who read from the store, or wait for this loop, go first."""
+    for low in range(start, stop, _PAGE):
+        async for some in in_slices(await journal.messages(log, low, min(stop, low + _PAGE))):
+            yield some
 
 
 async def _logged(
@@ -59,10 +63,9 @@ async def _logged(
 
 
 async def _stretch(journal: Journal, log: LogRef, start: int, stop: int) -> list[Placed]:
-    messages = await journal.messages(log, start, stop) if start < stop else ()
     placed: list[Placed] = []
-    async for some in in_slices(messages):
-        placed += [((log, place), message) for place, message in enumerate(some, start + len(placed))]
+    async for page in _pages(journal, log, start, stop):
+        placed += [((log, place), message) for place, message in enumerate(page, start + len(placed))]
     return placed
 
 
@@ -133,7 +136,8 @@ def _merged(said: list[Placed], viewed: Iterable[Placed]) -> list[Placed]:
 async def _read(journal: Journal | None, span: Span) -> Sequence[Message]:
     if span.tape.items is not None or span.tape.ref is None or journal is None:
         return span.messages()
-    return await journal.messages(span.tape.ref, span.start, span.stop)
+    pages = _pages(journal, span.tape.ref, span.start, span.stop)
+    return [message async for page in pages for message in page]
 
 
 async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> list[Insertion]:

@@ -16,6 +16,7 @@ from perdure.actions.children import spawned_by
 from perdure.actions.given import require_loops
 from perdure.actions.inbox import CANCEL
 from perdure.actions.send import SendMessage, WhenBusy, waiting_messages
+from perdure.aio import in_slices
 from perdure.errors import (
     ConfigurationError,
     InputRefused,
@@ -559,7 +560,8 @@ class Sessions:
             session = await self.session(session_id)
         except SessionNotFound:
             return None
-        messages = [message.to_dict() for message in session.state.messages]
+        said = session.state.transcript
+        messages = [message.to_dict() async for some in in_slices(said) for message in some]
         return {
             "id": str(session.id),
             "version": session.version,

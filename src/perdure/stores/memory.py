@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any, Self
 
 from perdure.model.ids import new_id, now
@@ -24,9 +26,20 @@ from perdure.stores.engine import (
 from perdure.stores.store import Store
 from perdure.stores.tables import Tables
 
+_ROWS_AT_ONCE = 1_000
+# Others may write all the time: then a long job is driven at once in the end.
+_ATTEMPTS = 3
+
+
+class _Overtaken(Exception):
+    """Somebody has written while a job was reading."""
+
 
 class MemoryEngine(Engine):
-    """Keeps the tables in memory. Every job is driven at once, so that nothing comes between its statements."""
+    """Keeps the tables in memory. A job that writes is driven at once, so that nothing comes between its statements.
+
+    One that reads much lets others have their turns, and begins again if one of them has written.
+    """
 
     packs = False
 
@@ -34,6 +47,8 @@ class MemoryEngine(Engine):
         self.origin = new_id()
         self._tables = Tables()
         self._tables.answer(Insert("meta", ("key", "value"), [("uid", self.origin), ("erasures", 0)]))
+        self._writes = 0
+        """How many jobs have written so far."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,6 +57,33 @@ class MemoryEngine(Engine):
         return None
 
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
+        if kind == "read":
+            for _ in range(_ATTEMPTS):
+                with suppress(_Overtaken):
+                    return await self._read(job())
+        return self._at_once(job, kind)
+
+    async def _read(self, job: Job[T]) -> T:
+        """Drive a job that reads, with a pause after every so many rows; _Overtaken if somebody has written in one."""
+        began, rows = self._writes, 0
+        with closing(job):
+            try:
+                statement = next(job)
+                while True:
+                    found = self._answer(statement)  # which is never damaged here
+                    rows += len(found)
+                    if rows >= _ROWS_AT_ONCE:
+                        await asyncio.sleep(0)
+                        rows = 0
+                        if self._writes != began:
+                            raise _Overtaken
+                    statement = job.send(found)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]  # what a generator returns has no type here
+
+    def _at_once(self, job: Callable[[], Job[T]], kind: Kind) -> T:
+        if kind in ("write", "erase"):
+            self._writes += 1
         self._tables.begin()
         try:
             return drive(job(), self._answer)

@@ -23,7 +23,7 @@ from perdure.stores.tapes import TapeCache
 
 # Few enough to stay in the processor's cache while all of them are looked at at once, which is quicker than one by one.
 _DECODED_AT_ONCE = 128
-_READ_AT_ONCE = 1_024
+_READ_AT_ONCE = 512
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -19,6 +19,9 @@ APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
 _CHECKPOINT_PAGES = 16_000
 BUSY_MS = 10_000
+# Instead of 2,000. Whatever a writer commits empties it, and a long session is read once from end to end: loads of 0
+# and of 10,000 messages took as long with either, and the process is 1.9 MB smaller.
+_READER_CACHE_KB = 256
 _FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
 
 
@@ -102,6 +105,7 @@ def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     _set(connection, "cell_size_check", 1)
     if reader:
         _set(connection, "query_only", 1)
+        _set(connection, "cache_size", -_READER_CACHE_KB)
     return connection
 
 
