@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import documents
 from benchmarks.bars import BARS
 from benchmarks.harness import Run
-from benchmarks.report import figures_of, readings_from, summary, table, tables, to_json
+from benchmarks.report import figures_of, from_json, summary, table, tables, to_json
 
 ROOT = Path(__file__).parents[1]
 TOPICS = tuple(dict.fromkeys(bar.topic for bar in BARS))
@@ -64,11 +64,11 @@ def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
     logging.disable(logging.WARNING)
     topics = options.topics or TOPICS
-    before = readings_from(options.before.read_text()) if options.before else None
+    before = from_json(options.before.read_text())[0] if options.before else None
     start = machine()
     run = Run(full=options.full)
     if options.reuse:
-        run.readings = readings_from(options.reuse.read_text())
+        run.readings, start = from_json(options.reuse.read_text())
     else:
         for topic in topics:
             measure(topic, run)
@@ -80,7 +80,7 @@ def main(given: Sequence[str] | None = None) -> int:
         options.json.write_text(to_json(figures, start))
     if options.write_docs:
         pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-        print("written: " + ", ".join(path.name for path in documents.write(pages, "figures", tables(figures))))
+        print("written: " + ", ".join(path.name for path in documents.write(pages, "figures", tables(figures, start))))
     return 1 if options.strict and any(figure.verdict != "met" for figure in figures) else 0
 
 

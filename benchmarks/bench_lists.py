@@ -24,7 +24,7 @@ FILTERS: dict[str, dict[str, Any]] = {
     "status": {"status": "suspended"},
     "created_before": {"created_before": BEGINNING + timedelta(seconds=RARE)},
     "created_after": {"created_after": BEGINNING + timedelta(seconds=FEW - RARE)},
-    "owner_tag": {"owner": "rare", "tag": "rare"},
+    "owner_tag": {"owner": "common", "tag": "odd"},
     "owner_created": {"owner": "common", "created_before": BEGINNING + timedelta(seconds=2 * RARE)},
     "common_tag": {"tag": "common", "owner": "rare"},
 }
@@ -32,8 +32,9 @@ FILTERS: dict[str, dict[str, Any]] = {
 
 
 def session(number: int) -> AgentSession:
-    """Return a session, one a second. The first sixty are those that filters ask for."""
+    """Return a session, one a second. The first sixty, and as many behind them, are those that filters ask for."""
     is_rare = number < RARE
+    tags = ("rare", "common") if is_rare else ("odd", "common") if number < 2 * RARE else ("common",)
     at = BEGINNING + timedelta(seconds=number)
     agent = AgentDefinition("rare" if is_rare else "common")
     info = AgentSessionInfo(
@@ -42,7 +43,7 @@ def session(number: int) -> AgentSession:
         created_at=at,
         updated_at=at,
         owner="rare" if is_rare else "common",
-        tags=("rare", "common") if is_rare else ("common",),
+        tags=tags,
         parent_id=SessionId("s-0") if 0 < number < RARE else None,
     )
     made = AgentSession(info, agent, AgentState.of(agent))

@@ -8,7 +8,7 @@ from typing import Any
 import perdure
 from benchmarks.harness import Run, Side, interleaved, ms
 from benchmarks.others.turns import TEXT
-from benchmarks.setting import AGENT, Saver, filled, json_size, settled_size
+from benchmarks.setting import AGENT, Saver, filled, json_size, make_steady, settled_size
 from perdure import (
     AgentState,
     InferenceResponse,
@@ -107,6 +107,7 @@ async def durable(run: Run, folder: Path) -> None:
         runtime = SessionRuntime(store)
         saver = Saver(store, await runtime.create(AGENT))
         session_id = (await runtime.create(AGENT)).id
+        await make_steady(store, path)
 
         async def send() -> None:
             await runtime.execute(session_id, SendMessage(TEXT, one_call()))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness import Run, interleaved, ms
-from benchmarks.setting import AGENT, Saver, checkpoint, filled, json_size, settled_size, turn, wal_frames
+from benchmarks.setting import AGENT, Saver, checkpoint, filled, json_size, make_steady, settled_size, turn, wal_frames
 from perdure import SessionRuntime, SqliteStore
 from perdure.stores.sqlite.schema import connect
 
@@ -24,17 +24,17 @@ class BareTransaction:
     def __init__(self, path: Path, session_id: str) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._db = self._thread.submit(connect, path).result()
-        (self._head,) = self._thread.submit(self._last_head).result()
         self._id = session_id
+        self._head = self._thread.submit(self._last_head).result()
 
     async def __call__(self) -> None:
         rows = [msgspec.json.encode(message) for message in turn()]
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write, rows)
 
-    def _last_head(self) -> tuple[bytes]:
-        found = self._db.execute("SELECT body FROM head ORDER BY rowid DESC LIMIT 1").fetchone()
-        assert found is not None
-        return found  # type: ignore[return-value]  # one column, a blob
+    def _last_head(self) -> bytes:
+        ((head,),) = self._db.execute("SELECT body FROM head ORDER BY rowid DESC LIMIT 1").fetchall()
+        assert isinstance(head, bytes)
+        return head
 
     def _write(self, rows: list[bytes]) -> None:
         db = self._db
@@ -55,18 +55,6 @@ class BareTransaction:
         self._thread.shutdown()
 
 
-async def prepared(path: Path) -> str:
-    """Make a file with one session in it, and a log of the size that it will have: growing it would cost extra."""
-    async with SqliteStore(path) as store:
-        runtime = SessionRuntime(store)
-        await filled(runtime, 10_000)
-        session = await runtime.create(AGENT)
-        saver = Saver(store, session)
-        await saver()
-        checkpoint(path)
-    return session.id
-
-
 async def measure(run: Run) -> None:
     with run.folder() as folder:
         await beside_bare(run, folder)
@@ -79,14 +67,12 @@ async def measure(run: Run) -> None:
 async def beside_bare(run: Run, folder: Path) -> None:
     """Compare with the floor, in files of their own: a connection reads again what another has written to its file."""
     ours, theirs = folder / "ours.db", folder / "bare.db"
-    session_id, bare_id = await prepared(ours), await prepared(theirs)
-    async with SqliteStore(ours) as store:
-        await filled(SessionRuntime(store), 10_000)
-        session = await store.load(session_id)
-        assert session is not None
-        saver, bare = Saver(store, session), BareTransaction(theirs, bare_id)
-        for path in (ours, theirs):
-            checkpoint(path)
+    async with SqliteStore(ours) as store, SqliteStore(theirs) as idle:
+        saver, other = [Saver(each, await SessionRuntime(each).create(AGENT)) for each in (store, idle)]
+        await other()
+        bare = BareTransaction(theirs, other.session.id)
+        await make_steady(store, ours)
+        await make_steady(idle, theirs)
         save, floor = await interleaved(saver, bare, rounds=400, warm_up=50)
         cpu = f"processor {ms(save.cpu)} / {ms(floor.cpu)}, {save.cpu / floor.cpu:.2f}×"
         run.report("save.bare", save.wall / floor.wall, f"{ms(save.wall)} / {ms(floor.wall)}; {cpu}")
@@ -98,16 +84,20 @@ async def beside_bare(run: Run, folder: Path) -> None:
 async def pages_of(save: Saver | BareTransaction, path: Path) -> float:
     """Return the mean number of pages that a save writes to the log."""
     await save()
-    before = wal_frames(path)
+    pages, before = 0, wal_frames(path)
     for _ in range(COMMITS):
         await save()
-    return (wal_frames(path) - before) / COMMITS
+        after = wal_frames(path)
+        pages += after - before if after > before else after  # the log has begun again from its start
+        before = after
+    return pages / COMMITS
 
 
 async def with_history(run: Run, folder: Path) -> None:
     async with SqliteStore(folder / "bench.db") as store:
         runtime = SessionRuntime(store)
         savers = [Saver(store, await filled(runtime, count)) for count in (0, 10_000, 100_000)]
+        checkpoint(folder / "bench.db")
         empty, some, many = await interleaved(*savers, rounds=200)
     run.report("save.10k", some.wall / empty.wall, f"{ms(some.wall)} / {ms(empty.wall)}")
     run.report("save.100k", many.wall / empty.wall, f"{ms(many.wall)} / {ms(empty.wall)}")

@@ -18,7 +18,7 @@ def rewrite(text: str, kind: str, table_of: TableOf) -> str:
         stop = text.find(end_mark, found.end())
         if stop < 0:
             raise ValueError(f"{found[0].strip()} has no {end_mark} behind it")
-        parts += [text[end : found.end()], table_of(found[1])]
+        parts += [text[end : found.end()], f"\n{table_of(found[1])}\n"]  # Markdown wants a table to stand apart
         end = stop
     return "".join([*parts, text[end:]])
 

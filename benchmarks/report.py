@@ -86,13 +86,14 @@ def to_json(figures: Sequence[Figure], machine: Mapping[str, Any]) -> str:
     return json.dumps({"machine": machine, "figures": [figure.as_dict() for figure in figures]}, indent=2) + "\n"
 
 
-def readings_from(text: str) -> dict[str, Reading]:
-    """Return what an earlier run has read, from its JSON."""
-    return {each["key"]: Reading(each["value"], each["detail"]) for each in json.loads(text)["figures"]}
+def from_json(text: str) -> tuple[dict[str, Reading], dict[str, Any]]:
+    """Return what an earlier run has read, and the machine it ran on."""
+    report = json.loads(text)
+    return {each["key"]: Reading(each["value"], each["detail"]) for each in report["figures"]}, report["machine"]
 
 
-def tables(figures: Sequence[Figure]) -> TableOf:
-    """Return what writes a document's table of figures. Its mark names their keys, in order.
+def tables(figures: Sequence[Figure], machine: Mapping[str, Any]) -> TableOf:
+    """Return what writes a document's table of figures, and on what they were measured. Its mark names their keys.
 
     A key that this run has no figure for raises ValueError: all figures of a table come from one run.
     """
@@ -103,9 +104,14 @@ def tables(figures: Sequence[Figure]) -> TableOf:
             raise ValueError(
                 f"a table has figures that are not part of this run: {', '.join(unknown)}. Run all topics."
             )
-        return markdown([("operation", "compared with", "ratio"), *(_row(by_key[key]) for key in keys.split())])
+        rows = [("operation", "compared with", "ratio"), *(_row(by_key[key]) for key in keys.split())]
+        return f"{markdown(rows)}\nMeasured with {_on(machine)}.\n"
 
     return table_of
+
+
+def _on(machine: Mapping[str, Any]) -> str:
+    return f"Python {machine['python']} on {machine['cores']} cores; load at the start {machine['load']}"
 
 
 def _row(figure: Figure) -> tuple[str, str, str]:

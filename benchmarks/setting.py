@@ -52,6 +52,15 @@ async def filled(runtime: SessionRuntime, messages: int, **info: Any) -> AgentSe
     return session
 
 
+async def make_steady(store: Any, path: Path, messages: int = 40_000) -> None:
+    """Bring an open SQLite file to where one in use is: its write-ahead log is large, and written over from its start.
+
+    A commit that has to make the log longer takes more time to sync; and the log is gone once nobody has the file open.
+    """
+    store.evict((await filled(SessionRuntime(store), messages)).id)
+    checkpoint(path)
+
+
 class Saver:
     """Saves one turn after another onto one session."""
 

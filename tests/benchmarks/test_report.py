@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.bars import BARS, Bar
 from benchmarks.harness import Reading
-from benchmarks.report import figures_of, readings_from, summary, table, tables, to_json
+from benchmarks.report import figures_of, from_json, summary, table, tables, to_json
 
 from benchmarks import documents
 
@@ -17,6 +17,7 @@ SMALL = Bar("a.small", "a save", "a bare one", 1.5, 1.2)
 LARGE = Bar("a.large", "saves a second", "another library's", 8, at_least=True)
 PLAIN = Bar("b.plain", "memory", "", 12, 10, unit="MB")
 ALL = (SMALL, LARGE, PLAIN)
+MACHINE = {"python": "3.11", "cores": 2, "load": "0.1"}
 PAGE = """# Figures
 Before.
 
@@ -80,19 +81,20 @@ def test_json_can_be_read_back() -> None:
     """An earlier run's readings come back as they were, those that were not measured too."""
     readings = {"a.small": Reading(1.3, "how"), "a.large": Reading(None, "not installed"), "b.plain": Reading(9.5)}
     text = to_json(figures_of(ALL, readings), {"cores": 2})
-    assert readings_from(text) == readings
+    assert from_json(text) == (readings, {"cores": 2})
     first = json.loads(text)["figures"][0]
     assert (first["key"], first["must"], first["aim"], first["verdict"]) == ("a.small", 1.5, 1.2, "met")
 
 
 def test_a_table_in_a_document_is_written_between_its_marks() -> None:
     """In the order that the mark names; the rest of the page, and the marks, stay."""
-    table_of = tables(figures_of(ALL, {"a.small": Reading(1.3), "b.plain": Reading(None)}))
+    table_of = tables(figures_of(ALL, {"a.small": Reading(1.3), "b.plain": Reading(None)}), MACHINE)
     page = documents.rewrite(PAGE, "figures", table_of)
     assert page == PAGE.replace(
         "what was here\n",
-        "| operation | compared with | ratio |\n|---|---|---|\n"
-        "| memory | – | not measured |\n| a save | a bare one | 1.30× |\n",
+        "\n| operation | compared with | ratio |\n|---|---|---|\n"
+        "| memory | – | not measured |\n| a save | a bare one | 1.30× |\n"
+        "\nMeasured with Python 3.11 on 2 cores; load at the start 0.1.\n\n",
     )
     assert documents.rewrite(page, "figures", table_of) == page
 
@@ -104,7 +106,7 @@ def test_a_table_whose_figures_are_not_of_this_run_is_left_alone(tmp_path: Path)
     other.write_text(PAGE.replace("a.small", "c.unknown"))
     figures = figures_of(ALL, {"a.small": Reading(1.3), "b.plain": Reading(9)})
     with pytest.raises(ValueError, match=r"c\.unknown"):
-        documents.write([whole, other], "figures", tables(figures))
+        documents.write([whole, other], "figures", tables(figures, MACHINE))
     assert whole.read_text() == PAGE
 
 
@@ -120,7 +122,7 @@ def test_only_documents_with_tables_are_written(tmp_path: Path) -> None:
     marked.write_text(PAGE)
     plain.write_text("# Nothing\n")
     figures = figures_of(ALL, {"a.small": Reading(1.3), "b.plain": Reading(9)})
-    assert documents.write([marked, plain], "figures", tables(figures)) == [marked]
+    assert documents.write([marked, plain], "figures", tables(figures, MACHINE)) == [marked]
     assert "| a save | a bare one | 1.30× |" in marked.read_text()
     assert plain.read_text() == "# Nothing\n"
 
@@ -131,4 +133,4 @@ def test_the_tables_of_our_documents_name_figures_that_there_are() -> None:
     marked = [page for page in pages if "<!-- figures:" in page.read_text()]
     assert ROOT / "README.md" in marked
     for page in marked:
-        documents.rewrite(page.read_text(), "figures", tables(figures_of(BARS, {})))
+        documents.rewrite(page.read_text(), "figures", tables(figures_of(BARS, {}), MACHINE))
