@@ -20,6 +20,7 @@ from perdure.stores.format.rows import Stretch
 from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.saving import Append, Change, Keep, Place, must_note
 from perdure.stores.postgres import link as lines
+from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Link, as_store_error, ask, fetched, is_lost, is_passing
 from perdure.stores.postgres.orders import Answer, Order
 from perdure.stores.postgres.parcel import Parcel
@@ -54,8 +55,9 @@ _OP_OF_HEAD = (
 class Writer:
     """Carries out changes. Each is told what came of it, though its caller may be gone."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, inbox: Inbox) -> None:
         self._link = link
+        self._inbox = inbox
         self._waiting: list[Order] = []
         self._under_way: list[Order] = []
         self._aside: dict[str, Order] = {}
@@ -253,6 +255,8 @@ class Writer:
     def _answer(self, order: Order, answer: Answer) -> None:
         result, place = order.made(answer)
         self._places.keep(order.session_id, place)
+        if answer.sid is not None:
+            self._inbox.note(order.session_id, answer.sid, answer.inbox_end)
         if (end := order.branch_end()) is not None:
             self._branches.keep((order.session_id, order.branch), end)
         result = order.change.finish(result)
