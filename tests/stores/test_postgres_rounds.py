@@ -252,3 +252,22 @@ def test_a_statement_has_only_what_its_rows_need() -> None:
     whole = parcel.statement(parcel._PARTS)
     assert whole.count("INSERT INTO") == 13
     assert "SKIP LOCKED" not in whole
+
+
+async def test_messages_are_brought_in_many_at_a_time(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,500 messages are three statements, and one stretch for those who search."""
+    async with store_in(schema) as store, store_in(f"{schema}_b") as other, sql(f"{schema}_b") as execute:
+        session = await store.create(new_session(*(f"message {n}" for n in range(2_500))))
+        archived = await store.dump(session.id)
+        sent: list[str] = []
+        fetched = link._fetched_at_once
+
+        def noting(connection: Any, query: str, values: Any) -> list[Any]:
+            sent.append(query)
+            return fetched(connection, query, values)
+
+        monkeypatch.setattr(link, "_fetched_at_once", noting)
+        assert await other.restore(archived)
+        assert sum("INSERT INTO msg" in query for query in sent) == 3
+        assert await execute("SELECT start, stop FROM unindexed") == [(0, 2_500)]
+        assert texts(await other.load(session.id)) == texts(session)
