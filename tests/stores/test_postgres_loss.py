@@ -450,7 +450,7 @@ async def test_a_writer_that_somebody_has_cancelled_is_started_again(schema: str
 
 
 def _task_of(store: PostgresStore) -> asyncio.Task[None]:
-    task = store._engine.opened.writer._task
+    task = store._engine.opened.writer._lanes[0].task
     assert task is not None
     assert not task.done()
     return task

@@ -112,7 +112,7 @@ async def test_a_failed_look_is_told_to_all_that_wait(schema: str, monkeypatch: 
         assert await asyncio.gather(*(store.load(each.id) for each in sessions)) == sessions
 
 
-@pytest.mark.parametrize("pool", [1, 2, 3])
+@pytest.mark.parametrize("pool", [1, 2, 3, 4])
 async def test_a_small_pool_does_all_the_same(schema: str, pool: int) -> None:
     """With one connection for everything, and no more of them than were asked for."""
     async with store_in(schema, pool=pool) as store, sql(schema) as execute:
@@ -125,6 +125,21 @@ async def test_a_small_pool_does_all_the_same(schema: str, pool: int) -> None:
         assert texts(await store.load(parent.id)) == ["a", "b"]
         asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'perdure ' || current_schema()"
         assert await execute(asked) == [(pool,)]
+
+
+async def test_a_large_crowd_shares_two_connections(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its saves are a few statements; a second save of a session waits for the first, wherever that is."""
+    async with store_in(schema) as store:
+        sessions = [await store.create(new_session(id=f"s{n}")) for n in range(70)]
+        with round_trips(monkeypatch) as made:
+            saved = await asyncio.gather(*(store.save(say(session, "one")) for session in sessions))
+        assert len({id(gen) for gen in made}) <= 5
+        assert all(texts(session) == ["one"] for session in saved)
+        again = [store.save(say(session, text)) for text in ("two", "late") for session in saved]
+        answers = await asyncio.gather(*again, return_exceptions=True)
+        assert all(isinstance(answer, SessionConflict) for answer in answers[70:])
+        for n in range(70):
+            assert texts(await store.load(f"s{n}")) == ["one", "two"]
 
 
 async def test_new_sessions_are_one_round_trip_each(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
