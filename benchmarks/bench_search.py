@@ -1,103 +1,90 @@
-"""What a search costs once all is indexed, and what it costs to save where people search."""
+"""What a search costs once all is indexed, in SQLite and in PostgreSQL, and a save where people search."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-import shutil
-import statistics
-import tempfile
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from benchmarks.bench_core import AGENT, store_in
-from benchmarks.harness import Figure, Side, interleaved, ms
-from perdure import AgentSession, AgentSessionInfo, AgentState, Message, SessionId, SqliteStore
+from benchmarks.harness import Run, Side, interleaved, ms
+from perdure import SqliteStore
+from perdure.testing.samples import new_session, say
 
-SESSIONS = MESSAGES = 1_000
-MATCHES = 10_000
-# One message in so many has the word; together they make the most matches that are all ranked.
-EVERY = SESSIONS * MESSAGES // MATCHES
-
-
-def new_session(messages: list[Message]) -> AgentSession:
-    info = AgentSessionInfo(SessionId.generate(), AGENT.name)
-    return AgentSession(info, AGENT, AgentState.of(AGENT).with_messages(*messages))
-
-
-def text(draw: random.Random, vocabulary: list[str], number: int) -> str:
-    """Ordinary words, the commonest of them very common; and now and then a rare one."""
-    words = [vocabulary[int(len(vocabulary) ** draw.random()) - 1] for _ in range(12)]
-    rare = "needle" if number % EVERY == 0 else "thimble" if number % (2 * EVERY) == 1 else ""
-    return " ".join((*words, "common", rare))
+A_SESSION = 1_000
+QUERIES = {
+    "word": "needle",
+    "words": "needle common",
+    "phrase": '"needle common"',
+    "prefix": "need*",
+    "common": "common",
+    "session": "common",
+}
 
 
-async def fill(store: SqliteStore) -> str:
-    """1,000 sessions of 1,000 messages; the id of the last."""
-    draw = random.Random(1)
-    vocabulary = [f"word{number}" for number in range(20_000)]
-    for session in range(SESSIONS):
-        first = session * MESSAGES
-        said = [Message.user(text(draw, vocabulary, first + place)) for place in range(MESSAGES)]
-        last = await store.create(new_session(said))
-    return last.id
+async def measure(run: Run) -> None:
+    with run.folder() as folder:
+        await beside_saves(run, folder)
+    messages = run.size(120_000, 1_000_000)
+    with run.folder() as folder:
+        async with SqliteStore(folder / "bench.db") as store:
+            await searches(run, store, "search", messages)
+    try:
+        from benchmarks.bench_postgres import schema_of, server
+    except ImportError as error:
+        for name in QUERIES:
+            run.skip(f"search.postgres_{name}", str(error))
+        return
+    with server(run) as dsn:
+        async with schema_of(dsn, "bench_searches") as store:
+            await searches(run, store, "search.postgres", run.size(40_000, 120_000), analyze=(dsn, "bench_searches"))
 
 
-async def search_figures(folder: Path) -> list[Figure]:
-    figures = []
-    async with store_in(folder) as store:
-        last = await fill(store)
-        start = time.perf_counter()
-        await store.search("needle")
-        built = f"index built in {time.perf_counter() - start:.0f} s"
-        queries: dict[str, tuple[str, dict[str, Any]]] = {
-            "one word in 10,000 messages": ("needle", {}),
-            "that word and one in all messages": ("needle common", {}),
-            "the two side by side": ('"common needle"', {}),
-            "a word in all messages, the newest 10,000 ranked": ("common", {}),
-            "a word in all messages, in one session": ("common", {"session_id": last}),
-            "a word that begins so, in 10,000 messages": ("need*", {}),
-        }
-        for name, (query, options) in queries.items():
-            times = []
-            for _ in range(15):
-                start = time.perf_counter()
-                hits = await store.search(query, **options)
-                times.append(time.perf_counter() - start)
-            detail = f"{len(hits)} hits, median of 15; {built}"
-            figures.append(Figure(f"search: {name}", statistics.median(times) * 1000, 50, unit="ms", detail=detail))
-    return figures
+async def searches(run: Run, store: Any, prefix: str, messages: int, analyze: tuple[str, str] | None = None) -> None:
+    """Search for a word that one message in twelve has, up to 10,000 of them, and for one that all have.
+
+    A PostgreSQL server is told to `analyze` a schema first, as autovacuum would do by and by.
+    """
+    draw, every = random.Random(1), max(12, messages // 10_000)
+    for start in range(0, messages, A_SESSION):
+        said = [words(draw, number, every) for number in range(start, start + A_SESSION)]
+        last = await store.create(new_session(*said))
+    begin = time.perf_counter()
+    await store.search("needle")
+    detail = f"{messages:,} messages, indexed in {time.perf_counter() - begin:.0f} s"
+    if analyze is not None:
+        await analyzed(*analyze)
+    for name, query in QUERIES.items():
+        within = {"session_id": last.id} if name == "session" else {}
+        (found,) = await interleaved(partial(store.search, query, **within), rounds=15)
+        run.report(f"{prefix}{'_' if '.' in prefix else '.'}{name}", found.wall * 1000, detail)
 
 
-async def save_figures(folder: Path) -> list[Figure]:
-    """Saving beside somebody who searches now and then, against saving where nobody ever did."""
-    draw = random.Random(2)
-    vocabulary = [f"word{number}" for number in range(20_000)]
-    async with store_in(folder / "searched") as searched, store_in(folder / "plain") as plain:
-        sides = []
-        for store in (searched, plain):
-            session = await store.create(new_session([Message.user("hello needle")]))
-            sides.append(_saving(store, session, draw, vocabulary))
+async def analyzed(dsn: str, schema: str) -> None:
+    import psycopg
+
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await connection.execute(f"ANALYZE {schema}.word".encode())
+
+
+def words(draw: random.Random, number: int, every: int) -> str:
+    """Return ordinary words, the commonest of them very common; and now and then a needle."""
+    ordinary = [f"word{int(20_000 ** draw.random())}" for _ in range(12)]
+    return " ".join((*ordinary, *(["needle"] if number % every == 0 else []), "common"))
+
+
+async def beside_saves(run: Run, folder: Any) -> None:
+    async with SqliteStore(folder / "searched.db") as searched, SqliteStore(folder / "plain.db") as plain:
+        sides = [saving(store, await store.create(new_session("hello needle"))) for store in (searched, plain)]
         await searched.search("needle")
-        with_search, without = await interleaved(*sides, rounds=300)
-        await searched.search("needle")
-    detail = f"{ms(with_search)} over {ms(without)}"
-    return [Figure("a save with an index beside the store over one without", with_search / without, 1.1, detail=detail)]
+        with_index, without = await interleaved(*sides, rounds=200)
+        assert await searched.search("needle")
+    run.report("search.save", with_index.wall / without.wall, f"{ms(with_index.wall)} / {ms(without.wall)}")
 
 
-def _saving(store: SqliteStore, session: AgentSession, draw: random.Random, vocabulary: list[str]) -> Side:
+def saving(store: SqliteStore, session: Any) -> Side:
     async def save() -> None:
         nonlocal session
-        said = [Message.user(text(draw, vocabulary, 7)) for _ in range(4)]
-        session = await store.save(session.with_state(session.state.with_messages(*said)))
+        session = await store.save(say(session, *("some words to be found later",) * 4))
 
     return save
-
-
-async def figures() -> list[Figure]:
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp))
-    try:
-        return [*await save_figures(folder / "saves"), *await search_figures(folder / "searches")]
-    finally:
-        shutil.rmtree(folder)

@@ -1,68 +1,139 @@
-"""How a figure is taken: both sides of a ratio in one run, turn by turn, and their medians compared."""
+"""How a figure is measured: both sides of a ratio in one run, turn by turn, and their medians compared."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 Side = Callable[[], Awaitable[object]]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure, the bound it is held to, and how it came about."""
+class Cost(NamedTuple):
+    """Seconds on the clock, and seconds of the processor in this process, all threads included."""
 
-    name: str
-    value: float
-    bound: float
-    at_least: bool = False
-    unit: str = "x"
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a figure came to. Without a value it was not measured, and the detail says why."""
+
+    value: float | None
     detail: str = ""
 
-    @property
-    def is_met(self) -> bool:
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
 
-    def line(self) -> str:
-        mark = "ok  " if self.is_met else "MISS"
-        sign = ">=" if self.at_least else "<="
-        return f"{mark}  {self.value:>10,.2f} {self.unit:<7} {sign} {self.bound:<8,g} {self.name}  ({self.detail})"
+@dataclass
+class Run:
+    """One run of the benchmarks: what it measures, and what it has found so far."""
+
+    full: bool = False
+    """Whether to use the largest sizes, which take long to set up."""
+    readings: dict[str, Reading] = field(default_factory=dict)
+
+    def report(self, key: str, value: float, detail: str = "") -> None:
+        self.readings[key] = Reading(value, detail)
+        self.say(f"{key}: {number(value)}" + (f" ({detail})" if detail else ""))
+
+    def skip(self, key: str, reason: str) -> None:
+        """Note that a figure cannot be measured here."""
+        self.readings[key] = Reading(None, reason)
+        self.say(f"{key}: not measured ({reason})")
+
+    def say(self, what: str) -> None:
+        """Show progress."""
+        print(f"  {what}", file=sys.stderr, flush=True)
+
+    def size(self, usual: int, largest: int) -> int:
+        return largest if self.full else usual
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="perdure-bench-", ignore_cleanup_errors=True) as name:
+            yield Path(name)
 
 
-async def interleaved(*sides: Side, rounds: int = 60, warm_up: int = 5) -> list[float]:
-    """The median seconds of each side. One call of each in turn, so that a noisy moment falls on all alike."""
-    times: list[list[float]] = [[] for _ in sides]
+async def interleaved(*sides: Side, rounds: int = 60, warm_up: int = 5) -> list[Cost]:
+    """Return the median cost of each side.
+
+    Every round calls each side once, so that a noisy moment falls on all alike. A different side begins each round, so
+    that none is always the one that runs after another.
+    """
+    samples: list[list[Cost]] = [[] for _ in sides]
     for turn in range(rounds + warm_up):
-        for taken, side in zip(times, sides, strict=True):
-            gc.disable()
-            start = time.perf_counter()
-            await side()
-            elapsed = time.perf_counter() - start
-            gc.enable()
+        for place in range(len(sides)):
+            number = (turn + place) % len(sides)
+            cost = await timed(sides[number])
             if turn >= warm_up:
-                taken.append(elapsed)
-    return [statistics.median(taken) for taken in times]
+                samples[number].append(cost)
+    return [median(taken) for taken in samples]
 
 
-async def rate(side: Callable[[int], Awaitable[int]], tasks: int, seconds: float = 2.0) -> float:
-    """How many units a second some tasks do together; `side(n)` does one piece of work and says how many units."""
-    stop = time.perf_counter() + seconds
+async def timed(side: Side) -> Cost:
+    """Return what one call costs. The garbage collector waits: it would charge one call for the litter of many."""
+    gc.disable()
+    try:
+        wall, cpu = time.perf_counter(), time.process_time()
+        await side()
+        return Cost(time.perf_counter() - wall, time.process_time() - cpu)
+    finally:
+        gc.enable()
+
+
+def median(samples: list[Cost]) -> Cost:
+    return Cost(statistics.median(each.wall for each in samples), statistics.median(each.cpu for each in samples))
+
+
+class Rate(NamedTuple):
+    """Units a second, and the processor time of each."""
+
+    a_second: float
+    cpu: float
+
+
+async def rate(side: Callable[[int], Awaitable[object]], tasks: int, seconds: float = 1.5) -> Rate:
+    """Return how often some tasks together do a piece of work; `side(n)` does one piece as task `n`."""
     done = 0
+    start, cpu = time.perf_counter(), time.process_time()
+    stop = start + seconds
 
     async def worker(number: int) -> None:
         nonlocal done
         while time.perf_counter() < stop:
-            units = await side(number)  # not `done += await …`, which reads `done` before it waits
-            done += units
+            await side(number)
+            done += 1
 
-    start = time.perf_counter()
     await asyncio.gather(*(worker(number) for number in range(tasks)))
-    return done / (time.perf_counter() - start)
+    return Rate(done / (time.perf_counter() - start), (time.process_time() - cpu) / done)
+
+
+async def rates(*sides: Callable[[int], Awaitable[object]], tasks: int, rounds: int = 5) -> list[Rate]:
+    """Return the median rate of each side, measured in turn."""
+    samples: list[list[Rate]] = [[] for _ in sides]
+    for side in sides:
+        await rate(side, tasks, seconds=0.3)
+    for turn in range(rounds):
+        for place in range(len(sides)):
+            number = (turn + place) % len(sides)
+            samples[number].append(await rate(sides[number], tasks))
+    return [
+        Rate(statistics.median(each.a_second for each in taken), statistics.median(each.cpu for each in taken))
+        for taken in samples
+    ]
+
+
+def number(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3f} ms"
+    return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

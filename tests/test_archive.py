@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import os
@@ -238,7 +239,8 @@ def resealed(lines: list[dict[str, Any]]) -> bytes:
         if line.get("kind") == "session":
             block = []
         if line.get("kind") == "end":
-            raw += b"".join(block) + _encoded(_end(block))
+            digest = hashlib.blake2b(b"".join(block), digest_size=16).hexdigest()
+            raw += b"".join(block) + _encoded(_end(len(block), digest))
             block = []
         elif line.get("kind") in (None, "close"):
             raw += body
@@ -338,7 +340,7 @@ async def test_no_file_shows_one_owner_what_another_was_told(tmp_path: Path, kin
         archived = await source.dump("child")
         decoy = {"victim/other": {0: b'{"role":"user","parts":[{"type":"text","text":"x"}],"id":"m"}'}}
         for lent in ({}, decoy):
-            raw = first_line() + encode_session(replace(archived, lent=lent)) + last_line(1)
+            raw = b"".join((first_line(), *encode_session(replace(archived, lent=lent)), last_line(1)))
             with pytest.raises(InvalidData, match="shows parts of victim"):
                 await import_sessions(target, io.BytesIO(raw), owner="alice")
         assert not await target.exists("child")

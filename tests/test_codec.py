@@ -658,6 +658,24 @@ def test_a_message_that_could_not_be_read_again_is_not_written(message, path):
         assert caught.value.path.startswith(path)
 
 
+@pytest.mark.parametrize("given", [2**64, -(2**63) - 1, [2**70], deep(lambda node: [node], 101)])
+def test_what_comes_back_equal_can_still_be_out_of_bounds(given):
+    """JSON can carry integers of any size and any depth, so that comparing what comes back does not find these."""
+    for message in (Message.tool("c", given), Message.user("x", metadata={"a": given})):
+        with pytest.raises(InvalidData):
+            codec.encode_message(message)
+
+
+@given(messages(), st.integers(0, 150))
+def test_the_quick_look_and_the_close_one_agree(message, brackets):
+    """A message has the same bytes and comes back the same, whichever way it is checked."""
+    told = message.with_metadata(code="[" * brackets)  # too many for the quick look beyond 100
+    for each in (message, told):
+        raw, settled = codec.encode_settled(each)
+        assert raw == codec.encode(each, lambda span: 0)
+        assert settled == each == codec.decode_message(raw)
+
+
 def with_result(result: Any) -> AgentState:
     run = ToolExecution(ToolCall("t"), START, result=result)
     return AgentState().with_current_step(AgentStep.of([], tool_executions=[run]))

@@ -17,10 +17,14 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks import documents
 from benchmarks.others import measure
 from benchmarks.others.library import Subject
 from benchmarks.others.measure import Bench, Findings, Sizes
+from benchmarks.others.page import tables
 from benchmarks.others.table import lines
+
+PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
 
 MODULES = (
     "perdure",
@@ -98,6 +102,7 @@ def machine() -> dict[str, Any]:
 def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.others", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--write-docs", action="store_true", help="write the tables of docs/comparison.md again")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="libraries whose name begins so")
     parser.add_argument("--histories", nargs="+", type=int, default=list(Sizes.histories), metavar="MESSAGES")
     parser.add_argument("--rounds", type=int, default=Sizes.rounds, help="rounds of appends")
@@ -122,6 +127,8 @@ def main(given: list[str] | None = None) -> int:
     sizes = Sizes(tuple(options.histories), options.rounds, options.slow_rounds)
     with tempfile.TemporaryDirectory(prefix="perdure-others-", dir=options.folder) as folder:
         everything = asyncio.run(findings_of(found, sizes, Path(folder)))
+    if options.write_docs:
+        documents.write([PAGE], "others", tables(everything, sizes, machine()))
     if options.json:
         report = {"machine": machine(), "rounds": sizes.rounds, "slow_rounds": sizes.slow_rounds}
         report |= {"libraries": [findings.as_dict() for findings in everything], "not_installed": missing}

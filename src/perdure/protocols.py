@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, TypeGuard, Unpack, runtime_checkable
 
 import msgspec
 
@@ -425,12 +425,22 @@ class KnowsWaiting(Protocol):
         ...
 
 
+def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
+    """Tell whether a store is a KnowsWaiting. `isinstance` would walk the protocol's members at every claim."""
+    return callable(getattr(store, "is_waited_for", None))
+
+
 @runtime_checkable
 class Immediate(Protocol):
     """A store whose verbs never wait: nothing can come between their beginning and their end."""
 
     @property
     def never_waits(self) -> bool: ...
+
+
+def is_immediate(store: object) -> bool:
+    """Tell whether a store is an Immediate that says so of itself."""
+    return bool(getattr(store, "never_waits", False))
 
 
 @runtime_checkable
@@ -676,6 +686,28 @@ class Journal(Protocol):
 
     async def post(self, session_id: str, entry: Entry) -> int:
         """Put an item into a session's inbox, claim or no claim; its sequence number."""
+        ...
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """What a session took over from a branch at one time."""
+
+    at: int
+    """How many messages stood in the session's own log by then."""
+    stretches: tuple[tuple[LogRef, int, int], ...]
+    """The stretches of logs that it had not named in an earlier adoption, nor begun with, in the order of its view."""
+
+
+@runtime_checkable
+class Chronicle(Protocol):
+    """A journal that tells what else than a session's own log its history is made of, at the cost of what it tells."""
+
+    async def branches(self, session_id: str) -> Sequence[RunOnRecord]:
+        """The runs that have logs of their own, oldest first."""
+        ...
+
+    async def adoptions(self, session_id: str, version: int) -> Sequence[Adopted]:
+        """What was adopted by a version that tells of an adoption, and before it, oldest first."""
         ...
 
 

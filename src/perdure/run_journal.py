@@ -45,13 +45,13 @@ from perdure.protocols import (
     Appended,
     Claim,
     Entry,
-    Immediate,
     Journal,
     JournalEntry,
     Key,
-    KnowsWaiting,
     Saving,
     StoredAt,
+    is_immediate,
+    knows_waiting,
 )
 
 LEASE = 30.0
@@ -145,6 +145,8 @@ def _unknown_event(entry: JournalEntry, session_id: str, agent_id: str) -> Unkno
 
 _NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)
 """Events that say nothing a recovery needs: they are written with the next one that does, not by themselves."""
+_NOT_KEPT = (MessageUpdate, ToolExecutionUpdate)
+"""Events that are told and not stored: what they tell piece by piece stands whole in later ones."""
 _ENDS = (AgentEnd, ParallelLoopEnd)
 
 
@@ -182,7 +184,7 @@ class _Unwritten:
 
     def put(self, event: LoopEvent) -> None:
         kind = type(event)
-        if kind is MessageUpdate or kind is ToolExecutionUpdate:
+        if kind in _NOT_KEPT:
             return
         if isinstance(event, MessageEnd):
             self.say((event.message,))
@@ -243,6 +245,9 @@ class _WriteAhead:
         self.posted: int | None = None
         """The last item of the inbox at the last write; None if the store does not tell."""
 
+    def wants(self, kind: type[LoopEvent]) -> bool:
+        return kind not in _NOT_KEPT
+
     async def _append(self, taken: int) -> Appended:
         raise NotImplementedError
 
@@ -287,7 +292,7 @@ class JournalRecord(_WriteAhead):
         takes_over: bool = False,
     ) -> None:
         super().__init__(journal, session.id)
-        self._is_immediate = isinstance(journal, Immediate) and journal.never_waits
+        self._is_immediate = is_immediate(journal)
         self._session = session
         self._owner = owner
         self.lease = lease
@@ -328,7 +333,7 @@ class JournalRecord(_WriteAhead):
         self.is_unfinished = self.is_unfinished or begins_a_run
 
     async def _append(self, taken: int) -> Appended:
-        if self.claim is None and not isinstance(self._journal, KnowsWaiting):
+        if self.claim is None and not knows_waiting(self._journal):
             await self._note_what_was_posted()
         messages, entries = self._unwritten.take()
         if self.claim is not None:

@@ -12,6 +12,7 @@ from tests.waiting import until
 
 import perdure
 from perdure import Chat, Entry, MemoryStore, Message, StoreError, ToolCall
+from perdure.actions.inbox import RunInbox
 from perdure.testing import FailingStore
 from perdure.testing.scripted import Delay, ScriptedDriver
 
@@ -282,3 +283,31 @@ async def test_a_wish_to_cancel_from_before_does_not_reach_a_recovery() -> None:
     async with perdure.connect(store, driver=ScriptedDriver(["Went on."])) as sessions:
         await sessions.recover()
         assert (await sessions.session("s")).state.messages[-1].text == "Went on."
+
+
+async def test_a_wish_to_cancel_from_before_does_not_reach_a_run_whose_claim_takes_its_time() -> None:
+    """Nothing is looked at before the claim: only that tells which items of the inbox are older than the run."""
+    store = FailingStore(MemoryStore())
+    async with perdure.connect(store, driver=ScriptedDriver(echo)) as sessions:
+        chat = await sessions.open("s")
+        await store.post("s", Entry("cancel"))
+        store.delay("claim", 0.05)  # ten times as long as the watch waits between two looks
+        assert (await chat.send("One.")).text == "Re: One."
+
+
+async def test_a_run_that_is_over_soon_is_never_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that would first look in a while costs a short run no task; a long one is watched as ever."""
+    watched: list[str] = []
+    watch = RunInbox._watch
+
+    async def counting(inbox: RunInbox, *args: Any) -> None:
+        watched.append(inbox._record.session_id)
+        await watch(inbox, *args)
+
+    monkeypatch.setattr(RunInbox, "_watch", counting)
+    driver = ScriptedDriver(lambda request: Delay(0.05, "Late.") if request.messages[-1].text == "Slow." else "Soon.")
+    async with perdure.connect("memory://", driver=driver) as sessions:
+        quick, slow = await sessions.open("quick"), await sessions.open("slow")
+        assert (await quick.send("Quick.")).text == "Soon."
+        assert (await slow.send("Slow.")).text == "Late."
+    assert watched == ["slow"]

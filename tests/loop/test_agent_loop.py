@@ -32,6 +32,7 @@ from perdure import (
     StopReason,
     StopSignal,
     ToolCall,
+    ToolExecutionEnd,
     Usage,
     tool,
 )
@@ -237,6 +238,9 @@ class Refusing:
     def __init__(self, at: int) -> None:
         self._left = at
 
+    def wants(self, kind: type[LoopEvent]) -> bool:
+        return True
+
     def put(self, event: LoopEvent) -> None:
         return None
 
@@ -253,6 +257,37 @@ async def test_a_record_that_refuses_ends_the_run_and_is_heard(at: int, calls: l
     loop: AgentLoop = loop_of([calls, "5"], add)
     with pytest.raises(ClaimLost):
         await _drained(loop.start(asked(), RunStart(record=Refusing(at))).steps())
+
+
+class Keeping:
+    """A record that keeps events of some kinds."""
+
+    def __init__(self, *left_out: type[LoopEvent]) -> None:
+        self._left_out = left_out
+        self.kept: list[tuple[str, int]] = []
+
+    def wants(self, kind: type[LoopEvent]) -> bool:
+        return kind not in self._left_out
+
+    def put(self, event: LoopEvent) -> None:
+        self.kept.append((type(event).__name__, event.seq))
+
+    async def barrier(self) -> None:
+        return None
+
+
+async def test_an_event_that_nobody_keeps_or_hears_is_counted_and_not_made() -> None:
+    """Those that are kept have the numbers that they always had, and whoever listens hears all of them."""
+    script = [[ADD, ToolCall("add", {"a": 1, "b": 1}, "c2")], "5"]
+    whole, some, listened_to = Keeping(), Keeping(MessageUpdate, ToolExecutionEnd), Keeping(MessageUpdate)
+    heard = Heard()
+    for record, events in ((whole, None), (some, None), (listened_to, heard)):
+        loop: AgentLoop = loop_of(script, add, events=events)
+        await _drained(loop.start(asked(), RunStart(record=record)).steps())
+    left_out = ("MessageUpdate", "ToolExecutionEnd")
+    assert some.kept == [(name, seq) for name, seq in whole.kept if name not in left_out]
+    assert len(some.kept) < len(whole.kept)
+    assert [(type(event).__name__, event.seq) for event in heard] == whole.kept == listened_to.kept
 
 
 async def test_a_call_id_that_a_model_uses_twice_is_made_distinct() -> None:

@@ -174,3 +174,19 @@ def test_a_wrong_setup_is_told_at_once(options: dict[str, Any]) -> None:
     """Mistakes are found when the factory is made, not when an agent runs into them."""
     with pytest.raises(ConfigurationError):
         LoopFactory(**options)
+
+
+def test_a_function_is_made_a_tool_once_and_no_loop_changes_what_others_have() -> None:
+    """Its schema is worked out when the factory is made; a loop's registry is its own all the same."""
+
+    def work(hours: int) -> int:
+        return hours
+
+    loops = LoopFactory(tools=[work], driver=ScriptedDriver([]), subagents=[AgentDefinition("helper")])
+    definition = AgentDefinition("agent")
+    first, second = loops.tools_of(definition, 0), loops.tools_of(definition, 0)
+    assert first.get("work") is second.get("work") is not None
+    assert [each.name for each in first] == ["work", "helper"]
+    plain = LoopFactory(tools=[work], driver=ScriptedDriver([]))
+    plain.tools_of(definition, 0).add(add)
+    assert [each.name for each in plain.tools_of(definition, 0)] == ["work"]

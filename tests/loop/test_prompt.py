@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +18,17 @@ from perdure import (
     AgentDefinition,
     AgentStop,
     ApproveToolCalls,
+    ChangeModel,
+    ChangeSystemPrompt,
     CompleteSession,
     DenyToolCalls,
+    ForkSession,
     InjectMessage,
     LoopFactory,
     Media,
     MemoryStore,
     Message,
+    ModelReply,
     ModelRequest,
     Opaque,
     PerdureError,
@@ -31,6 +37,7 @@ from perdure import (
     Rewind,
     SendMessage,
     SessionRuntime,
+    SqliteStore,
     Text,
     Thinking,
     ToolCall,
@@ -41,7 +48,7 @@ from perdure import (
 from perdure.loop import prompt as prompt_module
 from perdure.loop.prompt import EMPTY_RESULT, NO_RESULT, Prompt, Prompts, compile_prompt
 from perdure.model.message import UnknownPart
-from perdure.model.transcript import Transcript
+from perdure.model.transcript import LogRef, Span, Tape, Transcript
 from perdure.testing.scripted import ScriptedDriver
 
 from .scenes import asked, loop_of, results_in
@@ -130,10 +137,115 @@ def test_prompts_of_a_run_go_on_from_each_other(turns: list[tuple[list[Message],
             assert tuple(prompt) == compile_prompt(list(transcript))
 
 
-def test_a_later_prompt_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[int] = []
+@given(st.lists(st.tuples(tangles(), tangles()), max_size=5), st.integers(0, 3), st.integers(0, 20))
+def test_prompts_of_runs_go_on_from_each_other(
+    runs: list[tuple[list[Message], list[Message]]], most_open: int, cut: int
+) -> None:
+    """Compiled run by run, each from what the last has left with its tape, a prompt is as if it were compiled whole."""
+    tape = Tape([], LogRef("store", 1))
+    assert tape.items is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_module, "MOST_OPEN", most_open)
+        for asked, answered in runs:
+            prompts, transcript = Prompts(), Transcript([Span(tape, 0, tape.end)]).append(*asked)
+            assert tuple(prompts.of(transcript)) == compile_prompt(list(transcript))
+            transcript = transcript.append(*answered)
+            assert tuple(prompts.of(transcript)) == compile_prompt(list(transcript))
+            tape.items += [*asked, *answered]  # as a save does
+            older = Transcript([Span(tape, min(cut % 3, tape.end), max(0, tape.end - cut))])
+            if cut % 2:  # a rewind, or a trim
+                assert tuple(Prompts().of(older)) == compile_prompt(list(older))
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages are looked at each time that some are compiled."""
+    counts: list[int] = []
     paired = prompt_module._paired
-    monkeypatch.setattr(prompt_module, "_paired", lambda them, ids: looked.append(len(them)) or paired(them, ids))
+    monkeypatch.setattr(prompt_module, "_paired", lambda them, ids: counts.append(len(them)) or paired(them, ids))
+    return counts
+
+
+class Looking:
+    """A driver that asks how long its prompt is."""
+
+    async def respond(self, request: ModelRequest, on_delta: object) -> ModelReply:
+        assert len(request.messages) > 0
+        return ModelReply(Message.assistant("ok"))
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_the_first_prompt_of_a_send_costs_what_is_new(kind: str, tmp_path: Path, looked: list[int]) -> None:
+    """However long the session is, after each verb that leaves its history as it is; a fork shares what is known."""
+    async with MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "a.db") as store:
+        runtime, loops = SessionRuntime(store), LoopFactory(driver=Looking())
+        session = await runtime.create(AgentDefinition("agent"))
+        await runtime.execute(session.id, InjectMessage(*[Message.user(f"{number}") for number in range(500)]))
+        await runtime.execute(session.id, SendMessage("first", loops))
+        assert sum(looked) >= 500
+        for action in (None, ChangeSystemPrompt("Be brief."), ChangeModel("other"), InjectMessage("By the way.")):
+            if action is not None:
+                await runtime.execute(session.id, action)
+            looked.clear()
+            await runtime.execute(session.id, SendMessage("next", loops))
+            assert sum(looked) <= 4
+        fork = await runtime.branch(session.id, ForkSession())
+        await runtime.execute(fork.id, SendMessage("first in the fork", loops))  # which is read anew
+        for _ in range(3):
+            looked.clear()
+            await runtime.execute(fork.id, SendMessage("in the fork", loops))
+            assert sum(looked) <= 4
+
+
+async def test_a_message_that_is_redacted_between_two_sends_is_not_sent_again() -> None:
+    """Whatever was compiled before goes with the tapes that a redaction makes the store let go of."""
+    sent: list[list[str]] = []
+
+    def reply(request: ModelRequest) -> str:
+        sent.append([message.text for message in request.messages])
+        return "ok"
+
+    store = MemoryStore()
+    runtime, loops = SessionRuntime(store), LoopFactory(driver=ScriptedDriver(reply))
+    session = await runtime.create(AgentDefinition("agent"))
+    session = await runtime.execute(session.id, SendMessage("secret", loops))
+    await runtime.execute(session.id, SendMessage("and", loops))
+    await store.redact(session.id, [session.state.messages[0].id])
+    await runtime.execute(session.id, SendMessage("again", loops))
+    assert sent[1][0] == "secret"
+    assert sent[2] == ["[redacted]", "ok", "and", "ok", "again"]
+
+
+def test_what_is_kept_of_a_prompt_does_not_keep_its_tape() -> None:
+    """A session that a store lets go of is freed at once, and not when the collector comes round."""
+    tape = Tape(conversation() * 3, LogRef("store", 1))
+    transcript = Transcript([Span(tape, 0, tape.end)])
+    before = sys.getrefcount(tape)
+    assert len(Prompts().of(transcript)) == 21
+    assert tape.found is not None
+    assert sys.getrefcount(tape) == before
+
+
+def test_a_call_that_never_got_a_result_makes_later_prompts_no_dearer(looked: list[int]) -> None:
+    """It is closed after a while. A result that comes all the same is taken, wherever it stands."""
+    lost = Message.assistant(tool_calls=[ToolCall("look", {}, "lost")])
+    tape = Tape([Message.user("go"), lost, *conversation() * 100], LogRef("store", 1))
+    assert tape.items is not None
+    assert NO_RESULT in [message.text for message in Prompts().of(Transcript([Span(tape, 0, tape.end)]))]
+    looked.clear()
+    more, found = Message.user("more"), Message.tool("lost", "found")
+    transcript = Transcript([Span(tape, 0, tape.end)]).append(more)
+    assert len(Prompts().of(transcript)) == 2 + 1 + 700 + 1
+    assert sum(looked) == 1
+    late = transcript.append(found)
+    prompts = Prompts()
+    assert tuple(prompts.of(transcript)) == compile_prompt(transcript)
+    assert [message.text for message in prompts.of(late)][2] == "found"
+    tape.items += [more, found]
+    assert tuple(Prompts().of(Transcript([Span(tape, 0, tape.end)]))) == compile_prompt(late)
+
+
+def test_a_later_prompt_costs_what_is_new(looked: list[int]) -> None:
     prompts, transcript = Prompts(), Transcript.of(conversation() * 50)
     assert len(prompts.of(transcript)) == 7 * 50
     looked.clear()

@@ -55,6 +55,18 @@ async def test_arguments_that_do_not_fit_go_back_to_the_model() -> None:
     assert (execution.error.type, called) == ("InvalidArguments", [])
 
 
+async def test_a_call_that_nobody_decided_about_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision is bound to a hash of its call. There is nothing to compare where nobody was asked."""
+
+    def refuse(*_: object) -> str:
+        raise AssertionError("nobody has decided about this call")
+
+    monkeypatch.setattr("perdure.loop.tool_use.call_hash", refuse)
+    monkeypatch.setattr("perdure.model.execution.PendingCall.digest", property(refuse))
+    result, _ = await told(lambda: "done", name="work")
+    assert result.content == "done"
+
+
 async def test_an_unknown_tool_is_told_with_those_there_are() -> None:
     """A tool that does not exist, or is not allowed to this agent, is an error result that names the others."""
 

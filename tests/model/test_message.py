@@ -6,12 +6,15 @@ import copy
 import pickle
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import messages
 
+from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.message import (
     ROLES,
@@ -334,3 +337,37 @@ def test_parts_are_a_list_of_parts(parts):
     with pytest.raises(InvalidData) as caught:
         Message("user", parts)
     assert caught.value.path.startswith("$.parts")
+
+
+def test_neighbours_share_what_is_the_same_in_their_metadata() -> None:
+    """The messages of a run carry the same ids: each text is in memory once, and equal metadata once as a whole."""
+    raws = [
+        b'{"role":"assistant","id":"1","metadata":{"run":"run one","step":"step one","is_trace":true}}',
+        b'{"role":"tool","id":"2","metadata":{"run":"run one","step":"step one","is_trace":true}}',
+        b'{"role":"assistant","id":"3","metadata":{"run":"run one","step":"step two"}}',
+    ]
+    one, two, three = codec.decode_messages(raws)
+    assert one.metadata is two.metadata
+    assert three.metadata["run"] is one.metadata["run"]
+    assert three.metadata == {"run": "run one", "step": "step two"}
+
+
+@pytest.mark.parametrize("others", [(1, True, 1.0), ("1", 1, "1"), ([1], [True], [1.0]), ({"a": 1}, {"a": True}, {})])
+def test_metadata_that_is_only_equal_keeps_its_types_and_its_order(others: tuple[Any, ...]) -> None:
+    """1, True and 1.0 are equal in Python and three things in JSON; so are two orders of one object."""
+    given = [{"a": each, "b": "x"} for each in others]
+    made = [
+        Message.user("hi", metadata=each).metadata for each in (*given, *({"b": "x", "a": each} for each in others))
+    ]
+    assert [msgspec.json.encode(each) for each in made[:3]] == [msgspec.json.encode(each) for each in given]
+    assert [list(each) for each in made] == 3 * [["a", "b"]] + 3 * [["b", "a"]]
+
+
+def test_what_a_caller_does_to_metadata_later_reaches_no_message() -> None:
+    """Neither the one it was given to, nor the next that has the same."""
+    given = {"note": "mine", "list": [1]}
+    first = Message.user("a", metadata=given)
+    given["note"] = "changed"
+    given["list"].append(2)  # type: ignore[attr-defined]
+    assert first.metadata == {"note": "mine", "list": [1]}
+    assert Message.user("b", metadata={"note": "mine", "list": [1]}).metadata == first.metadata

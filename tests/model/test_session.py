@@ -130,11 +130,11 @@ def test_tags_are_texts(tags):
 
 
 def test_reconstitute_sets_version_and_time_only():
-    """A store hands a session back with its version and time; nothing else moves."""
+    """A store hands a session back with its version and time, and notes since when its view is shown."""
     before = session(SUSPENDED)
     after = AgentSession.reconstitute(before, version=7, updated_at=LATER)
     assert (after.version, after.info.updated_at, after.status) == (7, LATER, SUSPENDED)
-    assert (after.state, after.definition, after.info.created_at) == (before.state, before.definition, START)
+    assert (after.state, after.definition, after.info.created_at) == (before.state.kept_as(7), before.definition, START)
 
 
 @pytest.mark.parametrize("bad", ["../../etc/passwd", "", "a/b", "x" * 201, "ü", None, 5])

@@ -165,6 +165,7 @@ CHANGES = {
     "with_stop_signal": lambda s: s.with_stop_signal(SIGNAL),
     "with_continuation_requested": lambda s: s.with_continuation_requested(),
     "with_current_step": lambda s: s.with_current_step(answer()),
+    "with_step_output": lambda s: s.with_step_output(answer(), Message.assistant("more")),
     "with_current_step_completed": lambda s: s.with_current_step_completed(),
 }
 
@@ -256,6 +257,30 @@ def test_a_step_that_grows_adds_what_is_new():
     assert [message.role for message in state.messages] == ["assistant", "tool"]
     assert state.messages[-1].metadata["step_id"] == step.id
     assert state.execution.current_step.output_messages == state.transcript
+
+
+def test_output_that_is_handed_over_alone_is_that_of_a_step_that_grows():
+    """Both ways of adding a message to a step come to the same."""
+    step = AgentStep.of([Message.assistant(tool_calls=[CALL])])
+    result = Message.tool(CALL.id, "blue")
+    before = AgentState().with_messages(Message.user("hi")).with_current_step(step)
+    current = before.execution.current_step
+    with ids.use(clock=ticking()):
+        whole = before.with_current_step(
+            msgspec.structs.replace(step, output_messages=step.output_messages.append(result))
+        )
+    with ids.use(clock=ticking()):
+        alone = before.with_step_output(current, result)
+    assert alone == whole
+    assert [*alone.execution.current_step.output_messages] == [*alone.messages][1:]
+
+
+def test_a_steps_calls_are_worked_out_once():
+    """A step is asked for its calls many times, and never changes."""
+    step = AgentStep.of([Message.assistant(tool_calls=[CALL])])
+    assert step.tool_calls == (CALL,)
+    assert step.tool_calls is step.tool_calls
+    assert msgspec.structs.replace(step, output_messages=AgentStep().output_messages).tool_calls == ()
 
 
 def test_a_step_that_grows_keeps_to_its_own_messages():

@@ -29,6 +29,7 @@ from perdure import (
     WriteMetadata,
 )
 from perdure.loop.tool_use import current_session
+from perdure.sessions.streaming import Listener
 from perdure.testing import Chunks, Delay, ScriptedDriver
 
 Connect = Callable[..., Sessions]
@@ -299,6 +300,27 @@ async def test_recover_tells_whether_there_was_a_run_to_go_on_with(connect: Conn
         assert not await chat.recover()
         await chat.redact([sent.session.state.messages[0].id])
         assert not await chat.recover()
+
+
+async def test_streams_at_once_hear_their_own_sessions_only(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener is called as often beside ten other streams as alone: with the events of its session."""
+    calls: list[Listener] = []
+    hear = Listener.hear
+
+    def counted(self: Listener, event: object) -> None:
+        calls.append(self)
+        hear(self, event)
+
+    monkeypatch.setattr(Listener, "hear", counted)
+    async with connect(driver=ScriptedDriver(lambda _: Chunks(["one ", "two ", "three"]))) as sessions:
+        alone = "".join([chunk async for chunk in (await sessions.open()).stream("hi")])
+        each = len(calls)
+
+        async def streamed() -> str:
+            return "".join([chunk async for chunk in (await sessions.open()).stream("hi")])
+
+        assert set(await asyncio.gather(*(streamed() for _ in range(10)))) == {alone}
+    assert len(calls) == 11 * each
 
 
 async def test_a_streams_error_reaches_the_listener(connect: Connect) -> None:

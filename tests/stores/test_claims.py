@@ -40,6 +40,7 @@ def no_handles() -> Iterator[None]:
 def nothing_read_yet() -> None:
     claims._read_once.cache_clear()
     claims._start_once.cache_clear()
+    claims._link_once.cache_clear()
 
 
 @contextmanager
@@ -96,6 +97,28 @@ def test_a_start_time_once_read_is_known_without_handles() -> None:
     before = Holder.here("me")
     with no_handles():
         assert Holder.here("me") == before
+
+
+def test_a_process_reads_of_itself_once_and_its_child_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No claim costs a look into /proc. A fork may stand in another namespace, under the same number."""
+    looks: list[str] = []
+    read, link = Path.read_text, os.readlink
+    monkeypatch.setattr(Path, "read_text", lambda path: looks.append(str(path)) or read(path))
+    monkeypatch.setattr(os, "readlink", lambda path: looks.append(str(path)) or link(path))
+    first = Holder.here("me")
+    assert looks
+    looks.clear()
+    assert Holder.here("me") == first
+    assert looks == []
+    script = (
+        "import os; from perdure.stores import claims; mine = claims.Holder.here('me')\n"
+        "if not (child := os.fork()):\n"
+        "    known = claims._link_once.cache_info().currsize + claims._start_once.cache_info().currsize\n"
+        "    its = claims.Holder.here('me')\n"
+        "    os._exit(0 if known == 0 and (its.pid, its.started) != (mine.pid, mine.started) else 1)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])

@@ -25,6 +25,7 @@ from perdure.stores.sqlite.schema import _FUNCTIONS
 from perdure.testing import FrozenClock
 from perdure.testing.samples import texts
 
+ADDED_TO_TAGS = ("owner", "agent", "status", "created")
 OPEN = """
 import asyncio, sys
 from perdure import SqliteStore
@@ -56,13 +57,13 @@ def make_old(path: Path) -> None:
                 values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
         db.execute("DROP TABLE batch")
-        db.execute("DROP INDEX key_again").fetchall()
-        db.execute("DROP INDEX session_by_created").fetchall()
-        for name, index in re.findall(r"(?m)^CREATE INDEX (session_by_\w+) (.*?;)", script, re.DOTALL):
-            db.execute(f"DROP INDEX {name}").fetchall()
-            db.execute(f"CREATE INDEX {name} {index}").fetchall()
-        for table in ("key", "log"):
-            db.execute(f"ALTER TABLE {table} DROP COLUMN crc").fetchall()
+        newer = "type = 'trigger' OR type = 'index' AND sql IS NOT NULL"
+        for kind, name in db.execute(f"SELECT type, name FROM sqlite_schema WHERE {newer}").fetchall():
+            db.execute(f"DROP {kind} {name}").fetchall()
+        for index in re.findall(r"(?m)^CREATE INDEX .*?;", script, re.DOTALL):
+            db.execute(index).fetchall()
+        for table, column in (*(("tag", name) for name in ADDED_TO_TAGS), ("key", "crc"), ("log", "crc")):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}").fetchall()
         db.pragma("user_version", 1)
     db.close()
 

@@ -25,6 +25,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Transcript
 from perdure.stores.format import blocks
+from perdure.stores.format.gathering import gathered
 from perdure.stores.format.heads import FORMAT, StoredHead
 from perdure.stores.format.packing import pack
 from perdure.stores.format.rows import hash_of
@@ -360,6 +361,6 @@ def _bombs() -> Iterator[tuple[dict[str, bytes], str]]:
 def test_blocks_that_name_one_another_without_end_are_refused(values: dict[str, bytes], name: str) -> None:
     """A few bytes cannot stand for a view that no memory holds."""
     head = _named_heads(values, name)
-    assert set(head.gathered(values.__getitem__)) <= set(values)
+    assert set(gathered(head, values.__getitem__).values) <= set(values)
     with pytest.raises(CorruptRecord):
         head.session(values, _span)

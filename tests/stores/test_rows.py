@@ -19,6 +19,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Tape, Transcript
 from perdure.protocols import StoredAt
+from perdure.stores.format.gathering import gathered
 from perdure.stores.format.heads import FORMAT, INLINE, PREFIX, StoredHead, encode_head
 from perdure.stores.format.placement import Placement, foreign_stretches, is_at_hand
 from perdure.stores.format.rows import Values, check_row, checksum
@@ -51,7 +52,7 @@ class Rows:
         self, session_id: str, version: int, *, known: AgentSession | None = None, all: bool = False
     ) -> AgentSession:
         head = StoredHead(self.heads[session_id, version], session_id, version)
-        values = head.gathered(self.values.__getitem__)
+        values = gathered(head, self.values.__getitem__).values
         shelf = TapeCache(ORIGIN, known)
         wanted = [(log, 0, len(rows)) for log, rows in self.logs.items()] if all else head.wanted(values)
         for log, start, stop in shelf.missing(wanted):

@@ -288,6 +288,84 @@ async def test_saves_that_wait_together_share_a_commit(tmp_path: Path) -> None:
             assert texts(await store.load(f"s{number}")) == ([] if number == 7 else ["Hello"])
 
 
+async def traced(store: SqliteStore) -> list[str]:
+    """The statements of the store's writer, from now on."""
+    statements: list[str] = []
+
+    def note(_: apsw.Cursor, sql: str, bindings: object) -> bool:
+        statements.append(sql)
+        return True
+
+    def listen(db: apsw.Connection) -> None:
+        db.exec_trace = note
+
+    await in_writer(store, listen)
+    return statements
+
+
+async def test_saves_that_share_a_commit_need_no_savepoints(tmp_path: Path) -> None:
+    """The rows of all of them are written together, table by table, and a refusal is no reason to begin again."""
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        sessions = [await store.create(new_session(id=f"s{number}")) for number in range(8)]
+        await store.save(sessions[3])
+        statements = await traced(store)
+        await asyncio.gather(*(store.save(say(each, "Hello")) for each in sessions), return_exceptions=True)
+        assert not [sql for sql in statements if "SAVEPOINT" in sql]
+        rows = [sql.split()[2] for sql in statements if sql.startswith("INSERT")]
+        assert rows == ["msg"] * 7 + ["head"] * 7
+
+
+async def test_one_that_fails_after_it_has_written_is_parted_from_the_others(tmp_path: Path) -> None:
+    """Those that share its commit are made again, each with a savepoint, and nothing of it is kept."""
+
+    def fails_late(db: apsw.Connection) -> None:
+        db.execute("DELETE FROM session WHERE id = 'a'")
+        raise KeyError("a bug")
+
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        first, second = [await store.create(new_session(id=name)) for name in ("a", "b")]
+        made = await asyncio.gather(
+            store.save(say(first, "Hello")),
+            store._engine.opened.writer.run(fails_late),
+            store.save(first),
+            store.save(say(second, "Hi")),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in made] == [AgentSession, KeyError, SessionConflict, AgentSession]
+        store.evict("a")
+        store.evict("b")
+        assert texts(await store.load("a")) == ["Hello"]
+        assert texts(await store.load("b")) == ["Hi"]
+        assert not await store.check()
+
+
+async def test_a_row_that_is_refused_fails_its_own_save_alone(tmp_path: Path) -> None:
+    """Rows are written at the end of a commit. One that cannot be is found there, and the others are kept."""
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        first, second = [await store.create(new_session("Hello", id=name)) for name in ("a", "b")]
+        await in_writer(store, lambda db: db.execute("INSERT INTO msg VALUES (1, 1, 0, x'')").fetchall())
+        made = await asyncio.gather(
+            store.save(say(first, "Hello")), store.save(say(second, "Hi")), return_exceptions=True
+        )
+        assert [type(each) for each in made] == [StoreError, AgentSession]
+        assert texts(await store.load("b")) == ["Hello", "Hi"]
+        assert (await store.load("a")).version == 1
+
+
+async def test_a_save_sets_no_column_that_stays_as_it_is(tmp_path: Path) -> None:
+    """To set a column that an index has costs a page of that index, whether or not it changes."""
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        session = await store.create(new_session("Hello"))
+        statements = await traced(store)
+        session = await store.save(say(session, "Hi"))
+        await store.save(session.suspended())
+        assert [sql for sql in statements if sql.startswith("UPDATE session")] == [
+            "UPDATE session SET version = ?, updated = ?, msg_end = ? WHERE sid = ?",
+            "UPDATE session SET version = ?, updated = ?, status = ? WHERE sid = ?",
+        ]
+        assert [info.id for info in await store.list(status="suspended")] == [session.id]
+
+
 async def test_a_job_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
     """Whatever goes wrong in one request, its caller is told, and the store goes on."""
     async with SqliteStore(tmp_path / "sessions.db") as store:
@@ -297,7 +375,7 @@ async def test_a_job_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
             db.execute("DELETE FROM session")
             raise KeyError("a bug")
 
-        for worker in (store._engine.opened.writer, store._engine.opened.reader):
+        for worker in (store._engine.opened.writer, store._engine.opened.readers):
             with pytest.raises((KeyError, StoreError)):
                 await worker.run(broken)
         odd: list[Any] = [
@@ -413,8 +491,11 @@ async def test_what_is_at_hand_is_not_read_again(tmp_path: Path, monkeypatch: py
             assert sum(reads) == 200 + 6 + 1
 
 
-async def test_a_redaction_that_comes_before_a_queued_read_is_seen(tmp_path: Path) -> None:
+async def test_a_redaction_that_comes_before_a_queued_read_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A load that looked at the cache before another process redacted, and read after it, shows no old text."""
+    monkeypatch.setattr("perdure.stores.sqlite.worker.MOST_READERS", 1)
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
         session = await store.create(new_session("a secret", "more", id="s"))
@@ -425,7 +506,7 @@ async def test_a_redaction_that_comes_before_a_queued_read_is_seen(tmp_path: Pat
             begun.set()
             go_on.wait(30)
 
-        held = asyncio.ensure_future(store._engine.opened.reader.run(hold_up))
+        held = asyncio.ensure_future(store._engine.opened.readers.run(hold_up))
         await asyncio.to_thread(begun.wait)
         loading = asyncio.ensure_future(store.load("s"))
         await asyncio.sleep(0)  # it has compared its cache with the file, and waits for the reader

@@ -21,6 +21,7 @@ from perdure.model.ids import use
 from perdure.model.message import Message
 from perdure.protocols import Entry, Key
 from perdure.stores.claims import Holder
+from perdure.stores.engine import TABLES as KEPT
 from perdure.stores.format import packing
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import fork, new_session, note, run_of, say
@@ -121,9 +122,11 @@ def rows_in(path: Path) -> dict[str, list[Any]]:
     db = apsw.Connection(str(path))
     found = {}
     for table in TABLES:
-        names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")] or ["name", "seq"]
+        names = KEPT[table].columns if table in KEPT else ("name", "seq")
         order = " ORDER BY rowid" if table in ORDERED else ""
-        rows = [dict(zip(names, row, strict=True)) for row in db.execute(f"SELECT * FROM {table}{order}")]
+        rows = [
+            dict(zip(names, row, strict=True)) for row in db.execute(f"SELECT {', '.join(names)} FROM {table}{order}")
+        ]
         plain = [{name: _plain(value) for name, value in row.items() if name != "crc"} for row in rows]
         found[table] = plain if table in ORDERED else sorted(plain, key=json.dumps)
     db.close()

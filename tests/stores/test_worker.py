@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import apsw
 import pytest
+from tests.waiting import until
 
 from perdure.errors import StoreError
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite import worker as workers
-from perdure.stores.sqlite.worker import Worker
+from perdure.stores.sqlite.worker import Readers, Worker
 from perdure.testing.samples import new_session, say
 
 
@@ -108,3 +111,124 @@ async def test_an_idle_writer_empties_the_log(tmp_path: Path, monkeypatch: pytes
                 break
             await asyncio.sleep(0.01)
         assert b"a word that is looked for" in path.read_bytes()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_what_was_delivered_is_not_kept_until_the_next_request(alone: bool) -> None:
+    """A session of 100,000 messages that was loaded or saved, and let go of, leaves the memory at once."""
+
+    class Large:
+        """What a job was given, or has brought back."""
+
+    worker = Worker("test", partial(apsw.Connection, ":memory:"))
+    try:
+        given, brought = Large(), Large()
+        alive = [weakref.ref(given), weakref.ref(brought)]
+        assert await worker.run(partial(_bring, given, [brought]), alone=alone) is brought
+        del given, brought
+        await until(lambda: [each() for each in alive] == [None, None])
+    finally:
+        await worker.close()
+
+
+def _bring(given: object, brought: list[object], _: apsw.Connection) -> object:
+    return brought.pop()
+
+
+@contextmanager
+def held_up() -> Iterator[tuple[threading.Event, Callable[[apsw.Connection], int]]]:
+    """A job that lasts until the block ends, and an event that says that it has begun."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(_: apsw.Connection) -> int:
+        begun.set()
+        go_on.wait(30)
+        return 7
+
+    try:
+        yield begun, wait
+    finally:
+        go_on.set()
+
+
+def threads_of(name: str) -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(name))
+
+
+async def test_a_long_read_holds_up_no_other() -> None:
+    """Another thread reads meanwhile. Threads are started when they are needed, and end with the store."""
+    readers = Readers("held", partial(apsw.Connection, ":memory:"))
+    assert threads_of("held") == []
+    with held_up() as (begun, wait):
+        assert await readers.run(answer) == await readers.run(answer) == 42
+        assert threads_of("held") == ["held 1"]
+        long = asyncio.ensure_future(readers.run(wait))
+        await asyncio.to_thread(begun.wait)
+        assert await asyncio.gather(*(readers.run(answer) for _ in range(100))) == [42] * 100
+        assert len(threads_of("held")) <= workers.MOST_READERS
+    assert await long == 7
+    await readers.close()
+    assert threads_of("held") == []
+    with pytest.raises(StoreError, match="closed"):
+        await readers.run(answer)
+
+
+async def test_what_is_known_to_take_long_leaves_a_thread_for_the_others() -> None:
+    """However many of those there are."""
+    readers = Readers("long", partial(apsw.Connection, ":memory:"))
+    with held_up() as (begun, wait):
+        long = [asyncio.ensure_future(readers.run(wait, long=True)) for _ in range(20)]
+        await asyncio.to_thread(begun.wait)
+        async with asyncio.timeout(20):
+            assert [await readers.run(answer) for _ in range(20)] == [42] * 20
+        assert len(threads_of("long")) == workers.MOST_READERS
+    assert await asyncio.gather(*long) == [7] * 20
+    await readers.close()
+
+
+async def test_readers_serve_several_loops_and_are_closed_once() -> None:
+    """What was asked for before the end is answered, in whichever loop."""
+    readers = Readers("loops", partial(apsw.Connection, ":memory:"))
+
+    async def ask() -> list[int]:
+        return await asyncio.gather(*(readers.run(answer) for _ in range(50)))
+
+    with loop_in_a_thread() as other:
+        elsewhere = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(), other))
+        assert await asyncio.gather(ask(), elsewhere) == [[42] * 50] * 2
+    await readers.close()
+    await readers.close()
+    assert threads_of("loops") == []
+
+
+async def test_a_forked_child_has_no_readers() -> None:
+    """It is told so at once, though a thread of the parent may have been choosing one when it was forked."""
+    readers = Readers("forked", partial(apsw.Connection, ":memory:"))
+    await readers.run(answer)
+    with readers._choosing:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                readers._taken(long=False)
+            except StoreError:
+                os._exit(0)
+            os._exit(1)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert status == 0
+    await readers.close()
+
+
+async def test_a_cancelled_read_holds_up_no_other() -> None:
+    """Its thread is busy until it is done, though nobody waits for it any more; and then serves again."""
+    readers = Readers("cancelled", partial(apsw.Connection, ":memory:"))
+    with held_up() as (begun, wait):
+        reading = asyncio.ensure_future(readers.run(wait))
+        await asyncio.to_thread(begun.wait)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        async with asyncio.timeout(20):
+            assert [await readers.run(answer) for _ in range(5)] == [42] * 5
+        assert readers._waiting == [1, 0]
+    await readers.close()
+    assert readers._waiting == [0, 0]

@@ -66,13 +66,11 @@ class ClaimedWork:
             if self._inbox is None:
                 await _finished(work)
                 return
-            watch = asyncio.ensure_future(self._inbox.watch(work))
+            watch = self._inbox.attend(work)
             try:
                 await _finished(work)
             finally:
-                watch.cancel()
-                await asyncio.wait({watch})
-                failure = None if watch.cancelled() else watch.exception()
+                failure = await watch.end()
             if failure is not None:
                 raise failure
 

@@ -11,7 +11,6 @@ from perdure.model.loop_events import ContinuationKind
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext, Journal, RunOnRecord
-from perdure.runtime.record_reader import RUNS_AT_ONCE, parent_in
 
 MESSAGES_LOOKED_AT = 100
 ENTRIES_LOOKED_AT = 100
@@ -64,6 +63,8 @@ async def continuation_of(
     parent = await parent_of(session, context)
     if parent is None:
         return {}
+    from perdure.runtime.record_reader import RUNS_AT_ONCE, parent_in
+
     recent = await journal.runs(session.id, limit=RUNS_AT_ONCE)
     siblings = [run for run in recent if parent_in(run) == parent]
     repeated = await _repeated(journal, session, siblings, inputs)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from perdure.aio import finish_despite_cancel
@@ -40,6 +41,8 @@ Send = Callable[[JournalEntry], Action]
 CANCEL, STEER, QUEUE = "cancel", "steer", "queue"
 LOOK_EVERY = 0.2
 _log = logging.getLogger("perdure.actions")
+OLDER_AT_ONCE = 16
+"""How many items from before its claim a run looks at at a time."""
 PAGE = 200
 """How many entries of a record are looked at at a time for a delivery."""
 
@@ -72,18 +75,21 @@ class Inbox:
         }
         await self._journal.post(self.session_id, Entry(kind, body))
 
-    async def items(self, after: int = 0) -> Sequence[JournalEntry]:
-        """Return the items behind a number that are not taken yet."""
-        return await self._journal.read(self.session_id, after=after, inbox=True)
+    async def items(self, after: int = 0, most: int | None = None) -> Sequence[JournalEntry]:
+        """Return the items behind a number that are not taken yet, or the first so many of them."""
+        return await self._journal.read(self.session_id, after=after, limit=most, inbox=True)
 
     async def first_waiting(self) -> JournalEntry | None:
         """Return the first item that is still to be sent, or None.
 
         Queued ones are taken in their order, by the save of the run that answers them. Steering may have passed them.
         """
-        for entry in await self.items():
-            if entry.kind == QUEUE or (entry.kind == STEER and not await self.was_delivered(entry)):
-                return entry
+        after, most = 0, 1
+        while page := await self.items(after, most):
+            for entry in page:
+                if entry.kind == QUEUE or (entry.kind == STEER and not await self.was_delivered(entry)):
+                    return entry
+            after, most = page[-1].seq, most * 8
         return None
 
     async def was_delivered(self, entry: JournalEntry) -> bool:
@@ -137,6 +143,10 @@ class RunInbox:
 
     The run's save takes the inbox up to the first item that still waits. One behind that which was delivered is known
     by its delivery id; so is the item that the run `answers`, after a crash too.
+
+    Items that were posted before the claim are looked at some at a time, one more lot between two steps: many may wait,
+    each for a run of its own, and none of those runs reads them all. Later items are all looked at, since one of them
+    may be a wish to cancel.
     """
 
     def __init__(self, run: Run | None, record: JournalRecord, inbox: Inbox, *, answers: str | None = None) -> None:
@@ -145,6 +155,8 @@ class RunInbox:
         self._record = record
         self._inbox = inbox
         self._seen = record.taken
+        self._seen_older = record.taken
+        """How far the items are seen that were posted before the claim."""
         self._looking = asyncio.Lock()
         self._work: asyncio.Future[None] | None = None
         self._is_unwanted = False
@@ -160,30 +172,40 @@ class RunInbox:
 
     async def _look_if_needed(self) -> None:
         """Look, unless the last write has told that there is nothing new."""
-        if self._record.posted is None or self._record.posted > self._seen:
-            await self._look_calmly()
+        is_newer = self._record.posted is None or self._record.posted > max(self._seen, self._posted_before)
+        if is_newer or self._seen_older < self._posted_before:
+            await self._look_calmly(is_newer)
 
-    async def _look_calmly(self) -> None:
+    @property
+    def _posted_before(self) -> int:
+        """The last item that was posted before the claim."""
+        return self._record.posted_at_claim or 0
+
+    async def _look_calmly(self, newer: bool = True) -> None:
         """Look. A store that fails may recover: the next write says if it does not."""
         try:
-            await self._look()
+            await self._look(newer)
         except (StoreError, SessionLocked) as error:
             _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
 
-    async def watch(self, work: asyncio.Future[None]) -> None:
+    def attend(self, work: asyncio.Future[None]) -> Watch:
+        """Return a watch over work that a wish to cancel ends."""
+        loop = asyncio.get_running_loop()
+        self._work = work
+        if self._is_unwanted:
+            loop.call_soon(work.cancel)  # once it has begun: work that never began cannot end in good order
+        next_beat = loop.time() + self._record.lease / 3
+        return Watch(partial(self._watch, work, next_beat), LOOK_EVERY)
+
+    async def _watch(self, work: asyncio.Future[None], next_beat: float) -> None:
         """Look every now and then, and keep the claim alive while the run is silent. A claim that is lost ends the run.
 
         It ends by itself with the run: a store may let a cancellation get lost, as `asyncio.wait_for` can.
         """
         loop = asyncio.get_running_loop()
-        next_beat = loop.time() + self._record.lease / 3
-        self._work = work
-        if self._is_unwanted:
-            work.cancel()
         while not work.done():
-            await asyncio.sleep(LOOK_EVERY)
             try:
-                await self._look_calmly()
+                await self._look_if_claimed()
                 if loop.time() >= next_beat:
                     await self._record.beat()
                     next_beat = loop.time() + self._record.lease / 3
@@ -192,18 +214,42 @@ class RunInbox:
                 raise
             except (StoreError, SessionLocked) as error:  # which may pass: the next write says if it does not
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
+            await asyncio.sleep(LOOK_EVERY)
 
-    async def _look(self) -> None:
+    async def _look_if_claimed(self) -> None:
+        """Look once it is known what was there before: until then an old wish to cancel looks like a new one."""
+        if self._record.claim is not None:
+            await self._look_calmly()
+
+    async def _look(self, newer: bool) -> None:
         """Take note of what is new, one look at a time. A wish to cancel from before the claim was for another run."""
         async with self._looking:
-            told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
-            found = await self._inbox.items(self._seen)
-            self._seen = max(self._seen, told, found[-1].seq if found else 0)
+            found = await self._older()
+            found += await self._newer() if newer else ()
         self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
         self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
         self._take()
-        if any(entry.kind == CANCEL and entry.seq > (self._record.posted_at_claim or 0) for entry in found):
+        if any(entry.kind == CANCEL and entry.seq > self._posted_before for entry in found):
             self._cancel()
+
+    async def _older(self) -> list[JournalEntry]:
+        """Return the next lot of items from before the claim."""
+        before = self._posted_before
+        if self._seen_older >= before:
+            return []
+        found = await self._inbox.items(self._seen_older, OLDER_AT_ONCE)
+        # What is not found up to there has been taken.
+        self._seen_older = min(found[-1].seq, before) if len(found) == OLDER_AT_ONCE else before
+        return [entry for entry in found if entry.seq <= before]
+
+    async def _newer(self) -> Sequence[JournalEntry]:
+        """Return all items from after the claim that were not seen yet."""
+        told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
+        found = await self._inbox.items(max(self._seen, self._posted_before))
+        self._seen = max(self._seen, self._posted_before, told, found[-1].seq if found else 0)
+        if self._record.posted_at_claim is None:
+            self._seen_older = self._seen  # before the claim there is no difference
+        return found
 
     def _cancel(self) -> None:
         """End the run, once for each wish: what it does to end in good order must not be cancelled."""
@@ -227,8 +273,31 @@ class RunInbox:
         self._take()
 
     def _take(self) -> None:
-        first_waiting = min((entry.seq for entry in (*self._steering, *self._queued)), default=self._seen + 1)
-        self._record.taken = max(self._record.taken, first_waiting - 1)
+        is_all_seen = self._seen_older >= self._posted_before
+        first_unseen = (max(self._seen, self._seen_older) if is_all_seen else self._seen_older) + 1
+        waiting = (entry.seq for entry in (*self._steering, *self._queued))
+        self._record.taken = max(self._record.taken, min([first_unseen, *waiting]) - 1)
+
+
+class Watch:
+    """A task that begins after a while. Most runs have ended by then, and it never begins."""
+
+    def __init__(self, watch: Callable[[], Coroutine[Any, Any, None]], after: float) -> None:
+        self._watch = watch
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(after, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def end(self) -> BaseException | None:
+        """Stop watching. Return what the watch has failed with."""
+        self._timer.cancel()
+        if self._task is None:
+            return None
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        return None if self._task.cancelled() else self._task.exception()
 
 
 class WaitingMessages:

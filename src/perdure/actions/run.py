@@ -151,7 +151,7 @@ def _shown(before: AgentState, run: Run) -> AgentState:
     signals = run.state.execution.continuation.stop_signals if run.state.execution else ()
     if run.is_input_accepted and rejection_in(signals) is None:
         return run.state
-    return run.state.with_transcript(before.transcript, rewound_to=before.rewound_to)
+    return run.state.with_transcript(before.transcript, rewound_to=before.rewound_to, shown_since=before.shown_since)
 
 
 async def _carry_through(run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions) -> None:

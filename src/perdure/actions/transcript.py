@@ -117,9 +117,15 @@ class Undo:
         raise InvalidData("$", "there is nothing to undo: this view is the session's first")
 
     async def _origin(self, session: AgentSession, context: ActionContext | None) -> AgentSession:
-        """The version that first had this view: one that an undo has made is older than its number."""
-        while session.state.rewound_to:
-            session = await at_version(session, session.state.rewound_to, context)
+        """Return the version that first had a session's view: one that an undo has made is older than its number.
+
+        A state that was made past its own methods may name a version of another view, and is taken for a new one.
+        """
+        while 0 < (since := session.state.rewound_to or session.state.shown_since) < session.version:
+            older = await at_version(session, since, context)
+            if older.state.transcript != session.state.transcript:
+                break
+            session = older
         return session
 
 

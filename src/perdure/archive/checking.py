@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 import msgspec
 
 from perdure import codec
+from perdure.aio import aside
 from perdure.archive.moving import Progress
 from perdure.errors import (
     CorruptRecord,
@@ -36,6 +38,7 @@ from perdure.protocols import (
 )
 from perdure.runtime.record_reader import read_events
 from perdure.stores.format.heads import StoredHead
+from perdure.stores.format.rows import Stretch
 from perdure.stores.jobs.archive.archived import check
 
 RESTORE = (
@@ -51,6 +54,7 @@ _KEY = (
 )
 _HEADER = "Save the session once (a tag or a note will do): that writes its header anew."
 _TRY_AGAIN = "Look at the reason, mend it, and check again."
+_DECODED_AT_ONCE = 256
 
 # Whatever damaged data can bring about in code that reads it; none of it may end the check.
 _DAMAGE = (PerdureError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -149,7 +153,7 @@ class _Survey:
                 return
             if session.info != info and session.version == info.version:
                 self.note(info.id, "header", "the list does not show what the newest version says", _HEADER)
-            for what in _view_faults(session):
+            for what in await aside(list, _view_faults(session)):
                 self.note(info.id, f"view of version {session.version}", what, _VIEW)
         await self._check_whole(info)
         if isinstance(self._store, Journal):
@@ -168,6 +172,12 @@ class _Survey:
 
     async def _check_archived(self, store: Archive, info: AgentSessionInfo) -> None:
         archived = await store.dump(info.id)
+        stretches = await aside(self._look_through, archived, info)
+        if not all(self._is_known(archived, *stretch) for stretch in stretches):
+            await store.dump(info.id, alone=True)  # which reads what stands elsewhere, or says what is missing
+
+    def _look_through(self, archived: ArchivedSession, info: AgentSessionInfo) -> Sequence[Stretch]:
+        """Note what is wrong with an archived session, and return the stretches of logs that its versions name."""
         for name, rows in archived.logs.items():
             self._check_log(info.id, name, rows)
         if len(archived.heads) < info.version:
@@ -176,15 +186,18 @@ class _Survey:
             self.note(info.id, f"run {run}", what, _RECORD)
         for key, what in _key_faults(archived):
             self.note(info.id, f"idempotency key {key!r}", what, _KEY)
-        stretches = check(archived)
-        if not all(self._is_known(archived, *stretch) for stretch in stretches):
-            await store.dump(info.id, alone=True)  # which reads what stands elsewhere, or says what is missing
+        return check(archived)
 
     def _check_log(self, session_id: SessionId, name: str, rows: Mapping[int, bytes]) -> None:
         self.messages += len(rows)
         self._lengths[name] = len(rows)
         if sorted(rows) != list(range(len(rows))):
             self.note(session_id, f"log {name}", "a message is missing from it", RESTORE)
+        items = iter(rows.items())
+        while some := dict(islice(items, _DECODED_AT_ONCE)):
+            self._check_messages(session_id, name, some)
+
+    def _check_messages(self, session_id: SessionId, name: str, rows: Mapping[int, bytes]) -> None:
         try:
             codec.decode_messages(list(rows.values()))  # all at once, which is quicker than one by one
         except _DAMAGE:
@@ -224,13 +237,12 @@ def _view_faults(session: AgentSession) -> Iterator[str]:
     called: Counter[str] = Counter()
     answered: Counter[str] = Counter()
     for message in session.state.messages:
-        yield from (
-            f"the result of call {result.call_id!r} stands without its call"
-            for result in message.tool_results
-            if not called[result.call_id]
-        )
-        called.update(call.id for call in message.tool_calls)
-        answered.update(result.call_id for result in message.tool_results)
+        for result in message.tool_results:
+            if not called[result.call_id]:
+                yield f"the result of call {result.call_id!r} stands without its call"
+            answered[result.call_id] += 1
+        for call in message.tool_calls:
+            called[call.id] += 1
     yield from (f"call {call!r} has {count} results" for call, count in answered.items() if count > called[call] > 0)
     if session.state.status is ExecutionStatus.COMPLETED:
         # Of its own calls: one that somebody has rewound to stands in the view without its result, and may.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from perdure.aio import aside
 from perdure.archive.lines import encode_session
 from perdure.archive.moving import MoveReport, Progress, dump_for, in_order
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.protocols import ArchivingStore
+from perdure.protocols import ArchivedSession, ArchivingStore
 from perdure.stores.jobs.archive.archived import is_same
 
 
@@ -31,7 +32,8 @@ async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Prog
     for done, session_id in enumerate(ids, 1):
         archived = await dump_for(source, session_id, present)
         is_new = await target.restore(archived)
-        report = report.plus(archived, len(encode_session(archived)) if is_new else 0, is_new=is_new)
+        size = await aside(_size, archived) if is_new else 0
+        report = report.plus(archived, size, is_new=is_new)
         present.add(session_id)
         tell(done, 2 * len(ids))
     differing: list[SessionId] = []
@@ -47,9 +49,14 @@ def _nobody(done: int, steps: int) -> None:
     """Nobody asks how far it is."""
 
 
+def _size(archived: ArchivedSession) -> int:
+    """Return how many bytes a session would take in an export."""
+    return sum(map(len, encode_session(archived)))
+
+
 async def _is_same(source: ArchivingStore, target: ArchivingStore, session_id: SessionId) -> bool:
     """Whether a session, read again from both sides, is the same."""
     try:
-        return is_same(await source.dump(session_id), await target.dump(session_id))
+        return await aside(is_same, await source.dump(session_id), await target.dump(session_id))
     except (SessionBusy, SessionNotFound):
         return False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import msgspec
@@ -15,6 +16,7 @@ from perdure.protocols import ArchivedSession, Entry
 
 FORMAT = 1
 _LONGEST = 2 * codec.MAX_BYTES
+_LINES_AT_ONCE = 1_024
 _NOTHING = msgspec.Raw(b"null")
 # What bytes that are no JSON, or are nested too deep, can bring about.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -45,15 +47,21 @@ def message_count(archived: ArchivedSession) -> int:
     return sum(len(rows) for logs in (archived.logs, archived.lent) for rows in logs.values())
 
 
-def encode_session(archived: ArchivedSession) -> bytes:
-    """A session's lines."""
-    facts = _Facts(dict(archived.owners), archived.interrupted)
-    first = Line("session", str(archived.session_id), body=msgspec.Raw(msgspec.json.encode(facts)))
-    lines = [_encoded(first), *map(_encoded, _parts(archived)), *map(_encoded, _messages("lent", archived.lent))]
-    return b"".join((*lines, _encoded(_end(lines))))
+def encode_session(archived: ArchivedSession) -> Iterator[bytes]:
+    """Yield a session's lines, page by page, so that a long one is never in memory twice."""
+    digest, count = hashlib.blake2b(digest_size=16), 0
+    lines = map(_encoded, _parts(archived))
+    while page := list(islice(lines, _LINES_AT_ONCE)):
+        raw = b"".join(page)
+        digest.update(raw)
+        count += len(page)
+        yield raw
+    yield _encoded(_end(count, digest.hexdigest()))
 
 
 def _parts(archived: ArchivedSession) -> Iterator[Line]:
+    facts = _Facts(dict(archived.owners), archived.interrupted)
+    yield Line("session", str(archived.session_id), body=msgspec.Raw(msgspec.json.encode(facts)))
     for name, raw in sorted(archived.values.items()):
         yield Line("value", name, body=msgspec.Raw(raw))
     yield from _messages("message", archived.logs)
@@ -64,27 +72,21 @@ def _parts(archived: ArchivedSession) -> Iterator[Line]:
             yield Line(kind, at=seq, body=msgspec.Raw(codec.encode(entry)))
     for name, (key_digest, version) in sorted(archived.keys.items()):
         yield Line("key", name, version, msgspec.Raw(msgspec.json.encode(key_digest)))
+    yield from _messages("lent", archived.lent)
 
 
 def _messages(kind: str, logs: Mapping[str, Mapping[int, bytes]]) -> Iterator[Line]:
     for name, rows in sorted(logs.items()):
-        for at, raw in sorted(rows.items()):
-            yield Line(kind, name, at, msgspec.Raw(raw))
+        for at in sorted(rows):
+            yield Line(kind, name, at, msgspec.Raw(rows[at]))
 
 
 def _encoded(line: Line) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
-def _end(lines: list[bytes]) -> Line:
-    return Line("end", at=len(lines), body=msgspec.Raw(msgspec.json.encode(_digest(lines))))
-
-
-def _digest(lines: Iterable[bytes]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for line in lines:
-        digest.update(line)
-    return digest.hexdigest()
+def _end(lines: int, digest: str) -> Line:
+    return Line("end", at=lines, body=msgspec.Raw(msgspec.json.encode(digest)))
 
 
 def first_line() -> bytes:
@@ -137,7 +139,8 @@ class _Lines:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.number = 0
-        self.met: list[bytes] = []
+        self.last = b""
+        self.begin()
 
     def raw(self) -> bytes:
         self.number += 1
@@ -149,9 +152,22 @@ class _Lines:
             )
         return raw
 
+    def begin(self) -> None:
+        """Begin to sum up the lines of a session. The line that was read last is its first."""
+        self.start, self.size = self.number, len(self.last)
+        self._digest = hashlib.blake2b(self.last, digest_size=16)
+
+    def sum_up(self) -> None:
+        """Take the line that was read last as one more of the session."""
+        self._digest.update(self.last)
+
+    def is_summed_up(self) -> bool:
+        """Tell whether the line that was read last is the end of what was summed up."""
+        return self.last == _encoded(_end(self.number - self.start, self._digest.hexdigest()))
+
     def next(self) -> Line:
-        raw = self.raw()
-        self.met.append(raw)
+        raw = self.last = self.raw()
+        self.size += len(raw)
         try:
             return msgspec.json.decode(raw, type=Line)
         except _UNREADABLE as error:
@@ -166,16 +182,14 @@ class _Lines:
 
 
 def _read_session(lines: _Lines, first: Line) -> Found:
-    lines.met = lines.met[-1:]
-    start = lines.number
+    lines.begin()
     draft = _Draft(lines, first)
     while (line := lines.next()).kind != "end":
+        lines.sum_up()
         draft.take(line)
-    own, last = lines.met[:-1], lines.met[-1]
-    if last != _encoded(_end(own)):
+    if not lines.is_summed_up():
         lines.refuse(f"the lines of session {first.name!r} do not match their checksum")
-    size = sum(map(len, lines.met))
-    return Found(draft.archived(), f"lines {start} to {lines.number}", size)
+    return Found(draft.archived(), f"lines {lines.start} to {lines.number}", lines.size)
 
 
 class _Draft:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
 
+from perdure.aio import aside
 from perdure.archive.lines import Found, encode_session, first_line, last_line, message_count, read_sessions
 from perdure.errors import InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId, new_id
@@ -58,14 +59,27 @@ async def export_sessions(
     await asyncio.to_thread(target.write, head)
     for done, session_id in enumerate(ids, 1):
         archived = await dump_for(store, session_id, exported)
-        raw = encode_session(archived)
-        await asyncio.to_thread(target.write, raw)
-        report = report.plus(archived, len(raw))
+        report = report.plus(archived, await _write(archived, target))
         exported.add(session_id)
         if progress is not None:
             progress(done, len(ids))
     await asyncio.to_thread(target.write, tail)
     return report
+
+
+async def _write(archived: ArchivedSession, target: BinaryIO) -> int:
+    """Write a session's lines, and return their bytes. Page by page: who cancels waits for no more than one."""
+    pages, size = encode_session(archived), 0
+    while written := await aside(_write_page, pages, target):
+        size += written
+    return size
+
+
+def _write_page(pages: Iterator[bytes], target: BinaryIO) -> int:
+    page = next(pages, b"")
+    if page:
+        target.write(page)
+    return len(page)
 
 
 async def import_sessions(
@@ -86,7 +100,7 @@ async def import_sessions(
             return await import_sessions(store, file, owner=owner, progress=progress)
     report, present = MoveReport(), set[str]()
     reading = read_sessions(source)
-    while (found := await asyncio.to_thread(next, reading, None)) is not None:
+    while (found := await aside(next, reading, None)) is not None:
         _check_owner(found, owner)
         is_new = await _take_in(store, found, present)
         present.add(found.archived.session_id)
@@ -126,7 +140,7 @@ def _check_owner(found: Found, owner: str | None) -> None:
 async def _take_in(store: Archive, found: Found, present: set[str]) -> bool:
     archived = found.archived
     try:
-        missing = _not_in_the_file(archived, present)
+        missing = await aside(_not_in_the_file, archived, present)
         if not missing:
             return await store.restore(archived)
     except InvalidData as error:

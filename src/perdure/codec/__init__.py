@@ -27,5 +27,6 @@ from perdure.codec.values import convert as convert
 from perdure.codec.values import decode as decode
 from perdure.codec.values import decode_plain as decode_plain
 from perdure.codec.values import encode as encode
+from perdure.codec.values import encode_if_sound as encode_if_sound
 from perdure.codec.values import encode_json as encode_json
 from perdure.codec.values import join as join

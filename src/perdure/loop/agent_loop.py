@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
 from perdure.loop.compaction.auto import AutoCompactor, Trigger
-from perdure.loop.compaction.compactor import overlaid
 from perdure.loop.cut_off import CutOffAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
-from perdure.loop.guards import BudgetGuard, Guard, TimeLimit, TimeLimitReached
+from perdure.loop.guards import UNLIMITED, BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import check_response
@@ -115,6 +114,7 @@ class Run:
         self._facts = {**start.facts, "approved": decisions.approved, "denied": decisions.denied}
         self._interceptors = Interceptors(setup.interceptors)
         self._guards = (BudgetGuard(setup.budget), *setup.guards)
+        self._timed = [each for each in self._guards if isinstance(each, BudgetGuard) and each.limits_time]
         self._narrator = Narrator(start.record, setup.events, start.session_id, start.told)
         self._tools = ToolUse(self, self._narrator, self._interceptors, decisions)
         self._prompts = Prompts()
@@ -318,8 +318,8 @@ class Run:
         message = replace(reply.message, id=message_id, parts=self._with_own_ids(reply.message.parts))
         if cut_off_by(reply.response.finish_reason) is not None:
             message = message.with_metadata(incomplete=True)
-        step = AgentStep.of([message], input=given, response=reply.response)
-        self.state = self.state.with_current_step(replace(step, id=step_id))
+        step = AgentStep(id=step_id, input_messages=given, inference_response=reply.response)
+        self.put_step(step, message)
         await self._narrator.message_ended(self.state.transcript[-1], reply.response)
 
     async def _prepared(self, request: ModelRequest) -> ModelRequest:
@@ -356,6 +356,8 @@ class Run:
             made = await self._setup.compaction.compact(self.state.transcript, request, trigger, self._charge)
         if made is None:
             return False
+        from perdure.loop.compaction.compactor import overlaid
+
         self.state = self.state.with_transcript(overlaid(self.state.transcript, made))
         await self._narrator.compacted(made.block, made.shown, made.usage, trigger)
         return True
@@ -369,8 +371,9 @@ class Run:
         own: list[Part] = []
         for part in parts:
             if isinstance(part, ToolCall):
-                part = replace(part, id=self._own_id(part.id))
-                self._call_ids.add(part.id)
+                own_id = self._own_id(part.id)
+                self._call_ids.add(own_id)
+                part = part if own_id == part.id else replace(part, id=own_id)
             own.append(part)
         return tuple(own)
 
@@ -401,9 +404,10 @@ class Run:
 
     def time_limit(self) -> TimeLimit:
         """Cancels what runs inside it when the budget's time is up."""
+        if not self._timed:
+            return UNLIMITED
         at = now()
-        budgets = (guard for guard in self._guards if isinstance(guard, BudgetGuard))
-        return TimeLimit(limit for budget in budgets for limit in budget.time_limits(self._seconds(at), at))
+        return TimeLimit(limit for budget in self._timed for limit in budget.time_limits(self._seconds(at), at))
 
     async def steer(self, messages: Sequence[Message], posted: str | None = None) -> None:
         """Take in, between two steps, messages that others send into the run, which then takes another step.
@@ -425,9 +429,9 @@ class Run:
         """Return the message, under a new id if the run has one of its id: its record and its save find them by id."""
         return replace(message, id=new_id()) if self._narrator.has_told(message.id) else message
 
-    def put_step(self, step: AgentStep) -> None:
-        """The step under way, with what a tool has added to it."""
-        self.state = self.state.with_current_step(step)
+    def put_step(self, step: AgentStep, message: Message) -> None:
+        """Put a message behind the output of the step under way, and into the transcript."""
+        self.state = self.state.with_step_output(step, message)
 
     def put_pending(self, calls: Sequence[PendingCall]) -> None:
         if calls or self.execution.pending_calls:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError
 from perdure.loop.agent_loop import AgentLoop, LoopSetup
 from perdure.loop.compaction.auto import AutoCompaction, AutoCompactor
-from perdure.loop.compaction.compactor import Compactor
-from perdure.loop.compaction.digest import Digest
 from perdure.loop.compaction.options import CompactionOptions
-from perdure.loop.compaction.summary import NoteTaker, Summariser
-from perdure.loop.drivers.offline import OfflineDriver
 from perdure.loop.drivers.provider import ProviderDriver
 from perdure.loop.drivers.retry import RetryingDriver
 from perdure.loop.filters import InputFilter
@@ -25,16 +22,18 @@ from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
 from perdure.loop.tools import ToolRegistry
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
-from perdure.model.definition import AgentDefinition, ModelConfig
+from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
 from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool
 
+if TYPE_CHECKING:
+    from perdure.loop.compaction.compactor import Compactor
+    from perdure.loop.compaction.summary import NoteTaker
+
 OFFLINE = ModelConfig("offline")
 UNASKED = ModelConfig("none")
 """Stands for the model of a loop that is built to be looked at, or to be ended, and asks none."""
-OWN_DRIVER = "driver"
-"""The provider under which a driver of the caller's own is on record where no model was named."""
 _NAME_A_MODEL = (
     "Name one: connect(url, model='openai:gpt-5'), AgentDefinition({agent!r}, model='…'), or --model and PERDURE_MODEL "
     "on the command line. The model 'offline' needs no key."
@@ -87,13 +86,14 @@ class LoopFactory:
             raise ConfigurationError(f"concurrency is {known}, not {concurrency!r}.")
         if not _is_count(max_result_chars):
             raise ConfigurationError(f"max_result_chars is a number over 0, not {max_result_chars!r}.")
-        self._tools = expect_several(tools, "$.tools")
+        tools = expect_several(tools, "$.tools")
         self._subagents = expect_several(subagents, "$.subagents")
         for each in self._subagents:
             expect(each, AgentDefinition, "$.subagents")
         self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._driver = None if driver is None else expect_method(driver, "respond", "$.driver")
+        self._own_model = None if driver is None else ModelConfig(f"{OWN_DRIVER}:{type(driver).__name__}")
         self._model = None if model is None else ModelConfig.of(model)
         expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
         self._capabilities = dict(capabilities or {})
@@ -109,11 +109,11 @@ class LoopFactory:
         self._max_result_chars = max_result_chars
         self._compaction = _checked_compaction(compaction)
         self._tokens = TokenEstimator()
-        self._offline = OfflineDriver()
         self._clients = ProviderDriver()
         self._provider = RetryingDriver(self._clients)
         Interceptors(self._interceptors)
-        ToolRegistry((*self._tools, *self._agents_for(None, depth=0)))
+        self._tools = ToolRegistry(tools)
+        self._with_agents(None, depth=0)
 
     def build(
         self,
@@ -155,19 +155,26 @@ class LoopFactory:
         self, options: CompactionOptions, model: ModelConfig, *, summary_model: ModelConfig | None = None
     ) -> Compactor:
         """What compacts views that a model is shown; a summary is written by that model, unless another is named."""
+        from perdure.loop.compaction.compactor import Compactor
+
         summariser = self._summariser_of(summary_model or model)
         return Compactor(options, self._tokens, summariser, model=model.name)
 
     def _auto_compactor(self, model: ModelConfig) -> AutoCompactor | None:
         if self._compaction is None:
             return None
-        summariser = self._summariser_of(self._compaction.model or model)
+        summariser = partial(self._summariser_of, self._compaction.model or model)
         return AutoCompactor(self._compaction, model, self._tokens, summariser)
 
     def _summariser_of(self, model: ModelConfig) -> NoteTaker:
         """Who writes summaries; for the offline model fixed rules do, as they do all that it says."""
-        driver = self.driver_of(model)
-        return Digest() if driver is self._offline else Summariser(driver, model)
+        if self._is_offline(model):
+            from perdure.loop.compaction.digest import Digest
+
+            return Digest()
+        from perdure.loop.compaction.summary import Summariser
+
+        return Summariser(self.driver_of(model), model)
 
     async def aclose(self) -> None:
         """Close the connections to model providers."""
@@ -188,8 +195,7 @@ class LoopFactory:
     def named_model(self, definition: AgentDefinition, state: AgentState | None = None) -> ModelConfig | None:
         """Return the model that an agent asks, or what stands for a driver of the caller's own; None without either."""
         kept = definition.model_config if state is None else state.model_for(definition)
-        own = None if self._driver is None else ModelConfig(f"{OWN_DRIVER}:{type(self._driver).__name__}")
-        return kept or self._model or own
+        return kept or self._model or self._own_model
 
     async def require(self, model: ModelConfig) -> None:
         """Raise ConfigurationError if a model cannot be asked from here: its key or its client is missing."""
@@ -203,19 +209,28 @@ class LoopFactory:
         """What calls a model: the factory's own driver, if it was given one."""
         if self._driver is not None:
             return self._driver
-        return self._offline if model.name == OFFLINE.name else self._provider
+        return self._offline if self._is_offline(model) else self._provider
+
+    def _is_offline(self, model: ModelConfig) -> bool:
+        return self._driver is None and model.name == OFFLINE.name
+
+    @cached_property
+    def _offline(self) -> Driver:
+        from perdure.loop.drivers.offline import OfflineDriver
+
+        return OfflineDriver()
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
-        agents = self._agents_for(definition.name, depth)
-        chosen = ToolRegistry((*self._tools, *agents)).select(definition.tools, definition.tools_deny)
+        chosen = self._with_agents(definition.name, depth).select(definition.tools, definition.tools_deny)
         if depth < self._policy.max_depth:
             return chosen
-        return ToolRegistry(each for each in chosen if not isinstance(each, SubagentTool))
+        return chosen.without(SubagentTool)
 
-    def _agents_for(self, caller: str | None, depth: int) -> list[SubagentTool]:
-        """Every sub-agent as a tool, but for the caller itself."""
-        return [SubagentTool(each, self, depth + 1) for each in self._subagents if each.name != caller]
+    def _with_agents(self, caller: str | None, depth: int) -> ToolRegistry:
+        """Return the tools, and every sub-agent as a tool except the caller itself."""
+        agents = [SubagentTool(each, self, depth + 1) for each in self._subagents if each.name != caller]
+        return ToolRegistry((*self._tools, *agents)) if agents else self._tools
 
     def _capability(self, name: str) -> Capability:
         found = self._capabilities.get(name)

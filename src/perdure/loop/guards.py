@@ -43,6 +43,10 @@ class BudgetGuard:
         allowed = getattr(self._budget, limit)
         return StopSignal(_REASONS[limit], f"{limit} of {allowed} reached", source="budget", limit=limit)
 
+    @property
+    def limits_time(self) -> bool:
+        return self._budget.max_seconds is not None or self._budget.deadline is not None
+
     def time_limits(self, seconds: float, at: datetime) -> Iterator[tuple[float, StopSignal]]:
         """How long a call may still take in a run of so many seconds, and what the run is told when that is over."""
         if self._budget.max_seconds is not None:
@@ -64,19 +68,23 @@ class TimeLimit:
 
     def __init__(self, limits: Iterable[tuple[float, StopSignal]]) -> None:
         self._left = min(limits, key=itemgetter(0), default=None)
-        self._timeout = asyncio.timeout(self._left[0] if self._left else None)
+        self._timeout = None if self._left is None else asyncio.timeout(self._left[0])
 
     async def __aenter__(self) -> None:
-        if self._left is None:
+        if self._left is None or self._timeout is None:
             return
         if self._left[0] <= 0:
             raise TimeLimitReached(self._left[1])
         await self._timeout.__aenter__()
 
     async def __aexit__(self, *raised: Any) -> None:
-        if self._left is None:
+        if self._left is None or self._timeout is None:
             return
         try:
             await self._timeout.__aexit__(*raised)
         except TimeoutError:
             raise TimeLimitReached(self._left[1]) from None
+
+
+UNLIMITED = TimeLimit(())
+"""The limit of a run whose budget says nothing of time. It keeps nothing, so that all may share it."""

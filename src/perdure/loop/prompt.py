@@ -6,9 +6,11 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from operator import is_
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure.model.message import (
@@ -23,7 +25,7 @@ from perdure.model.message import (
     ToolResult,
     UnknownPart,
 )
-from perdure.model.transcript import Transcript
+from perdure.model.transcript import Piece, Span, Transcript, visible
 
 NO_RESULT = (
     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
@@ -49,19 +51,21 @@ class Prompt(Sequence[Message]):
     """A compiled prompt, compiled when it is first looked at: a driver that needs no history pays for none."""
 
     def __init__(
-        self, messages: Sequence[Message], compiled: Callable[[Any], tuple[Message, ...]] = compile_prompt
+        self, messages: Sequence[Message], compiled: Callable[[Any], Sequence[Message]] = compile_prompt
     ) -> None:
         self._messages = messages
         self._compile = compiled
 
     @cached_property
-    def _compiled(self) -> tuple[Message, ...]:
+    def _compiled(self) -> Sequence[Message]:
         return self._compile(self._messages)
 
     def __len__(self) -> int:
         return len(self._compiled)
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self._compiled)[index]
         return self._compiled[index]
 
     def __iter__(self) -> Iterator[Message]:
@@ -71,25 +75,121 @@ class Prompt(Sequence[Message]):
 class Prompts:
     """The prompts of one run. Each goes on from the last one that was compiled: a step costs what the step adds.
 
-    No longer than a run: between runs a message may be redacted, and is to be forgotten here too.
+    The first one goes on from what the last run has left with the tape that the view's stored part ends on. A message
+    that is redacted takes its tape with it: sessions that are read again afterwards stand on other tapes.
     """
 
     def __init__(self) -> None:
-        self._seen = Transcript()
-        self._closed: tuple[Message, ...] = ()
-        self._ids = _CallIds()
+        self._seen: Transcript | None = None
+        self._before = _Closed()
+        """What was compiled of messages from before the run."""
+        self._own = _Closed()
 
     def of(self, transcript: Transcript) -> Prompt:
         return Prompt(transcript, self._compiled)
 
-    def _compiled(self, transcript: Transcript) -> tuple[Message, ...]:
-        if not transcript.extends(self._seen):
-            self._seen, self._closed, self._ids = Transcript(), (), _CallIds()
+    def _compiled(self, transcript: Transcript) -> Transcript:
+        if self._seen is None or not transcript.extends(self._seen):
+            self._before = _closed_before(transcript)
+            self._seen, self._own = transcript[: self._before.count], _Closed(ids=_CallIds(self._before.ids))
         new = list(transcript[len(self._seen) :])
+        if self._before.is_answered_by(new):
+            self._before, self._own, new = _Closed(), _Closed(), list(transcript)
+            self._seen = Transcript()
         answered = _answered_until(new)
         self._seen = transcript[: len(self._seen) + answered]
-        self._closed += tuple(_paired(new[:answered], self._ids))
-        return self._closed + tuple(_paired(new[answered:], _CallIds(self._ids)))
+        self._own = self._own.and_then(new[:answered], self._own.ids)
+        rest = Transcript.of(_paired(new[answered:], _CallIds(self._own.ids)))
+        return Transcript((*self._before.messages.pieces, *self._own.messages.pieces, *rest.pieces))
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    """The beginning of a view, compiled so that nothing that comes behind it changes it."""
+
+    messages: Transcript = Transcript()
+    """What is sent of it, on a tape of its own."""
+    ids: _CallIds | None = None
+    count: int = 0
+    """How many messages of the view it stands for."""
+    open: frozenset[str] = frozenset()
+    """Calls in it that were closed without a result, since none had come for long."""
+    place: tuple[object, ...] = ()
+    """The pieces that it was compiled from, without any reference to their tapes."""
+
+    def and_then(self, new: Sequence[Message], ids: _CallIds | None) -> _Closed:
+        """Return this with more messages behind it, whose calls are numbered by `ids`."""
+        ids = _CallIds() if ids is None else ids
+        messages = self.messages.append(*_paired(list(new), ids))
+        return replace(self, messages=messages, ids=ids, count=self.count + len(new))
+
+    def is_answered_by(self, new: Iterable[Message]) -> bool:
+        """Tell whether a result has come that may be for a call which was closed without one."""
+        results = (result for message in new for result in message.tool_results) if self.open else ()
+        return any(result.call_id in self.open for result in results)
+
+
+MOST_OPEN = 100
+"""How many messages behind a call without a result are compiled again for every run."""
+
+
+def _closed_before(transcript: Transcript) -> _Closed:
+    """Return the stored part of a view, compiled. Only what is new since the last time is looked at."""
+    stored = Transcript(takewhile(_is_stored, transcript.pieces))
+    last = stored.pieces[-1] if stored.pieces else None
+    if not isinstance(last, Span):
+        return _Closed()
+    known = _known_of(stored)
+    if known.is_answered_by(stored[known.count :]):
+        known = _Closed()
+    new = list(stored[known.count :])
+    answered = _answered_until(new)
+    until = len(new) if len(new) - answered > MOST_OPEN else answered
+    if until:
+        ids = _CallIds(known.ids)
+        open_calls = known.open | _unanswered(new[:until]) if until > answered else known.open
+        place = _place_of(stored[: known.count + until])
+        known = replace(known.and_then(new[:until], ids), ids=ids.flat(), open=open_calls, place=place)
+        last.tape.found = known
+    return known
+
+
+def _known_of(stored: Transcript) -> _Closed:
+    """Return what was compiled of a view before, from the tape that it ends on, or ended on when it was forked."""
+    place = _place_of(stored)
+    for piece in reversed(stored.pieces):
+        found = piece.tape.found if isinstance(piece, Span) else None
+        if isinstance(found, _Closed) and _goes_on_from(found.place, place):
+            return found
+    return _Closed()
+
+
+def _is_stored(piece: Piece) -> bool:
+    return all(span.tape.ref is not None for span in visible((piece,)))
+
+
+def _place_of(transcript: Transcript) -> tuple[object, ...]:
+    """Return where a stored view stands. A log's stretch never changes as long as its tape is at hand."""
+    return tuple(
+        (piece.tape.ref, piece.start, piece.stop) if isinstance(piece, Span) else (piece.id, len(piece))
+        for piece in transcript.pieces
+    )
+
+
+def _goes_on_from(known: tuple[Any, ...], place: tuple[Any, ...]) -> bool:
+    """Tell whether a view begins with all of another one."""
+    if not known or len(known) > len(place) or known[:-1] != place[: len(known) - 1]:
+        return False
+    last, here = known[-1], place[len(known) - 1]
+    return last == here or (len(last) == len(here) == 3 and last[:2] == here[:2] and last[2] <= here[2])
+
+
+def _unanswered(messages: Iterable[Message]) -> frozenset[str]:
+    """Return the calls among messages for which no result came."""
+    waiting: set[str] = set()
+    for message in messages:
+        waiting.update(call.id for call in message.tool_calls)
+        waiting.difference_update(result.call_id for result in message.tool_results)
+    return frozenset(waiting)
 
 
 def _answered_until(messages: Sequence[Message]) -> int:
@@ -178,17 +278,35 @@ class _CallIds:
     _VALID = re.compile(r"[a-zA-Z0-9_-]{1,40}")  # Anthropic's letters, and OpenAI's length
 
     def __init__(self, before: _CallIds | None = None) -> None:
-        self._times: dict[str, int] = dict(before._times) if before else {}
+        self._before = before
+        self._times: dict[str, int] = {}
 
     def claim(self, call_id: str) -> str:
         """Return the id itself if it is valid and new; else one that is made from it, the same in every prompt."""
         wanted = call_id if self._VALID.fullmatch(call_id) else _made_valid(call_id)
         sent = wanted
-        while sent in self._times:
-            self._times[wanted] += 1
+        while self._used(sent):
+            self._times[wanted] = self._used(wanted) + 1
             sent = _made_valid(f"{wanted}-{self._times[wanted]}")
         self._times[sent] = 1
         return sent
+
+    def _used(self, call_id: str) -> int:
+        """Return how often an id was asked for, here or before."""
+        ids: _CallIds | None = self
+        while ids is not None:
+            if call_id in ids._times:
+                return ids._times[call_id]
+            ids = ids._before
+        return 0
+
+    def flat(self) -> _CallIds:
+        """Return the same ids without any before them. Those before stay as they are: others may go on from them."""
+        if self._before is None or not self._times:
+            return self._before or self
+        made = _CallIds()
+        made._times = {**self._before.flat()._times, **self._times}
+        return made
 
 
 def _made_valid(call_id: str) -> str:

@@ -46,6 +46,10 @@ from perdure.protocols import Delta, EventHandler, OnDelta
 class Record(Protocol):
     """Where a run's events are kept while it runs. An error from it ends the run: nothing goes on unrecorded."""
 
+    def wants(self, kind: type[LoopEvent]) -> bool:
+        """Tell whether events of a kind are kept. One that nobody keeps or hears is counted, and never made."""
+        ...
+
     def put(self, event: LoopEvent) -> None:
         """Take an event; it need not be durable yet."""
         ...
@@ -65,6 +69,9 @@ class Unrecordable(Exception):
 
 class Unrecorded:
     """A record that keeps nothing."""
+
+    def wants(self, kind: type[LoopEvent]) -> bool:
+        return False
 
     def put(self, event: LoopEvent) -> None:
         return None
@@ -135,7 +142,7 @@ class Narrator:
     async def _tell(self, event_type: type[LoopEvent], /, **facts: Any) -> None:
         """Put an event on record, then tell it. Nobody hears of a run before its session is claimed for it."""
         if self._events is None:
-            self._note(event_type, facts)
+            self._note_if_wanted(event_type, facts)
         elif not self._is_on_record:
             self._held.append(self._note(event_type, facts))
         else:
@@ -151,6 +158,12 @@ class Narrator:
         except Exception as error:
             raise Unrecordable(error) from error
         return event
+
+    def _note_if_wanted(self, event_type: type[LoopEvent], facts: Mapping[str, Any]) -> None:
+        if self._record.wants(event_type):
+            self._note(event_type, facts)
+        else:
+            self._seq += 1
 
     async def barrier(self) -> None:
         try:
@@ -215,12 +228,15 @@ class Narrator:
         async with self._telling:
             self._messages.append(message)
             self._children += [] if child is None else [child]
+            outcome = {"execution": execution, "step_id": step_id, "child": child}
+            if self._events is None:
+                self._note_if_wanted(ToolExecutionEnd, outcome)
+                self._note_if_wanted(MessageEnd, {"message": message})
+                return
             # Both on record before either is told: a barrier that comes between must not part them.
-            ended = self._note(ToolExecutionEnd, {"execution": execution, "step_id": step_id, "child": child})
-            said = self._note(MessageEnd, {"message": message})
-            if self._events is not None:
-                await self._events.emit(ended)
-                await self._events.emit(said)
+            ended, said = self._note(ToolExecutionEnd, outcome), self._note(MessageEnd, {"message": message})
+            await self._events.emit(ended)
+            await self._events.emit(said)
 
     async def turn_ended(self, state: AgentState) -> None:
         step = state.last_step
@@ -287,8 +303,23 @@ def model_in(config: LoopConfigSnapshot) -> ModelConfig:
     )
 
 
+_snapshots: dict[int, tuple[ModelConfig, LoopConfigSnapshot]] = {}
+_MOST_SNAPSHOTS = 64
+
+
 def snapshot(model: ModelConfig) -> LoopConfigSnapshot:
     """Return what may be remembered of a model's configuration: everything but where its key comes from."""
+    known = _snapshots.get(id(model))
+    if known is not None and known[0] is model:
+        return known[1]
+    made = _snapshot(model)
+    if len(_snapshots) >= _MOST_SNAPSHOTS:
+        _snapshots.clear()
+    _snapshots[id(model)] = model, made  # with the model itself, so that no other comes to have its id
+    return made
+
+
+def _snapshot(model: ModelConfig) -> LoopConfigSnapshot:
     provider, _, name = model.name.partition(":")
     return LoopConfigSnapshot(
         model=name or model.name,

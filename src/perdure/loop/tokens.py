@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from perdure.aio import in_slices
 from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.protocols import ModelRequest, ToolSpec
 
@@ -47,6 +46,17 @@ class TokenEstimator:
     def messages(self, messages: Iterable[Message], model: str | None = None) -> int:
         """The tokens of messages, as a model is expected to count them."""
         return self._corrected(sum(map(self._message, messages)), model)
+
+    async def count(self, messages: Sequence[Message], model: str | None = None) -> int:
+        """Return the same for messages that may be many: other tasks have their turns in between."""
+        return self._corrected(sum(await self._each(messages)), model)
+
+    async def count_each(self, messages: Sequence[Message], model: str | None = None) -> list[int]:
+        """Return the tokens of each message, with turns for other tasks in between."""
+        return [self._corrected(tokens, model) for tokens in await self._each(messages)]
+
+    async def _each(self, messages: Sequence[Message]) -> list[int]:
+        return [tokens async for some in in_slices(messages) for tokens in map(self._message, some)]
 
     def request(self, request: ModelRequest) -> int:
         """The tokens of a whole model call: prompt, tools and messages."""
@@ -139,6 +149,8 @@ _VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0c
 @cache
 def cached_tokeniser() -> CountText | None:
     """tiktoken's count of a text, if it is installed and has its vocabulary at hand. It would download it otherwise."""
+    from importlib.util import find_spec
+
     if find_spec("tiktoken") is None or not is_vocabulary_cached():
         return None
     encoding = import_module("tiktoken").get_encoding("o200k_base")
@@ -150,6 +162,8 @@ def is_vocabulary_cached() -> bool:
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     if folder == "":
         return False  # tiktoken's way to say: no cache
+    import tempfile
+
     place = Path(folder) if folder else Path(tempfile.gettempdir()) / "data-gym-cache"
     try:
         body = (place / hashlib.sha1(_VOCABULARY.encode(), usedforsecurity=False).hexdigest()).read_bytes()

@@ -24,7 +24,6 @@ from perdure.model.ids import now
 from perdure.model.lineage import ChildLoopRef
 from perdure.model.message import Message, ToolCall
 from perdure.model.step import AgentStep, ToolExecution
-from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, ErrorRecord, clean_text
 from perdure.protocols import Tool, ToolContext
@@ -182,8 +181,7 @@ class ToolUse:
 
     def _gate(self, call: ToolCall, tool: Tool) -> _Ready | _Waits | ToolExecution:
         arguments = tool.check(call.arguments)
-        waits = _Waits(PendingCall.of(call))
-        approved = self._decisions.approved.get(call.id) in (waits.call.digest, call_hash(call))
+        approved = self._is_approved(call)
         if call.id in self._decisions.unknown and not approved:
             if tool.on_unknown == "error":
                 return _refused(
@@ -192,10 +190,15 @@ class ToolUse:
                     "This call was interrupted and its outcome is unknown: it may or may not have taken effect. "
                     "It was not made again. Check before you repeat it.",
                 )
-            return waits if tool.on_unknown == "ask" else _Ready(call, tool)
-        if approved:
+            return _Waits(PendingCall.of(call)) if tool.on_unknown == "ask" else _Ready(call, tool)
+        if approved or not (call.id in self._decisions.waited or tool.needs_approval(arguments)):
             return _Ready(call, tool)
-        return waits if call.id in self._decisions.waited or tool.needs_approval(arguments) else _Ready(call, tool)
+        return _Waits(PendingCall.of(call))
+
+    def _is_approved(self, call: ToolCall) -> bool:
+        """Tell whether a person has approved this very call. A hash is made only for one that was decided about."""
+        bound_to = self._decisions.approved.get(call.id)
+        return bound_to is not None and bound_to in (PendingCall.of(call).digest, call_hash(call))
 
     async def _run_all(self, ready: Sequence[_Ready]) -> list[PendingCall]:
         """Run calls one by one, all at once, or so many at a time. Those that turn out to wait come back."""
@@ -303,8 +306,7 @@ class ToolUse:
         said = f"{error.type}: {error.message}" if error else execution.result
         shown = shortened(said, self._run.setup.max_result_chars)
         message = Message.tool(asked.id, shown, name=asked.name, is_error=error is not None)
-        output = Transcript((*step.output_messages.pieces, *Transcript.of([message]).pieces))
-        self._run.put_step(replace(step, output_messages=output, tool_executions=(*step.tool_executions, execution)))
+        self._run.put_step(replace(step, tool_executions=(*step.tool_executions, execution)), message)
         await self._narrator.tool_ended(execution, self._run.state.transcript[-1], step.id, child)
 
     def _fitted(self, execution: ToolExecution) -> ToolExecution:

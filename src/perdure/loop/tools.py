@@ -125,7 +125,9 @@ class ToolRegistry:
             self.add(given)
 
     def add(self, given: Tool | Callable[..., Any]) -> None:
-        made = given if isinstance(given, Tool) else _as_tool(given)
+        self._put(given if isinstance(given, Tool) else _as_tool(given))
+
+    def _put(self, made: Tool) -> None:
         if made.name in self._tools:
             raise ConfigurationError(f"Two tools are named {made.name!r}. Give one of them another name.")
         self._tools[made.name] = made
@@ -139,7 +141,18 @@ class ToolRegistry:
                 what = f"There is no tool named {name!r}. Registered are: {known}."
                 raise ConfigurationError(what, missing="tool", name=name)
         names = self._tools if allow is None else allow
-        return ToolRegistry(self._tools[name] for name in names if name not in denied)
+        return self._of(self._tools[name] for name in names if name not in denied)
+
+    def without(self, kind: type) -> ToolRegistry:
+        """Return the tools that are not of a kind."""
+        return self._of(each for each in self._tools.values() if not isinstance(each, kind))
+
+    def _of(self, tools: Iterable[Tool]) -> ToolRegistry:
+        """Return a registry of tools that were checked when they came into this one."""
+        chosen = ToolRegistry()
+        for each in tools:
+            chosen._put(each)
+        return chosen
 
     def get(self, name: str) -> Tool | None:
         return self._tools.get(name)

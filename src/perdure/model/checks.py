@@ -36,6 +36,8 @@ def expect_function(value: T, path: str) -> T:
 
 def expect_several(value: Iterable[T], path: str) -> tuple[T, ...]:
     """Return several things, which one text or one mapping is not."""
+    if type(value) is tuple:
+        return value
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise InvalidData(path, f"expected a list, got {brief(value)}")
     return tuple(value)

@@ -15,6 +15,8 @@ from perdure.model.secrets import refuse_secrets as refuse_secrets
 from perdure.model.secrets import without_secrets
 from perdure.model.value import EMPTY, Value, freeze, plain_text
 
+OWN_DRIVER = "driver"
+"""The provider under which a driver of the caller's own is on record where no model was named."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

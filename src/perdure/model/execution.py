@@ -211,7 +211,8 @@ class ExecutionState(Value, frozen=True):
         return msgspec.structs.replace(self, continuation=self.continuation.with_stop_signal(signal))
 
     def with_continuation_requested(self, requested: bool = True) -> ExecutionState:
-        return msgspec.structs.replace(self, continuation=self.continuation.with_continuation_requested(requested))
+        continuation = self.continuation.with_continuation_requested(requested)
+        return self if continuation is self.continuation else msgspec.structs.replace(self, continuation=continuation)
 
     def with_pending_calls(self, calls: Iterable[ToolCall]) -> ExecutionState:
         waiting = tuple(call if isinstance(call, PendingCall) else PendingCall.of(call) for call in calls)

@@ -10,7 +10,7 @@ import msgspec
 from perdure.errors import InvalidData
 from perdure.model.checks import expect, expect_several
 from perdure.model.ids import new_id
-from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_json
+from perdure.model.value import EMPTY, JSON, Value, brief, clean_text, freeze, freeze_alike, freeze_json
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -63,7 +63,8 @@ class ToolCall(Value, frozen=True, tag="tool_call"):
             expect(self.name, str, "$.name")
             expect(self.id, str, "$.id")
         freeze(self, "arguments")
-        freeze_json(self, "opaque")
+        if self.opaque is not None:
+            freeze_json(self, "opaque")
 
 
 class ToolResult(Value, frozen=True, tag="tool_result"):
@@ -75,7 +76,8 @@ class ToolResult(Value, frozen=True, tag="tool_result"):
     is_error: bool = False
 
     def __post_init__(self) -> None:
-        freeze_json(self, "content")
+        if type(self.content) is not str:
+            freeze_json(self, "content")
 
     @property
     def text(self) -> str:
@@ -123,7 +125,7 @@ class Message(Value, frozen=True):
         if type(self.parts) is not tuple:  # the caller may go on to change a list
             msgspec.structs.force_setattr(self, "parts", _parts(expect_several(self.parts, "$.parts")))
         if self.metadata is not EMPTY:
-            freeze(self, "metadata")
+            freeze_alike(self, "metadata")
 
     @classmethod
     def user(cls, *content: str | Part, id: str | None = None, metadata: Mapping[str, Any] = EMPTY) -> Message:
@@ -141,9 +143,10 @@ class Message(Value, frozen=True):
         id: str | None = None,
         metadata: Mapping[str, Any] = EMPTY,
     ) -> Message:
-        said = [part for part in content if part != ""]
-        calls = [expect(call, ToolCall, "$.tool_calls") for call in expect_several(tool_calls, "$.tool_calls")]
-        return cls("assistant", _parts((*said, *calls)), _id(id), metadata)
+        said = _parts([part for part in content if part != ""])
+        if tool_calls != ():
+            said += tuple(expect(call, ToolCall, "$.tool_calls") for call in expect_several(tool_calls, "$.tool_calls"))
+        return cls("assistant", said, _id(id), metadata)
 
     @classmethod
     def tool(
@@ -216,7 +219,7 @@ def require_distinct(messages: Sequence[Message], path: str) -> None:
 
 
 def _parts(content: Iterable[str | Part]) -> tuple[Part, ...]:
-    return tuple(_part(place, given) for place, given in enumerate(content))
+    return tuple([_part(place, given) for place, given in enumerate(content)])
 
 
 def _part(place: int, given: str | Part) -> Part:

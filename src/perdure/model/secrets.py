@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote_plus
 
 from perdure.errors import ConfigurationError
 
@@ -59,6 +58,8 @@ def _parameters(part: str) -> str:
 
 
 def _carries_secret(parameter: str) -> bool:
+    from urllib.parse import unquote_plus
+
     name, _, value = parameter.partition("=")
     plain = unquote_plus(name)
     return bool(value) and (_is_secret(plain) or bool(_SECRET_PARAMETER.search(_CAMEL.sub("_", plain))))

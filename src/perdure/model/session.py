@@ -55,15 +55,17 @@ class AgentSessionInfo(Value, frozen=True):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        force_setattr(self, "id", SessionId(self.id))
+        if type(self.id) is not SessionId:
+            force_setattr(self, "id", SessionId(self.id))
         if self.parent_id is not None:
             force_setattr(self, "parent_id", SessionId(self.parent_id))
-        for field in ("owner", "name"):
-            text = getattr(self, field)
-            if text is not None and type(text) is not str:
-                force_setattr(self, field, plain_text(expect(text, str, f"$.{field}")))
-        for place, tag in enumerate(self.tags):
-            expect(tag, str, f"$.tags[{place}]")
+        if self.owner is not None:
+            force_setattr(self, "owner", plain_text(expect(self.owner, str, "$.owner")))
+        if self.name is not None:
+            force_setattr(self, "name", plain_text(expect(self.name, str, "$.name")))
+        if self.tags:
+            for place, tag in enumerate(self.tags):
+                expect(tag, str, f"$.tags[{place}]")
 
 
 class AgentSession(Value, frozen=True):
@@ -75,8 +77,12 @@ class AgentSession(Value, frozen=True):
 
     @classmethod
     def reconstitute(cls, session: AgentSession, *, version: int, updated_at: datetime) -> AgentSession:
-        """The session as a store hands it back: the same, at the version and time at which it was kept."""
-        return session._with_info(version=version, updated_at=updated_at)
+        """The session as a store hands it back: the same, at the version and time at which it was kept.
+
+        A view that is new is shown since this version: see `AgentState.shown_since`.
+        """
+        info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at)
+        return msgspec.structs.replace(session, info=info, state=session.state.kept_as(version))
 
     @property
     def id(self) -> SessionId:

@@ -49,6 +49,8 @@ class AgentState(Value, frozen=True):
     execution: ExecutionState | None = None
     rewound_to: int = 0
     """The version whose view this one shows again, until something is said."""
+    shown_since: int = 0
+    """The version that first showed this view, as all since did; 0 while none does, or if an older release saved it."""
     adopted: Adoption | None = None
     """The last time that the session has taken over what a branch showed."""
     default_model: ModelConfig | None = None
@@ -161,16 +163,30 @@ class AgentState(Value, frozen=True):
         return msgspec.structs.replace(self, updated_at=now(), **changes)
 
     def with_context(self, context: AgentContext) -> AgentState:
-        is_same_view = context.transcript is self.transcript
-        return self._with(context=context, rewound_to=self.rewound_to if is_same_view else 0)
+        rewound_to = self.rewound_to if context.transcript is self.transcript else 0
+        return self._with(context=context, rewound_to=rewound_to, shown_since=self._since(context.transcript))
 
     def _with_context(self, **changes: Any) -> AgentState:
         return self._with(context=msgspec.structs.replace(self.context, **changes))
 
-    def with_transcript(self, transcript: Transcript, *, rewound_to: int = 0) -> AgentState:
-        """Another view; `rewound_to` is the version it was taken from, if it is an older one."""
+    def with_transcript(self, transcript: Transcript, *, rewound_to: int = 0, shown_since: int = 0) -> AgentState:
+        """Another view; `rewound_to` is the version it was taken from, if it is an older one.
+
+        `shown_since` is that of a state whose view it is again, as if no other had come between.
+        """
         context = msgspec.structs.replace(self.context, transcript=transcript)
-        return self._with(context=context, rewound_to=rewound_to)
+        return self._with(context=context, rewound_to=rewound_to, shown_since=shown_since or self._since(transcript))
+
+    def _since(self, transcript: Transcript) -> int:
+        """Return `shown_since` as it is with a view: as it was, if that is the same view."""
+        view = self.transcript
+        is_same = transcript is view or (len(transcript) == len(view) and transcript == view)
+        return self.shown_since if is_same else 0
+
+    def kept_as(self, version: int) -> AgentState:
+        """Return the state as a version of a session: a view that no earlier version shows is shown since this one."""
+        is_known = 0 < self.shown_since <= version
+        return self if is_known else msgspec.structs.replace(self, shown_since=version)
 
     def with_adopted(self, transcript: Transcript, adoption: Adoption) -> AgentState:
         """The view of a branch, and where to find it again once another has taken its place."""
@@ -178,7 +194,7 @@ class AgentState(Value, frozen=True):
 
     def for_another_session(self) -> AgentState:
         """Return the state without what tells of this session's versions."""
-        return self._with(adopted=None, rewound_to=0)
+        return self._with(adopted=None, rewound_to=0, shown_since=0)
 
     def with_messages(self, *messages: Message) -> AgentState:
         """Messages at the end of the transcript."""
@@ -235,19 +251,24 @@ class AgentState(Value, frozen=True):
 
     def with_current_step(self, step: AgentStep) -> AgentState:
         """The step under way; its output joins the transcript, each message tagged with where it comes from."""
+        current = self.execution.current_step if self.execution else None
+        known = current.output_messages if current is not None and current.id == step.id else Transcript()
+        new = step.output_messages[len(known) :]
+        return self.with_step_output(msgspec.structs.replace(step, output_messages=known), *new)
+
+    def with_step_output(self, step: AgentStep, *messages: Message) -> AgentState:
+        """Return the state with a step under way that has put out more messages, behind those that it holds already."""
         run = self._ensure_execution()
         tags: dict[str, Any] = {"step_id": step.id, "execution_id": run.execution_id, "agent_id": self.agent_id}
-        if step.step_type is not AgentStepType.FINAL_RESPONSE:
+        if step.tool_calls or step.all_errors or any(message.tool_calls for message in messages):
             tags["is_trace"] = True
-        again = run.current_step is not None and run.current_step.id == step.id
-        known = run.current_step.output_messages if run.current_step and again else Transcript()
-        tagged = [message.with_metadata(**tags) for message in step.output_messages[len(known) :]]
+        # Tags are plain texts, so that nothing in them has to be frozen.
+        tagged = [msgspec.structs.replace(each, metadata=FrozenDict({**each.metadata, **tags})) for each in messages]
         transcript = self.transcript.append(*tagged)
-        produced = transcript[len(transcript) - len(tagged) :]
-        output = Transcript((*known.pieces, *produced.pieces))
+        output = step.output_messages.then_last_of(transcript, len(tagged))
         run = run.with_current_step(msgspec.structs.replace(step, output_messages=output))
         context = msgspec.structs.replace(self.context, transcript=transcript)
-        return self._with(context=context, execution=run, rewound_to=0)
+        return self._with(context=context, execution=run, rewound_to=0, shown_since=0)
 
     def with_current_step_completed(self) -> AgentState:
         return self._with(execution=self._ensure_execution().with_current_step_completed())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
@@ -51,8 +52,11 @@ class ToolExecution(Value, frozen=True):
         return None if self.completed_at is None else (self.completed_at - self.started_at).total_seconds()
 
 
-class AgentStep(Value, frozen=True):
-    """A snapshot of one model call and the tools it led to. Messages are spans of a transcript, not copies."""
+class AgentStep(Value, frozen=True, gc=True, dict=True):
+    """A snapshot of one model call and the tools it led to. Messages are spans of a transcript, not copies.
+
+    Has a `__dict__`, which is not part of its value: it keeps what is worked out once.
+    """
 
     id: str = msgspec.field(default_factory=new_id)
     input_messages: Transcript = msgspec.field(default_factory=Transcript)
@@ -79,7 +83,7 @@ class AgentStep(Value, frozen=True):
             errors=tuple(errors),
         )
 
-    @property
+    @cached_property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that the model asked for in this step."""
         return tuple([call for message in self.output_messages for call in message.tool_calls])

@@ -40,12 +40,13 @@ _CUT_OFF = (StopReason.LENGTH, StopReason.CONTENT_FILTER)
 _BY_PRIORITY = tuple(reason for reason in StopReason if reason not in _CUT_OFF)
 _RANKS = {reason: rank for rank, reason in enumerate(_BY_PRIORITY)}
 _RANKS |= dict.fromkeys(_CUT_OFF, _RANKS[StopReason.FINISH_REASON_RECEIVED])
+_CUT_OFF_BY: dict[str | None, StopReason] = {reason.value: reason for reason in _CUT_OFF}
 _PLACES = {reason: place for place, reason in enumerate(StopReason)}
 
 
 def cut_off_by(finish_reason: str | None) -> StopReason | None:
     """Return why a model's answer ends before its end: it ran out of tokens, or its provider held it back."""
-    return next((reason for reason in _CUT_OFF if reason.value == finish_reason), None)
+    return _CUT_OFF_BY.get(finish_reason)
 
 
 class StopSignal(Value, frozen=True):
@@ -76,6 +77,8 @@ class ExecutionContinuation(Value, frozen=True):
         return msgspec.structs.replace(self, stop_signals=(*self.stop_signals, signal))
 
     def with_continuation_requested(self, requested: bool = True) -> ExecutionContinuation:
+        if requested is self.is_continuation_requested:
+            return self
         return msgspec.structs.replace(self, is_continuation_requested=requested)
 
     def explain(self) -> str:

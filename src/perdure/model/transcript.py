@@ -27,14 +27,19 @@ class LogRef(NamedTuple):
 
 
 class Tape:
-    """Messages of one log from position `base` on. `ref` is None until a store has them; `items` None if unread."""
+    """Messages of one log from position `base` on. `ref` is None until a store has them; `items` None if unread.
 
-    __slots__ = ("base", "items", "ref")
+    `found` is not part of it: there a loop keeps what it has worked out of a view that ends here, as long as the tape
+    is at hand and no longer. What is kept there must not refer to the tape, which would then outlive its sessions.
+    """
+
+    __slots__ = ("base", "found", "items", "ref")
 
     def __init__(self, items: list[Message] | None, ref: LogRef | None = None, base: int = 0) -> None:
         self.items = items
         self.ref = ref
         self.base = base
+        self.found: Any = None
 
     @property
     def end(self) -> int:
@@ -122,10 +127,21 @@ class Transcript(Sequence[Message]):
             return self
         last = self.pieces[-1] if self.pieces else None
         if isinstance(last, Span) and last.tape.ref is None and last.tape.push(messages, last.stop):
-            return self._with_last(Span(last.tape, last.start, last.stop + len(messages)))
+            return self.with_last(Span(last.tape, last.start, last.stop + len(messages)))
         return self._with_new(Span(Tape(list(messages)), 0, len(messages)))
 
-    def _with_last(self, piece: Piece) -> Transcript:
+    def then_last_of(self, other: Transcript, count: int) -> Transcript:
+        """Return this view with the last messages of another behind it, which were appended there at once."""
+        if not count:
+            return self
+        last, mine = other.pieces[-1], self.pieces[-1] if self.pieces else None
+        assert isinstance(last, Span)
+        if isinstance(mine, Span) and mine.tape is last.tape and mine.stop == last.stop - count:
+            return self.with_last(Span(mine.tape, mine.start, last.stop))
+        return self._with_new(Span(last.tape, last.stop - count, last.stop))
+
+    def with_last(self, piece: Piece) -> Transcript:
+        """This transcript with another piece in the place of its last, which does not join the one before it."""
         return _unchecked((*self.pieces[:-1], piece), self._length - len(self.pieces[-1]) + len(piece))
 
     def _with_new(self, piece: Piece) -> Transcript:
@@ -135,6 +151,8 @@ class Transcript(Sequence[Message]):
         return self._length
 
     def __iter__(self) -> Iterator[Message]:
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], Span):  # as what a step has put out
+            return iter(self.pieces[0].messages())
         return chain.from_iterable(span.messages() for span in self.spans())
 
     def __reversed__(self) -> Iterator[Message]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
+from itertools import count
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from perdure.model.checks import expect, expect_function
@@ -19,12 +21,18 @@ _log = logging.getLogger("perdure.events")
 class Subscription:
     """A subscriber's place on a bus, until it is cancelled."""
 
-    __slots__ = ("_bus", "_kind", "_subscriber")
+    __slots__ = ("_bus", "_kind", "_subscriber", "place", "session_id")
 
-    def __init__(self, bus: EventBus, kind: type, subscriber: Subscriber) -> None:
+    def __init__(
+        self, bus: EventBus, kind: type, subscriber: Subscriber, session_id: str | None = None, place: int = 0
+    ) -> None:
         self._bus = bus
         self._kind = kind
         self._subscriber = subscriber
+        self.session_id = session_id
+        """The session it hears of; None if it hears of all."""
+        self.place = place
+        """How many came to the bus before it."""
 
     def hears(self, event: object) -> bool:
         return isinstance(event, self._kind)
@@ -49,15 +57,27 @@ class Subscription:
 
 
 class EventBus:
-    """Delivers each event to its subscribers in the order they came, one after the other."""
+    """Delivers each event to its subscribers in the order they came, one after the other.
+
+    Those who subscribe to one session are found by its id: an event of another session costs them nothing.
+    """
 
     def __init__(self) -> None:
-        self._subscriptions: tuple[Subscription, ...] = ()
+        self._of_all: tuple[Subscription, ...] = ()
+        self._by_session: dict[str, tuple[Subscription, ...]] = {}
+        self._places = count()
 
-    def subscribe(self, kind: type[E], subscriber: Callable[[E], Awaitable[None] | None]) -> Subscription:
-        """Call `subscriber`, a plain or async function, with every event of a type."""
-        subscription = Subscription(self, expect(kind, type, "$.kind"), expect_function(subscriber, "$.subscriber"))
-        self._subscriptions = (*self._subscriptions, subscription)
+    def subscribe(
+        self, kind: type[E], subscriber: Callable[[E], Awaitable[None] | None], *, session_id: str | None = None
+    ) -> Subscription:
+        """Call `subscriber`, a plain or async function, with every event of a type; of one session, if it is named."""
+        expect(kind, type, "$.kind")
+        expect_function(subscriber, "$.subscriber")
+        subscription = Subscription(self, kind, subscriber, session_id, next(self._places))
+        if session_id is None:
+            self._of_all = (*self._of_all, subscription)
+        else:
+            self._by_session[session_id] = (*self._by_session.get(session_id, ()), subscription)
         return subscription
 
     def wiretap(self, subscriber: Subscriber) -> Subscription:
@@ -66,16 +86,34 @@ class EventBus:
 
     @property
     def has_subscribers(self) -> bool:
-        return bool(self._subscriptions)
+        return bool(self._of_all or self._by_session)
 
     def clear(self) -> None:
         """Let go of every subscriber."""
-        self._subscriptions = ()
+        self._of_all = ()
+        self._by_session = {}
 
     def remove(self, subscription: Subscription) -> None:
-        self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
+        session_id = subscription.session_id
+        if session_id is None:
+            self._of_all = _without(self._of_all, subscription)
+            return
+        left = _without(self._by_session.get(session_id, ()), subscription)
+        if left:
+            self._by_session[session_id] = left
+        else:
+            self._by_session.pop(session_id, None)
 
     async def emit(self, event: object) -> None:
-        for subscription in self._subscriptions:
+        for subscription in self._hearers(event):
             if subscription.hears(event):
                 await subscription.deliver(event)
+
+    def _hearers(self, event: object) -> Sequence[Subscription]:
+        session_id = getattr(event, "session_id", None) if self._by_session else None
+        of_session = self._by_session.get(session_id) if isinstance(session_id, str) else None
+        return self._of_all if of_session is None else sorted((*self._of_all, *of_session), key=attrgetter("place"))
+
+
+def _without(subscriptions: Sequence[Subscription], gone: Subscription) -> tuple[Subscription, ...]:
+    return tuple(each for each in subscriptions if each is not gone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -31,6 +31,8 @@ LOOK_EVERY = 0.05
 LOOK_ANYWAY = 1.0
 PAGE = 1000
 """How many entries of a record are held at a time."""
+NEAR = 64
+"""How many entries between two that are wanted are read with them, rather than by a read of its own."""
 RUNS_AT_ONCE = 200
 """How many of the newest runs are looked at for one that was sent the same before."""
 RUNS_WHILE_IT_WAITED = 20
@@ -47,10 +49,11 @@ async def read_record(
     """
     check_page(limit, before)
     runs = await journal.runs(info.id, limit=limit, before=before)
-    headers = {run.loop_id: await _header(journal, info.id, run) for run in runs}
-    groups = {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}
-    for group in sorted(groups):
-        headers |= await _group_headers(journal, info.id, group, headers)
+    told = await _told(journal, info.id, runs)
+    headers = {run.loop_id: _header(info.id, run.loop_id, told[run.loop_id]) for run in runs}
+    named = {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}
+    for group in await _groups(journal, info.id, sorted(named), {run.loop_id: run for run in runs}):
+        headers |= _group_headers(info.id, group, headers)
     if before is None:
         headers |= await _announced(journal, info.id)
     loops = with_children(headers.values())
@@ -65,24 +68,22 @@ async def read_record(
     )
 
 
-async def _group_headers(
-    journal: Journal, session_id: str, ids: Sequence[str], headers: dict[str, LoopRecord]
-) -> dict[str, LoopRecord]:
+def _group_headers(session_id: str, group: _Group, headers: dict[str, LoopRecord]) -> dict[str, LoopRecord]:
     """Return the headers of a group's branches, which know the one selected, with those that have not begun."""
-    group = await _Group.read(journal, session_id, ids)
-    found = {loop_id: headers[loop_id] for loop_id in ids if loop_id in headers}
+    found = {loop_id: headers[loop_id] for loop_id in group.ids if loop_id in headers}
     if group.last_begun in headers:
         known = headers[group.last_begun]
         announced = ParallelLoopStart(
             session_id=session_id,
             agent_id=known.agent_id,
-            loop_ids=tuple(ids),
+            loop_ids=tuple(group.ids),
             parent_loop_id=known.parent_loop_id,
         )
-        found |= {loop_id: LoopRecord.pending(announced, loop_id) for loop_id in ids if loop_id not in group.runs}
-    if group.selection is None:
+        found |= {loop_id: LoopRecord.pending(announced, loop_id) for loop_id in group.ids if loop_id not in group.runs}
+    selection = group.selection
+    if selection is None:
         return found
-    return {loop_id: header.selected(group.selection) for loop_id, header in found.items()}
+    return {loop_id: header.selected(selection) for loop_id, header in found.items()}
 
 
 async def _announced(journal: Journal, session_id: str) -> dict[str, LoopRecord]:
@@ -116,51 +117,106 @@ def tells_of_run(entry: JournalEntry) -> bool:
 class _Group:
     """What is on record of a group of branches: those that have begun, and the one that was selected."""
 
-    def __init__(self, runs: dict[str, RunOnRecord], selection: ParallelLoopEnd | None) -> None:
+    def __init__(self, ids: Sequence[str], runs: Mapping[str, RunOnRecord]) -> None:
+        self.ids = ids
         self.runs = runs
-        self.selection = selection
+        self.selection: ParallelLoopEnd | None = None
         self.last = max(run.last.seq for run in runs.values())
         self.last_begun = max(runs.values(), key=lambda run: run.first.seq).loop_id
 
-    @classmethod
-    async def read(cls, journal: Journal, session_id: str, ids: Sequence[str]) -> _Group:
-        runs = {loop: run for loop in ids for run in await journal.runs(session_id, run=loop)}
-        last = max(run.last.seq for run in runs.values())
-        return cls(runs, await _selection(journal, session_id, ids, last))
+
+async def _groups(
+    journal: Journal, session_id: str, named: Iterable[Sequence[str]], known: Mapping[str, RunOnRecord]
+) -> list[_Group]:
+    """Return groups of branches, by the ids of these. Runs that are known are not read again."""
+    groups = []
+    for ids in named:
+        runs = {loop: known[loop] for loop in ids if loop in known}
+        runs |= {loop: run for loop in ids if loop not in runs for run in await journal.runs(session_id, run=loop)}
+        groups.append(_Group(ids, runs))
+    behind = await read_stretches(journal, session_id, [(group.last + 1, group.last + 1) for group in groups])
+    for group in groups:
+        if group.last + 1 in behind:
+            group.selection = await _selection(journal, session_id, group.ids, behind[group.last + 1])
+    return groups
 
 
-async def _selection(journal: Journal, session_id: str, group: Sequence[str], last: int) -> ParallelLoopEnd | None:
+async def _selection(
+    journal: Journal, session_id: str, group: Sequence[str], entry: JournalEntry
+) -> ParallelLoopEnd | None:
     """Return which branch of a group was selected: that is told right behind the last entry of any of them."""
-    while entries := await journal.read(session_id, after=last, limit=1):
-        event, last = event_of(entries[0], session_id, "", _unread), entries[0].seq
+    while True:
+        event = event_of(entry, session_id, "", _unread)
         if isinstance(event, ParallelLoopEnd) and event.loop_ids == tuple(group):
             return event
         if not isinstance(event, Redacted | UnknownEvent):  # which may be told at any time
             return None
-    return None
+        entries = await journal.read(session_id, after=entry.seq, limit=1)
+        if not entries:
+            return None
+        entry = entries[0]
 
 
-async def _header(journal: Journal, session_id: str, run: RunOnRecord) -> LoopRecord:
+async def read_stretches(
+    journal: Journal, session_id: str, stretches: Iterable[tuple[int, int]]
+) -> dict[int, JournalEntry]:
+    """Return the entries of stretches of a record by number, as far as they are there: each from a number to another.
+
+    Stretches that are near each other are read together, so that many of them take few reads.
+    """
+    found: dict[int, JournalEntry] = {}
+    for first, final in _joined(stretches):
+        while first <= final:
+            page = await journal.read(session_id, after=first - 1, limit=min(PAGE, final - first + 1))
+            found |= {entry.seq: entry for entry in page}
+            first = page[-1].seq + 1 if page else final + 1
+    return found
+
+
+def _joined(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for first, final in sorted(stretches):
+        if joined and first - joined[-1][1] <= NEAR:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], final))
+        else:
+            joined.append((first, final))
+    return joined
+
+
+async def _told(journal: Journal, session_id: str, runs: Sequence[RunOnRecord]) -> dict[str, list[JournalEntry]]:
+    """Return the entries that headers are made of: a run's start and its end, and its compactions.
+
+    Only runs that say that they have compacted are read whole, and those that begin or end with what we do not know.
+    """
+    told = {run.loop_id: [run.first, run.last] if run.last.seq > run.first.seq else [run.first] for run in runs}
+    whole = {run.loop_id: run for run in runs if _is_read_whole(told[run.loop_id])}
+    entries = await read_stretches(journal, session_id, [(run.first.seq, run.last.seq) for run in whole.values()])
+    known: dict[str, list[JournalEntry]] = {loop_id: [] for loop_id in whole}
+    for _, entry in sorted(entries.items()):
+        if entry.run in known and tells_of_run(entry):
+            known[entry.run].append(entry)
+    return told | {loop_id: _ends_and_compactions(found) for loop_id, found in known.items()}
+
+
+def _is_read_whole(ends: Sequence[JournalEntry]) -> bool:
+    return not all(map(tells_of_run, ends)) or (len(ends) > 1 and _has_compacted(ends[0], ends[-1]))
+
+
+def _ends_and_compactions(entries: list[JournalEntry]) -> list[JournalEntry]:
+    if len(entries) < 2:
+        return entries
+    first, *_, last = entries
+    made = [entry for entry in entries if entry.kind == "compaction"] if _has_compacted(first, last) else []
+    return [first, *made, last]
+
+
+def _header(session_id: str, loop_id: str, told: Iterable[JournalEntry]) -> LoopRecord:
     """Return the header of a run, which is made of its start and its end, and of its last compaction."""
-    ends = [run.first, run.last] if run.last.seq > run.first.seq else [run.first]
-    if not all(map(tells_of_run, ends)):
-        known = [entry for entry in await journal.read(session_id, run=run.loop_id) if tells_of_run(entry)]
-        ends = [known[0], known[-1]] if len(known) > 1 else known
-    record = LoopRecord(loop_id=run.loop_id, session_id=session_id)
-    for entry in await _with_compaction(journal, session_id, run.loop_id, ends):
+    record = LoopRecord(loop_id=loop_id, session_id=session_id)
+    for entry in told:
         if entry.kind in ("agent_start", "compaction", "agent_end"):
             record = record.after(event_of(entry, session_id, "", _unread), keep_event=False)
     return record
-
-
-async def _with_compaction(
-    journal: Journal, session_id: str, loop_id: str, ends: Sequence[JournalEntry]
-) -> Sequence[JournalEntry]:
-    """Return the entries that a header is made of. Only a run that says that it has compacted is read whole."""
-    if len(ends) < 2 or not _has_compacted(*ends):
-        return ends
-    made = [entry for entry in await journal.read(session_id, run=loop_id) if entry.kind == "compaction"]
-    return [ends[0], *made, ends[1]]
 
 
 def _has_compacted(first: JournalEntry, last: JournalEntry) -> bool:
@@ -186,7 +242,8 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
     events = await story.events(await journal.read(session_id, run=loop_id))
     record = LoopRecord(loop_id=loop_id, session_id=session_id).after_all(events)
     if record.parallel_group is not None:
-        group = await _Group.read(journal, session_id, record.parallel_group.all_loop_ids)
+        known = {run.loop_id: run for run in runs}
+        (group,) = await _groups(journal, session_id, [record.parallel_group.all_loop_ids], known)
         record = record if group.selection is None else record.selected(group.selection)
     children = await _children(journal, session_id, runs[0])
     return replace(record, children_loop_ids=children)

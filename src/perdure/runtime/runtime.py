@@ -329,7 +329,8 @@ class _Held:
 
 
 def _require_action(action: Action) -> Action:
-    if isinstance(action, type) or not isinstance(action, Action) or not callable(action.execute_on):
+    # What `isinstance` of the protocol would ask, at a tenth of its cost.
+    if isinstance(action, type) or not callable(getattr(action, "execute_on", None)):
         raise ConfigurationError(f"An action needs an execute_on(session, context) method; {action!r} has none.")
     return action
 

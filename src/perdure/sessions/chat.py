@@ -7,23 +7,23 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from perdure.actions.approval import Shown
 from perdure.actions.send import WhenBusy
 from perdure.actions.waiting import is_waiting
-from perdure.archive.moving import MoveReport
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Message
-from perdure.model.record import SessionRecord
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.runtime.bus import Subscriber
-from perdure.sessions.lineage import Ancestry, Diff
 from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.reply import Chunk, Reply
 
 if TYPE_CHECKING:
+    from perdure.actions.approval import Shown
+    from perdure.archive.moving import MoveReport
+    from perdure.model.record import SessionRecord
+    from perdure.sessions.lineage import Ancestry, Diff
     from perdure.sessions.sessions import Sessions
 
 

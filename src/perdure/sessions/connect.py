@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError
-from perdure.loop.compaction.auto import AutoCompaction
 from perdure.loop.factory import Capability, LoopFactory
 from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy
@@ -15,9 +14,12 @@ from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.protocols import Driver, SessionController, SessionStore, Tool
 from perdure.runtime.bus import EventBus
-from perdure.sessions.blocking import BlockingSessions
 from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
+
+if TYPE_CHECKING:
+    from perdure.loop.compaction.auto import AutoCompaction
+    from perdure.sessions.blocking import BlockingSessions
 
 
 class LoopOptions(TypedDict, total=False):
@@ -85,5 +87,7 @@ def connect_blocking(
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited."""
+    from perdure.sessions.blocking import BlockingSessions
+
     made = connect(url, owner=owner, live=live, events=events, controller=controller, grace=grace, **options)
     return BlockingSessions(made)

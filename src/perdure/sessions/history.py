@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import itemgetter
 
+from perdure.aio import aside, in_slices
 from perdure.loop.compaction.draft import MARK
 from perdure.loop.compaction.options import STRATEGIES
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, every_span
-from perdure.protocols import Journal, RunOnRecord
+from perdure.model.value import EMPTY
+from perdure.protocols import Chronicle, Journal, RunOnRecord
 
 AtVersion = Callable[[int], Awaitable[AgentSession]]
 Placed = tuple[tuple[object, int], Message]
@@ -25,19 +27,30 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
 
     What compaction has put in place of messages was not said by anybody, and is left out.
     """
-    viewed = await _named_by(journal, session)
     if journal is None:
         adopted = await _adoptions(None, session, at_version)
-        return _said_once([*(placed for _, messages in adopted for placed in messages), *viewed])
-    return _said_once(_merged(await _logged(journal, session, at_version), viewed))
-
-
-async def _logged(journal: Journal, session: AgentSession, at_version: AtVersion) -> list[Placed]:
+        viewed = await _named_by(journal, session)
+        return await aside(_said_once, [*(placed for _, messages in adopted for placed in messages), *viewed])
     own, end = await journal.log_of(session.id)
-    said = await _named_by(journal, await at_version(1), without=own)
+    began = await _named_by(journal, await at_version(1), without=own)
     # At one place the branches come first: what they answer stands in the log, behind what was adopted before it.
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
-    done = 0
+    is_logged = all(span.tape.ref == own and span.stop <= end for span in every_span(session.state.transcript.pieces))
+    if is_logged and not began and not elsewhere:  # as most sessions are: nothing has to be put together
+        return await _said_by(await journal.messages(own, 0, end) if end else ())
+    logged = await _logged(journal, began, elsewhere, own, end)
+    viewed = [] if is_logged else await _named_by(journal, session)
+    return await aside(lambda: _said_once(_merged(logged, viewed)))
+
+
+async def _said_by(messages: Sequence[Message]) -> list[Message]:
+    return [message async for some in in_slices(messages) for message in some if _is_said(message)]
+
+
+async def _logged(
+    journal: Journal, began: list[Placed], elsewhere: Iterable[Insertion], own: LogRef, end: int
+) -> list[Placed]:
+    said, done = began, 0
     for after, messages in sorted(elsewhere, key=itemgetter(0)):
         said += await _stretch(journal, own, done, after)
         said += messages
@@ -47,15 +60,26 @@ async def _logged(journal: Journal, session: AgentSession, at_version: AtVersion
 
 async def _stretch(journal: Journal, log: LogRef, start: int, stop: int) -> list[Placed]:
     messages = await journal.messages(log, start, stop) if start < stop else ()
-    return [((log, place), message) for place, message in enumerate(messages, start)]
+    placed: list[Placed] = []
+    async for some in in_slices(messages):
+        placed += [((log, place), message) for place, message in enumerate(some, start + len(placed))]
+    return placed
 
 
 async def _adoptions(
     journal: Journal | None, session: AgentSession, at_version: AtVersion, own: LogRef | None = None
 ) -> list[Insertion]:
-    """What the session took over from branches, oldest first: one version is read for each."""
+    """Return what the session took over from branches, oldest first.
+
+    A store that does not tell is asked for one version for each.
+    """
     adopted: list[Insertion] = []
     version = session.state.adopted.version if session.state.adopted else 0
+    if isinstance(journal, Chronicle) and 0 < version <= session.version:
+        for each in await journal.adoptions(session.id, version):
+            elsewhere = (stretch for stretch in each.stretches if stretch[0] != own)
+            adopted.append((each.at, [placed for stretch in elsewhere for placed in await _stretch(journal, *stretch)]))
+        return adopted
     while 0 < version <= session.version:
         then = await at_version(version)
         adoption = then.state.adopted
@@ -71,7 +95,15 @@ async def _named_by(journal: Journal | None, session: AgentSession, without: Log
     spans = [
         span for span in every_span(session.state.transcript.pieces) if without is None or span.tape.ref != without
     ]
-    placed = {(span.tape, place): message for span in spans for place, message in await _read(journal, span)}
+    read = [(span, await _read(journal, span)) for span in spans]
+    return await aside(_placed, read) if read else []
+
+
+def _placed(read: Iterable[tuple[Span, Sequence[Message]]]) -> list[Placed]:
+    """Messages of spans, each with its place; those that several spans name, once."""
+    placed = {
+        (span.tape, place): message for span, messages in read for place, message in enumerate(messages, span.start)
+    }
     copies: Counter[str] = Counter()
     named: list[Placed] = []
     for (tape, place), message in placed.items():
@@ -98,15 +130,16 @@ def _merged(said: list[Placed], viewed: Iterable[Placed]) -> list[Placed]:
     return merged
 
 
-async def _read(journal: Journal | None, span: Span) -> Iterable[tuple[int, Message]]:
+async def _read(journal: Journal | None, span: Span) -> Sequence[Message]:
     if span.tape.items is not None or span.tape.ref is None or journal is None:
-        return enumerate(span.messages(), span.start)
-    return enumerate(await journal.messages(span.tape.ref, span.start, span.stop), span.start)
+        return span.messages()
+    return await journal.messages(span.tape.ref, span.start, span.stop)
 
 
 async def _branches(journal: Journal, session: AgentSession, own: LogRef) -> list[Insertion]:
     """The answers of selected branches, and where in the session's log each belongs."""
-    runs = [run for run in await journal.runs(session.id) if run.log != own and run.start < run.stop]
+    found = await (journal.branches(session.id) if isinstance(journal, Chronicle) else journal.runs(session.id))
+    runs = [run for run in found if run.log != own and run.start < run.stop]
     if not runs:
         return []
     selected = {
@@ -127,4 +160,9 @@ def _place(run: RunOnRecord) -> int:
 def _said_once(placed: Iterable[Placed]) -> list[Message]:
     """Without what compactions have made, and without the second of two: a block may show what it also covers."""
     once = dict(placed)
-    return [message for message in once.values() if message.metadata.get(MARK) not in STRATEGIES]
+    return list(filter(_is_said, once.values()))
+
+
+def _is_said(message: Message) -> bool:
+    """Tell whether somebody said a message: no compaction made it."""
+    return message.metadata is EMPTY or message.metadata.get(MARK) not in STRATEGIES

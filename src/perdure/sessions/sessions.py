@@ -8,23 +8,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, BinaryIO, Self, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack
 
 from msgspec.structs import replace
 
-from perdure.actions.adopt import AdoptBranch
-from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
 from perdure.actions.children import spawned_by
-from perdure.actions.compact import CompactTranscript, UncompactTranscript
-from perdure.actions.definition import ChangeDefinition, ChangeModel
-from perdure.actions.fork import ForkSession
 from perdure.actions.given import require_loops
 from perdure.actions.inbox import CANCEL
-from perdure.actions.lifecycle import ResumeSession, SuspendSession
-from perdure.actions.resume import RecoveryReport, ResumeExecution, recover
 from perdure.actions.send import SendMessage, WhenBusy, waiting_messages
-from perdure.actions.transcript import InjectMessage, ResetTranscript, Rewind, TrimTranscript, Undo
-from perdure.archive.moving import MoveReport, Progress, export_sessions, import_sessions
 from perdure.errors import (
     ConfigurationError,
     InputRefused,
@@ -37,14 +28,12 @@ from perdure.errors import (
 )
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
-from perdure.loop.unattended import require_nothing_pending
 from perdure.model.checks import expect_function, expect_method, expect_several, expect_wait
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId, now
-from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.loop_events import AnyLoopEvent, LoopEvent
 from perdure.model.message import Message
-from perdure.model.record import LoopRecord, SessionRecord
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
 from perdure.model.state import AgentState
 from perdure.paging import all_infos
@@ -64,15 +53,21 @@ from perdure.protocols import (
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.chat import Chat
-from perdure.sessions.history import all_said
-from perdure.sessions.lineage import Ancestry, Diff, ancestry_of, diff_of
 from perdure.sessions.open_sessions import LiveSet, LiveSubscription
 from perdure.sessions.opening import OnChange, changed_agent, changed_fields, check_on_change
-from perdure.sessions.redacting import tell_of_redaction
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.streaming import Listener
 from perdure.stores.urls import store_of
 
+if TYPE_CHECKING:
+    from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
+    from perdure.actions.definition import ChangeModel
+    from perdure.actions.resume import RecoveryReport
+    from perdure.archive.moving import MoveReport, Progress
+    from perdure.model.record import LoopRecord, SessionRecord
+    from perdure.sessions.lineage import Ancestry, Diff
+
+# Verbs are imported where they are used: a process that opens a session and sends needs few of them.
 ASSISTANT = AgentDefinition("assistant")
 """Who answers in a session that was opened without an agent."""
 
@@ -192,6 +187,8 @@ class Sessions:
             return
         if on_change == "raise":
             raise changed_agent(session, agent)
+        from perdure.actions.definition import ChangeDefinition
+
         given = replace(agent, model=session.definition.model) if agent.model is None else agent
         await self.execute(session_id, ChangeDefinition(given))
 
@@ -228,6 +225,8 @@ class Sessions:
         session = await self.store.load(session_id)
         if session is None or session.status is not SessionStatus.ACTIVE:
             return  # which the send itself refuses
+        from perdure.actions.definition import ChangeModel
+
         is_named_elsewhere = session.state.model is not None or session.definition.model is not None
         if not is_named_elsewhere and session.state.default_model != self._model:
             await self._change_model(session_id, ChangeModel(self._model, as_default=True))
@@ -306,7 +305,7 @@ class Sessions:
         session_id = await self._reach(session_id)
         await self._keep_model(session_id)
         listener = Listener(session_id)
-        listening = self._events.wiretap(listener.hear)
+        listening = self._events.subscribe(LoopEvent, listener.hear, session_id=session_id)
         work = listener.listen_to(self._run(session_id, action))
         self._streams.add(work)
         try:
@@ -350,6 +349,8 @@ class Sessions:
             ) from None
         finally:
             self._alone.discard(runtime)
+        from perdure.loop.unattended import require_nothing_pending
+
         reply = _answered(after, action)
         require_nothing_pending(reply.pending_calls)
         return reply
@@ -360,11 +361,15 @@ class Sessions:
         A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
         nothing is made, if the session waits for something else by now.
         """
+        from perdure.actions.approval import ApproveToolCalls
+
         shown = await self._shown(session_id, call_ids)
         return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=shown))
 
     async def deny(self, session_id: str, reason: str, call_ids: Shown | None = None) -> Reply:
         """Keep pending tool calls from being made; the model is told why, and continues."""
+        from perdure.actions.approval import DenyToolCalls
+
         shown = await self._shown(session_id, call_ids)
         return await self._decide(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=shown))
 
@@ -399,6 +404,8 @@ class Sessions:
 
     async def _resume(self, session_id: SessionId) -> None:
         """Go on with a run that was killed, before anything else is said."""
+        from perdure.actions.resume import recover
+
         report = await recover(self.runtime, self.loops, session_id=session_id)
         if report.errors:
             error = report.errors[0]
@@ -410,6 +417,8 @@ class Sessions:
 
         One that was killed is ended where it stands.
         """
+        from perdure.actions.resume import ResumeExecution
+
         key, journal = (await self.info(session_id)).id, self.runtime.journal
         if journal is None:
             raise ConfigurationError("This store has no journal, so a run cannot be reached from here.")
@@ -435,38 +444,56 @@ class Sessions:
 
     async def inject(self, session_id: str, message: object) -> None:
         """Append a message, `{role, content, …}` or a Message, without running the agent."""
+        from perdure.actions.transcript import InjectMessage
+
         if isinstance(message, str):
             raise InvalidData("$.message", "a message to inject needs a role: {'role': 'user', 'content': …}")
         await self.execute(session_id, InjectMessage(message))
 
     async def trim(self, session_id: str, keep_last: int) -> int:
         """Show the last messages only; how many that are."""
+        from perdure.actions.transcript import TrimTranscript
+
         return _length(await self.execute(session_id, TrimTranscript(keep_last)))
 
     async def compact(self, session_id: str, **options: Any) -> int:
         """Show a summary or less of what is older; how many messages are shown then. See `CompactionOptions`."""
+        from perdure.actions.compact import CompactTranscript
+
         return _length(await self.execute(session_id, CompactTranscript(loops=self.loops, **options)))
 
     async def uncompact(self, session_id: str, block_id: str | None = None) -> int:
         """Show again what the newest compaction covers, or that of an id; how many messages are shown then."""
+        from perdure.actions.compact import UncompactTranscript
+
         return _length(await self.execute(session_id, UncompactTranscript(block_id)))
 
     async def reset(self, session_id: str) -> None:
         """Show nothing of what was said so far."""
+        from perdure.actions.transcript import ResetTranscript
+
         await self.execute(session_id, ResetTranscript())
 
     async def undo(self, session_id: str) -> int:
         """Take back the last change of what is shown; how many messages are shown then."""
+        from perdure.actions.transcript import Undo
+
         return _length(await self.execute(session_id, Undo()))
 
     async def rewind(self, session_id: str, to: int | str) -> int:
         """Go back to a version, by its number, or to a message, by its id; how many messages are shown then."""
+        from perdure.actions.transcript import Rewind
+
         return _length(await self.execute(session_id, Rewind(to)))
 
     async def suspend(self, session_id: str) -> None:
+        from perdure.actions.lifecycle import SuspendSession
+
         await self.execute(session_id, SuspendSession())
 
     async def resume(self, session_id: str) -> None:
+        from perdure.actions.lifecycle import ResumeSession
+
         await self.execute(session_id, ResumeSession())
 
     async def fork(
@@ -480,6 +507,8 @@ class Sessions:
     ) -> Chat:
         """Return a new session that begins where another stands: at its end, at a message, at an older version, or
         where one of its loops ended, be it a branch that was not selected."""
+        from perdure.actions.fork import ForkSession
+
         action = ForkSession(at=at, dst=dst, loop=loop)
         if loop is not None and version is not None:
             raise InvalidData("$.version", "a loop says itself which version it began from; give loop= or version=")
@@ -488,6 +517,8 @@ class Sessions:
 
     async def adopt(self, session_id: str, branch: str) -> None:
         """Show from now on what a fork of the session shows."""
+        from perdure.actions.adopt import AdoptBranch
+
         await self.execute(session_id, AdoptBranch(await self._reach(branch)))
 
     # Looking
@@ -541,15 +572,21 @@ class Sessions:
 
     async def history(self, session_id: str) -> Sequence[Message]:
         """All that was said, whatever is covered, trimmed or rewound now."""
+        from perdure.sessions.history import all_said
+
         session = await self.session(session_id)
         return await all_said(self.runtime.journal, session, partial(self.session, session_id))
 
     async def ancestry(self, session_id: str) -> Ancestry:
         """What a session was forked from, what was forked from it, and the first of its line."""
+        from perdure.sessions.lineage import ancestry_of
+
         return await ancestry_of(self.store, await self.info(session_id))
 
     async def diff(self, left: str, right: str) -> Diff:
         """What two sessions have in common from their beginning on, and how each goes on."""
+        from perdure.sessions.lineage import diff_of
+
         return diff_of(await self.session(left), await self.session(right))
 
     async def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
@@ -581,6 +618,8 @@ class Sessions:
 
     async def recover(self, session_id: str | None = None) -> RecoveryReport:
         """Go on with runs that were killed: with one session's, or with all of them."""
+        from perdure.actions.resume import RecoveryReport, recover
+
         self._require_open()
         if session_id is not None or self.owner is None:
             key = None if session_id is None else (await self.info(session_id)).id
@@ -597,6 +636,8 @@ class Sessions:
         progress: Progress | None = None,
     ) -> MoveReport:
         """Write sessions with all their versions and runs into one file of JSON Lines, all of them by default."""
+        from perdure.archive.moving import export_sessions
+
         _check_moving(target, "write", "$.target", progress)
         wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
         chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
@@ -608,6 +649,8 @@ class Sessions:
         self, source: str | os.PathLike[str] | BinaryIO, *, progress: Progress | None = None
     ) -> MoveReport:
         """Take in the sessions of a file that `export` has written; those that are there already are skipped."""
+        from perdure.archive.moving import import_sessions
+
         _check_moving(source, "read", "$.source", progress)
         return await import_sessions(self._archive(), source, owner=self.owner, progress=progress)
 
@@ -694,6 +737,8 @@ class Sessions:
 
         Subscribers of the session, and of its forks that are open here, hear it once it is done.
         """
+        from perdure.sessions.redacting import tell_of_redaction
+
         key, began = await self._reach(session_id), now()
         replaced = await self._erasure().redact(key, message_ids, replacement=replacement)
         if self.runtime.journal is not None:

@@ -20,7 +20,16 @@ from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentState
 from perdure.model.transcript import LogRef
 from perdure.model.value import brief
-from perdure.protocols import ArchivedSession, Claim, Entry, Key, StoredAt, check_lease, check_page
+from perdure.protocols import (
+    NOTHING_WRITTEN,
+    ArchivedSession,
+    Claim,
+    Entry,
+    Key,
+    StoredAt,
+    check_lease,
+    check_page,
+)
 from perdure.stores.format.rows import LAST
 
 T = TypeVar("T")
@@ -59,7 +68,7 @@ def _check_session(session: AgentSession) -> None:
 
 
 def _check_mapping(written: Mapping[str, StoredAt]) -> None:
-    if not isinstance(written, Mapping):
+    if written is not NOTHING_WRITTEN and not isinstance(written, Mapping):
         raise InvalidData("$.written", f"expected a mapping of messages' ids, got {brief(written)}")
 
 

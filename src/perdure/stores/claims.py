@@ -54,10 +54,16 @@ def _read_once(path: str) -> str:
 
 
 def _pid_namespace() -> str:
+    """Return the namespace of this process's pid, which it is born into, or "" while that cannot be read."""
     try:
-        return os.readlink(_NAMESPACE)
+        return _link_once(_NAMESPACE)
     except OSError:
         return ""
+
+
+@functools.cache
+def _link_once(path: str) -> str:
+    return os.readlink(path)
 
 
 def _own_start(pid: int) -> str:
@@ -71,6 +77,16 @@ def _own_start(pid: int) -> str:
 @functools.cache
 def _start_once(pid: int) -> str:
     return _started(_stat(f"/proc/{pid}/stat")) or ""
+
+
+def _forget() -> None:
+    """Forget what a process has read of itself: its child may stand in another namespace, with the same pid there."""
+    _link_once.cache_clear()
+    _start_once.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _has_ended(pid: int, started: str) -> bool:

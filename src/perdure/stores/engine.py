@@ -7,6 +7,7 @@ each statement and sends its rows back. It knows tables, and nothing of sessions
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
@@ -277,6 +278,7 @@ def drive(job: Job[T], answer: Callable[[Statement], list[Any]]) -> T:
         job.close()
 
 
+@cache
 def condition_of(key: str) -> tuple[str, str]:
     """Return the column and the operator of a condition."""
     column, _, operator = key.partition(" ")

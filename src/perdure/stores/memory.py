@@ -59,14 +59,9 @@ class MemoryEngine(Engine):
             case Clock():
                 return [(now().timestamp(),)]
             case Update(table, values, where):
-                return self._tables.answer(
-                    Update(table, {name: _settled(each) for name, each in values.items()}, where)
-                )
+                later = {name: now().timestamp() + each.seconds for name, each in values.items() if type(each) is Later}
+                statement = Update(table, {**values, **later}, where) if later else statement
         return self._tables.answer(statement)
-
-
-def _settled(value: Any) -> Any:
-    return now().timestamp() + value.seconds if isinstance(value, Later) else value
 
 
 class MemoryStore(Store):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.model.session import SessionStatus
 from perdure.stores.engine import (
     TABLES,
     Count,
@@ -24,7 +23,8 @@ from perdure.stores.engine import (
     condition_of,
     order_of,
 )
-from perdure.stores.jobs.listing import HeaderRow, Page
+from perdure.stores.jobs.listing import Page
+from perdure.stores.pages import PageText
 
 Adapter = Callable[[Any], Any]
 Sql = tuple[str, Sequence[Any]]
@@ -50,6 +50,12 @@ class Dialect:
     later = "?"
     """Stands for the time of the clock and so many seconds more; see `moment`."""
     again: Mapping[str, Again] = {}
+    backdated = "session"
+    """Where sessions are found that were updated before they were created."""
+
+    def by(self, index: str) -> str:
+        """Return what follows a table's name so that rows are found by an index; nothing where that is planned well."""
+        return ""
 
     def read(self, table: str, column: str) -> str:
         """Return the expression that a column is read by. `column` may be qualified by its table."""
@@ -198,28 +204,7 @@ class Translator:
 
     def page(self, page: Page) -> Sql:
         """Return the statement for a page of a list. Its rows are `HeaderRow`s."""
-        where = dict(page.where)
-        hidden = [f"session.status <> '{where.pop('status !=')}'"] if "status !=" in where else []
-        parts = [self._condition("session", f"session.{key}", value, None) for key, value in where.items()]
-        conditions = [condition for condition, _ in parts]
-        values = list(_bound([bound for _, bound in parts], where.values()))
-        mark, tag = self._dialect.mark, self._dialect.adapter("tag", "tag")
-        if page.query.tag is not None:
-            conditions.append(f"EXISTS (SELECT 1 FROM tag WHERE tag.tag = {mark} AND tag.sid = session.sid)")
-            values.append(page.query.tag if tag is None else tag(page.query.tag))
-        if page.start is not None:
-            conditions.append(f"(session.created, session.sid) < ({mark}, {mark})")
-            values += page.start
-        if page.query.status not in (None, SessionStatus.ACTIVE):
-            conditions.append("session.status <> 'active'")  # what the indexes on the others say of themselves
-        read = [self._dialect.read(name.partition(".")[0], name) for name in _PAGE_COLUMNS]
-        text = (
-            f"SELECT {', '.join(read)} FROM session"
-            " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
-            f"{_where([*conditions, *hidden])} ORDER BY session.created DESC, session.sid DESC"
-            f" LIMIT {page.most:d}"  # no value: a plan may depend on it
-        )
-        return text, values
+        return PageText(self._dialect, page).statement()
 
     def _conditions(self, table: str, where: Where, other: Again | None = None) -> tuple[str, Sequence[_Bound] | None]:
         parts = [self._condition(table, key, value, other) for key, value in where.items()]
@@ -239,9 +224,6 @@ class Translator:
         if sign == "!=":
             sign = "IS DISTINCT FROM" if name in _NULLABLE else "<>"
         return f"{column} {sign} {self._dialect.mark}", _Bound(adapter)
-
-
-_PAGE_COLUMNS = [f"{'head' if name in ('crc', 'body') else 'session'}.{name}" for name in HeaderRow._fields]
 
 
 def _nones(where: Where) -> tuple[bool, ...] | None:

@@ -19,6 +19,7 @@ from perdure.model.session import AgentSession, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
+    Adopted,
     Appended,
     ArchivedSession,
     Claim,
@@ -174,9 +175,10 @@ class Store:
 
     @property
     def _origin(self) -> str:
-        if not self._engine.origin:
+        origin = self._engine.origin
+        if not origin:
             raise StoreError(f"This store is not open. Use it inside `async with {type(self).__name__}(…) as store:`.")
-        return self._engine.origin
+        return origin
 
     async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
         key, version = SessionId(session_id), checked_version(version)
@@ -201,7 +203,7 @@ class Store:
     async def _fetch(
         self, key: SessionId, version: int | None, cached: CachedSession | None
     ) -> tuple[Load, Loaded | None]:
-        load = Load(key, version, self._origin, cached, self._values.snapshot())
+        load = Load(key, version, self._origin, cached, self._values)
         return load, await self._engine.fetch(load)
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
@@ -290,6 +292,17 @@ class Store:
     ) -> Sequence[RunOnRecord]:
         checked.runs(limit, before, run)
         return await self._engine.run(partial(record.runs, SessionId(session_id), self._origin, limit, before, run))
+
+    async def branches(self, session_id: str) -> Sequence[RunOnRecord]:
+        return await self._engine.run(partial(record.branches, SessionId(session_id), self._origin))
+
+    async def adoptions(self, session_id: str, version: int) -> Sequence[Adopted]:
+        from perdure.stores.jobs.adoptions import adoptions
+
+        key, checked_number = SessionId(session_id), checked_version(version)
+        if checked_number is None or not 0 < checked_number <= LAST:
+            return ()
+        return await self._engine.run(partial(adoptions, key, checked_number, self._origin), long=True)
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         checked.log_of(name)

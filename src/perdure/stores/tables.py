@@ -127,7 +127,9 @@ class Rows:
         self._all: dict[int, Record] = {}
         ways = {way[:length] for way in (*table.unique, *table.ways) for length in range(1, len(way) + 1)}
         self._ways: dict[tuple[str, ...], dict[Row, dict[int, Record]]] = {way: {} for way in ways}
+        self._key_of = {way: _picker(way) for way in ways}
         self._unique = set(table.unique)
+        self._blank: Record = dict.fromkeys(table.columns)
         self._ways_by = {name: [way for way in self._ways if name in way] for name in table.columns}
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
@@ -154,7 +156,7 @@ class Rows:
 
     def put(self, row: Record, or_set: tuple[str, ...] | None) -> Any:
         """Add a row and return its number; see `Insert.or_set` for one that is there."""
-        there = next((found for way in self._table.unique for found in self._same(row, way)), None)
+        there = self._like(row)
         if there is None:
             return self.add(row)
         if or_set is None:
@@ -163,17 +165,23 @@ class Rows:
             self.change(there, {name: row[name] for name in or_set})
         return there.get(self._table.number)
 
-    def _same(self, row: Record, way: tuple[str, ...]) -> list[Record]:
-        if any(name not in row for name in way):
-            return []
-        return list(self._ways[way].get(tuple(row[name] for name in way), {}).values())
+    def _like(self, row: Record) -> Record | None:
+        """Return the row that a new one would be the second of."""
+        for way in self._table.unique:
+            try:
+                found = self._ways[way].get(self._key_of[way](row))
+            except KeyError:  # a number, which the row has yet to be given
+                continue
+            if found:
+                return next(iter(found.values()))
+        return None
 
     def add(self, row: Record) -> Any:
         """Add a row of which it is known that there is none like it, and return its number."""
         numbered = self._table.number
         if numbered and row.get(numbered) is None:
             row[numbered] = self.number_for(row)
-        whole = {name: row.get(name) for name in self._table.columns}
+        whole = {**self._blank, **row}
         self._enter(whole)
         self._note(Touched(self._name, whole, None))
         return whole.get(numbered)
@@ -192,7 +200,7 @@ class Rows:
                 moved.update(self._ways_by.get(column, ()))
         for way in moved:
             self._leave_way(way, before, row)
-            self._enter_way(way, row)
+            self._ways[way].setdefault(self._key_of[way](row), {})[id(row)] = row
         self._note(Touched(self._name, row, before))
 
     def holds(self, row: Record) -> bool:
@@ -209,20 +217,17 @@ class Rows:
 
     def _enter(self, row: Record) -> None:
         self._all[id(row)] = row
-        for way in self._ways:
-            self._enter_way(way, row)
+        for way, bucket in self._ways.items():
+            bucket.setdefault(self._key_of[way](row), {})[id(row)] = row
 
     def _leave(self, row: Record) -> None:
         del self._all[id(row)]
         for way in self._ways:
             self._leave_way(way, row, row)
 
-    def _enter_way(self, way: tuple[str, ...], row: Record) -> None:
-        self._ways[way].setdefault(tuple([row[name] for name in way]), {})[id(row)] = row
-
     def _leave_way(self, way: tuple[str, ...], before: Record, row: Record) -> None:
         """Take a row out of an index, where it stands by the values that it had before."""
-        bucket, key = self._ways[way], tuple([before[name] for name in way])
+        bucket, key = self._ways[way], self._key_of[way](before)
         del bucket[key][id(row)]
         if not bucket[key]:
             del bucket[key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from urllib.parse import unquote
 
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect_count
@@ -52,13 +51,21 @@ def _sqlite(url: str, rest: str, cache: int) -> SessionStore:
     return SqliteStore(_path(url, rest[1:]), cache=cache)
 
 
+def _unquoted(text: str) -> str:
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote
+
+    return unquote(text)
+
+
 def _path(url: str, rest: str) -> str:
     if "?" in rest or "#" in rest:
         raise ConfigurationError(
             f"{_without_password(url)!r} has options behind its path, and this kind of store takes none. "
             "Give them to the store itself; a ? or # that belongs to the path is written %3F or %23."
         )
-    path = unquote(rest)
+    path = _unquoted(rest)
     if not path or "\0" in path:
         raise ConfigurationError(f"{_without_password(url)!r} has no path. Use {_FORMS}.")
     return path
@@ -71,7 +78,7 @@ def _postgres(url: str, rest: str, cache: int) -> SessionStore:
         raise ConfigurationError("PostgreSQL needs psycopg: pip install 'perdure[postgres]'.") from None
     address, _, asked = url.partition("?")
     options = [each for each in asked.split("&") if each]
-    schemas = [unquote(each.removeprefix("schema=")) for each in options if each.startswith("schema=")]
+    schemas = [_unquoted(each.removeprefix("schema=")) for each in options if each.startswith("schema=")]
     if len(schemas) > 1:
         raise ConfigurationError(f"{_without_password(url)!r} names {len(schemas)} schemas; a store is in one.")
     # The rest is the driver's to read; `schema` is an option that it does not know.

@@ -1,28 +1,42 @@
 """What perdure's own tests stand on, for yours: contracts for a store, a clock that stands still, a store that fails.
 
+Each name is imported when it is first used: a script that wants a `ScriptedDriver` reads no contract.
 Needs nothing but perdure; the contracts are test classes that pytest runs, and import none of it.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if "pytest" in sys.modules:  # so that a failing contract shows values, as an assert in a test file does
     sys.modules["pytest"].register_assert_rewrite("perdure.testing.parts", "perdure.testing.scene")
 
-from perdure.testing.clock import FrozenClock
-from perdure.testing.contract import (
-    ArchiveContract,
-    CheckContract,
-    ErasureContract,
-    JournalContract,
-    NamesContract,
-    SearchContract,
-    StoreContract,
-)
-from perdure.testing.engine_contract import EngineContract
-from perdure.testing.faults import FailingStore
-from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
+if TYPE_CHECKING:
+    from perdure.testing.clock import FrozenClock
+    from perdure.testing.contract import (
+        ArchiveContract,
+        CheckContract,
+        ErasureContract,
+        JournalContract,
+        NamesContract,
+        SearchContract,
+        StoreContract,
+    )
+    from perdure.testing.engine_contract import EngineContract
+    from perdure.testing.faults import FailingStore
+    from perdure.testing.scripted import Chunks, Delay, ScriptedDriver
+
+_HOMES = {
+    "clock": "FrozenClock",
+    "contract": "ArchiveContract CheckContract ErasureContract JournalContract NamesContract SearchContract "
+    "StoreContract",
+    "engine_contract": "EngineContract",
+    "faults": "FailingStore",
+    "scripted": "Chunks Delay ScriptedDriver",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "ArchiveContract",
@@ -39,3 +53,11 @@ __all__ = [
     "SearchContract",
     "StoreContract",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'perdure.testing' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"perdure.testing.{home}"), name)
+    return value

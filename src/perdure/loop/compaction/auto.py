@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
 from perdure.errors import CompactionFailed, InvalidData
-from perdure.loop.compaction.compactor import Compacted, Compactor
 from perdure.loop.compaction.options import CompactionOptions
-from perdure.loop.compaction.summary import Charge, NoteTaker
 from perdure.loop.compaction.windows import window_of
 from perdure.loop.tokens import TokenEstimator
 from perdure.model.definition import ModelConfig
@@ -17,6 +16,10 @@ from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import brief
 from perdure.protocols import ModelRequest
+
+if TYPE_CHECKING:
+    from perdure.loop.compaction.compactor import Compacted, Compactor
+    from perdure.loop.compaction.summary import Charge, NoteTaker
 
 Trigger = Literal["window", "context_too_long"]
 
@@ -41,10 +44,10 @@ class AutoCompaction:
 
 
 class AutoCompactor:
-    """Automatic compaction for one model."""
+    """Automatic compaction for one model. `summariser` is called, and the code of it imported, when it compacts."""
 
     def __init__(
-        self, settings: AutoCompaction, model: ModelConfig, tokens: TokenEstimator, summariser: NoteTaker
+        self, settings: AutoCompaction, model: ModelConfig, tokens: TokenEstimator, summariser: Callable[[], NoteTaker]
     ) -> None:
         self._settings = settings
         self._model = model
@@ -68,9 +71,9 @@ class AutoCompactor:
 
         `charge` is told what it has taken, also where it fails or is cancelled.
         """
-        options = self._options_for(view, request, trigger)
+        options = await self._options_for(view, request, trigger)
         compactor = self._compactor(options)
-        if trigger == "window" and compactor.possible_gain(view) < LEAST_GAIN:
+        if trigger == "window" and await compactor.possible_gain(view) < LEAST_GAIN:
             return None
         try:
             return await compactor.compact(view, step=request.step, is_lenient=True)
@@ -82,11 +85,13 @@ class AutoCompactor:
             charge(compactor.spent)
 
     def _compactor(self, options: CompactionOptions) -> Compactor:
-        return Compactor(options, self._tokens, self._summariser, model=self._model.name)
+        from perdure.loop.compaction.compactor import Compactor
 
-    def _options_for(self, view: Transcript, request: ModelRequest, trigger: Trigger) -> CompactionOptions:
+        return Compactor(options, self._tokens, self._summariser(), model=self._model.name)
+
+    async def _options_for(self, view: Transcript, request: ModelRequest, trigger: Trigger) -> CompactionOptions:
         """The settings, with a hard limit: the share of the window that messages have, or half of what was refused."""
-        shown = self._tokens.messages(view, self._model.name)
+        shown = await self._tokens.count(view, self._model.name)
         window = window_of(self._model)
         allowed = shown // 2
         if window is not None:

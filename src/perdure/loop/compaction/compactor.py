@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
-from perdure.aio import raise_if_cancelled
+from perdure.aio import in_slices, raise_if_cancelled
 from perdure.errors import CompactionFailed, ConfigurationError, DriverError, InvalidData
 from perdure.loop.compaction.draft import (
     MARK,
@@ -80,7 +80,7 @@ class Compactor:
         self, view: Transcript, *, open_calls: Collection[str] = (), step: int = 0, is_lenient: bool = False
     ) -> Compacted | None:
         """What to lay over a view; None where there is nothing to do. A lenient one may stay over the hard limit."""
-        before = self.tokens.messages(view, self.model)
+        before = await self.tokens.count(view, self.model)
         threshold = self.options.token_threshold
         if threshold is not None and before < threshold:
             return None
@@ -93,26 +93,24 @@ class Compactor:
         except DriverError as error:
             raise CompactionFailed(str(error)) from error
         raise_if_cancelled()  # a driver may have taken the cancellation for its own
-        return work.result(before) if work.draft.is_changed else None
+        return await work.result(before) if work.draft.is_changed else None
 
     def charge(self, usage: Usage) -> None:
         self.spent += usage
 
-    def possible_gain(self, view: Transcript) -> float:
+    async def possible_gain(self, view: Transcript) -> float:
         """The share of a view's tokens that a compaction could save at most."""
         limit = self.options.hard_limit_tokens
         older = view[: Draft(view).cut_for(self.options.keep_last)]
-        total = self.tokens.messages(view, self.model)
-        gain = self.tokens.messages((m for m in older if not is_summary(m)), self.model)
+        total = await self.tokens.count(view, self.model)
+        counted = [message async for some in in_slices(older) for message in some if not is_summary(message)]
+        gain = await self.tokens.count(counted, self.model)
         if limit is not None:
             gain = max(gain, total - limit)
         return gain / total if total else 0.0
 
-    def count(self, draft: Draft) -> int:
-        return self.tokens.messages(draft.messages(), self.model)
-
-    def count_each(self, draft: Draft) -> list[int]:
-        return [self.tokens.messages([message], self.model) for message in draft.messages()]
+    async def count(self, draft: Draft) -> int:
+        return await self.tokens.count(draft.messages(), self.model)
 
     @property
     def summariser(self) -> NoteTaker:
@@ -142,22 +140,22 @@ class _Work:
             "observation_mask": self._mask,
             "custom": self._customise,
         }
-        was = self.draft.messages()
+        was = self.draft.items()
         await by_name[strategy](cut)
-        if self.draft.messages() != was and strategy not in self._done_by:
+        if self.draft.items() != was and strategy not in self._done_by:
             self._done_by.append(strategy)
 
     async def keep_to_limit(self, *, is_lenient: bool) -> None:
         """Do what the options say about a view that is over the hard limit, and look again."""
         limit = self._options.hard_limit_tokens
-        if limit is None or self._compactor.count(self.draft) <= limit:
+        if limit is None or await self._compactor.count(self.draft) <= limit:
             return
         strategy = self._options.strategy_over_limit
-        await self.apply(strategy, self._cut_within(limit))
-        if strategy == "truncate" and self._compactor.count(self.draft) > limit:
-            self._shorten_results(self._chars_within(limit))
+        await self.apply(strategy, await self._cut_within(limit))
+        if strategy == "truncate" and await self._compactor.count(self.draft) > limit:
+            await self._shorten_results(await self._chars_within(limit))
             self._done_by += [] if "truncate" in self._done_by else ["truncate"]
-        left = self._compactor.count(self.draft)
+        left = await self._compactor.count(self.draft)
         if left > limit and not is_lenient:
             raise InvalidData(
                 "$.hard_limit_tokens",
@@ -165,10 +163,10 @@ class _Work:
                 f"{limit} allowed; nothing was changed. Allow more, keep fewer messages, or trim the transcript",
             )
 
-    def _cut_within(self, limit: int) -> int:
+    async def _cut_within(self, limit: int) -> int:
         """A cut behind which as many of the last messages stay as fit, beside a summary, into the limit."""
-        counts = self._compactor.count_each(self.draft)
-        notes = [message for message in self.draft.messages() if is_summary(message, "llm")]
+        counts = await self._compactor.tokens.count_each(self.draft.messages(), self._compactor.model)
+        notes = await _notes_in(self.draft.messages())
         beside = self._compactor.tokens.messages(notes, self._compactor.model) + min(limit // 4, QUOTED_REQUEST)
         room, kept = limit - beside, 0
         while kept < min(self._options.keep_last, len(counts)) and room >= counts[-1 - kept]:
@@ -176,15 +174,16 @@ class _Work:
             kept += 1
         return self.draft.cut_after(len(counts) - kept)
 
-    def _chars_within(self, limit: int) -> int:
+    async def _chars_within(self, limit: int) -> int:
         """How many characters of each tool result fit, when everything else stays."""
-        messages = self.draft.messages()
-        results = [message for message in messages if message.tool_results]
-        counts = self._compactor.tokens.messages(results, self._compactor.model)
-        room = limit - (self._compactor.count(self.draft) - counts) - 40 * len(results)
+        results = [
+            message async for some in in_slices(self.draft.messages()) for message in some if message.tool_results
+        ]
+        counts = await self._compactor.tokens.count(results, self._compactor.model)
+        room = limit - (await self._compactor.count(self.draft) - counts) - 40 * len(results)
         return max(0, 2 * room // max(1, len(results)))
 
-    def result(self, tokens_before: int) -> Compacted:
+    async def result(self, tokens_before: int) -> Compacted:
         covered, shown = self.draft.overlay()
         summary = next((part.message.text for part in shown if part.message is not None), "")
         block = CompactionBlock(
@@ -194,7 +193,7 @@ class _Work:
             covered=covered,
             summary=shortened(summary, SUMMARY_ON_RECORD),
             tokens_before=tokens_before,
-            tokens_after=self._compactor.count(self.draft),
+            tokens_after=await self._compactor.count(self.draft),
             model=self._model,
         )
         return Compacted(block, tuple(shown), self._compactor.spent)
@@ -221,20 +220,20 @@ class _Work:
                 text = await called("compress_callback", str, self._options.compress_callback, older)
             else:
                 text = _note(older, messages[cut:])
-            notes = [message for message in older if is_summary(message, "llm")]
+            notes = await _notes_in(older)
             self.draft.replace_before(cut, [*notes, summary_message(text, "truncate")])
         if self._options.tool_output_max_chars is not None:
-            self._shorten_results(self._options.tool_output_max_chars)
+            await self._shorten_results(self._options.tool_output_max_chars)
 
-    def _shorten_results(self, chars: int) -> None:
-        for place, message in enumerate(self.draft.messages()):
+    async def _shorten_results(self, chars: int) -> None:
+        async for place, message in _numbered(self.draft.messages()):
             longest = max((len(result.text) for result in message.tool_results), default=0)
             if longest > chars:
                 self._put_if_shorter(place, message, with_results(message, chars=chars, strategy="truncate"))
 
     async def _mask(self, cut: int) -> None:
         allowed = self._options.tool_output_max_chars
-        for place, message in enumerate(self.draft.messages()[:cut]):
+        async for place, message in _numbered(self.draft.messages()[:cut]):
             longest = max((len(result.text) for result in message.tool_results), default=-1)
             if longest <= (-1 if allowed is None else allowed) or message.metadata.get(MARK) == "observation_mask":
                 continue
@@ -261,6 +260,20 @@ class _Work:
         made = [each if id(each) in known else each.with_metadata(**{MARK: "custom"}) for each in given]
         check_valid(older, made)
         self.draft.replace_before(cut, made)
+
+
+async def _numbered(messages: Sequence[Message]) -> AsyncIterator[tuple[int, Message]]:
+    """Yield messages with their places, and let other tasks have their turns in between."""
+    place = 0
+    async for some in in_slices(messages):
+        for message in some:
+            yield place, message
+            place += 1
+
+
+async def _notes_in(messages: Sequence[Message]) -> list[Message]:
+    """Return the notes that a model has written for compactions before."""
+    return [message async for some in in_slices(messages) for message in some if is_summary(message, "llm")]
 
 
 def _is_settled(older: list[Message]) -> bool:

@@ -25,13 +25,20 @@ class Draft:
         self._view = view
         self._open_calls = frozenset(open_calls)
         self._items: list[int | Message] = list(range(len(view)))
+        self._is_touched = False
 
     def messages(self) -> list[Message]:
+        if not self._is_touched:
+            return list(self.before)
         return [self.before[item] if isinstance(item, int) else item for item in self._items]
+
+    def items(self) -> list[int | Message]:
+        """Return what is shown: places in the view before, and messages that were made since."""
+        return list(self._items)
 
     @property
     def is_changed(self) -> bool:
-        return self._items != list(range(len(self.before)))
+        return self._is_touched and self._items != list(range(len(self.before)))
 
     def cut_for(self, keep_last: int) -> int:
         """Where to cut so that at least `keep_last` messages stay: earlier, where a result would lose its call."""
@@ -44,7 +51,7 @@ class Draft:
         return min(next(places, shown.safe_cut(last)), self._first_open())
 
     def _shown(self) -> Transcript:
-        return Transcript.of(self.messages())
+        return Transcript.of(self.messages()) if self._is_touched else self._view
 
     def _first_open(self) -> int:
         """The first message with a call that still waits for its result: what comes must find it in the view."""
@@ -55,14 +62,13 @@ class Draft:
 
     def replace_before(self, cut: int, shown: Iterable[Message]) -> None:
         """Show these in place of all messages before the cut; one that stands there already is not made anew."""
-        places = {
-            message.id: item
-            for message, item in zip(self.messages()[:cut], self._items[:cut], strict=True)
-            if isinstance(item, int)
-        }
-        taken = {message.id for message in self.before}
+        given = list(shown)
+        wanted = {message.id for message in given}
+        taken = {message.id for message in self.before if message.id in wanted}
+        standing = [item for item in self._items[:cut] if isinstance(item, int)] if taken else []
+        places = {self.before[item].id: item for item in standing}
         new: list[int | Message] = []
-        for message in shown:
+        for message in given:
             place = places.get(message.id)
             if place is not None and self.before[place] == message:
                 new.append(place)
@@ -70,9 +76,11 @@ class Draft:
                 new.append(replace(message, id=new_id()) if message.id in taken else message)
                 taken.add(message.id)
         self._items[:cut] = new
+        self._is_touched = True
 
     def put(self, place: int, message: Message) -> None:
         self._items[place] = message
+        self._is_touched = True
 
     def overlay(self) -> tuple[int, list[CompactionPart]]:
         """How many messages of the view before are to be covered, and what is to be shown instead.

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from perdure.aio import in_slices
 from perdure.errors import ContextTooLong, DriverError
 from perdure.loop.compaction.draft import shortened
 from perdure.loop.compaction.windows import window_of
@@ -61,7 +62,8 @@ class Summariser:
         self, messages: Sequence[Message], charge: Charge, *, output_chars: int | None = None, step: int = 0
     ) -> str:
         """The notes. DriverError if the model fails at any of it."""
-        text = "".join(_told(messages, OUTPUT_CHARS if output_chars is None else output_chars))
+        chars = OUTPUT_CHARS if output_chars is None else output_chars
+        text = "".join([each async for some in in_slices(messages) for each in _told(some, chars)])
         window = window_of(self.model)
         room = len(text) if window is None else window * CHARS_READ_PER_TOKEN
         notes, read, halvings = "", 0, 0

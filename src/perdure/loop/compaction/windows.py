@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 
-from perdure.model.definition import ModelConfig
+from perdure.model.definition import OWN_DRIVER, ModelConfig
 
 _BY_FAMILY = {
     "claude": 200_000,
@@ -28,7 +27,9 @@ def window_of(model: ModelConfig) -> int | None:
     if model.context_window is not None:
         return model.context_window
     provider, _, name = model.name.partition(":")
-    return _known_window(provider, name) if name else None
+    if not name or provider == OWN_DRIVER:  # of which no price list knows: it would be imported for nothing
+        return None
+    return _known_window(provider, name)
 
 
 @lru_cache(maxsize=256)
@@ -43,6 +44,8 @@ def _family_window(name: str) -> int | None:
 
 def _listed_window(provider: str, name: str) -> int | None:
     """What the price list that comes with genai-prices says; it is data in a package, and nothing is fetched."""
+    from importlib.util import find_spec
+
     if find_spec("genai_prices") is None:
         return None
     snapshot = import_module("genai_prices.data_snapshot").get_snapshot()

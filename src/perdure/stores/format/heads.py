@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -45,6 +45,18 @@ class Head(Value, frozen=True):
     format: int = codec.FORMAT
 
 
+class _NewHead(Value, frozen=True):
+    """A head about to be written: a `Head` whose state is not in bytes yet."""
+
+    info: AgentSessionInfo
+    definition: str
+    state: AgentState
+    op: str
+    parts: dict[str, msgspec.Raw] = {}
+    hashed: dict[str, str] = {}
+    format: int = codec.FORMAT
+
+
 class _InfoOfHead(msgspec.Struct, frozen=True):
     info: AgentSessionInfo
     format: int = codec.FORMAT
@@ -67,21 +79,33 @@ def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
             hashed[name] = by_hash(raw)
         else:
             parts[name] = msgspec.Raw(raw)
-    hashed |= numbered(blocks.names())
-    if session.unknown:
-        codec.encode_json(session.unknown)
-    head = {
-        **session.unknown,
-        "info": msgspec.Raw(codec.encode(session.info)),
-        "definition": by_hash(encode_definition(session.definition)),
-        "state": msgspec.Raw(codec.encode(_slim(session.state), stored_name)),
-        "op": op,
-        **({"parts": parts} if parts else {}),
-        **({"hashed": hashed} if hashed else {}),
-        **({"format": FORMAT} if blocks.names() else {}),
-    }
-    # What stands in it has been checked part by part; a `Head` is what it is read as.
-    return codec.join(head), values | blocks.values()
+    named = blocks.names()
+    if named:
+        hashed |= numbered(named)
+        values |= blocks.values()
+    definition, raw = _definition_stored(session.definition)
+    values[definition] = raw
+    format = FORMAT if named else codec.FORMAT
+    head = _NewHead(session.info, definition, _slim(session.state), op, parts, hashed, format)
+    body = None if session.unknown else codec.encode_if_sound(head)
+    return body or _joined_head(head, session.unknown), values
+
+
+def _joined_head(head: _NewHead, unknown: Mapping[str, Any]) -> bytes:
+    """Return a head put together from parts that are checked one by one; a `Head` is what it is read as."""
+    if unknown:
+        codec.encode_json(unknown)
+    optional = {"parts": head.parts, "hashed": head.hashed, "format": head.format if head.format == FORMAT else None}
+    return codec.join(
+        {
+            **unknown,
+            "info": msgspec.Raw(codec.encode(head.info)),
+            "definition": head.definition,
+            "state": msgspec.Raw(codec.encode(head.state, stored_name)),
+            "op": head.op,
+            **{name: part for name, part in optional.items() if part},
+        }
+    )
 
 
 def numbered(blocks: Iterable[str]) -> dict[str, str]:
@@ -94,16 +118,17 @@ def is_block(part: str) -> bool:
     return part.startswith(_BLOCK)
 
 
-_definitions: LRU[int, tuple[AgentDefinition, bytes]] = LRU(256)
+_definitions: LRU[int, tuple[AgentDefinition, str, bytes]] = LRU(256)
 
 
-def encode_definition(definition: AgentDefinition) -> bytes:
-    """A definition's bytes, kept: sessions share definitions, and each of their saves names one."""
-    kept = _definitions.recall(id(definition))
+def _definition_stored(definition: AgentDefinition) -> tuple[str, bytes]:
+    """Return a definition's name and bytes, kept: sessions share definitions, and each of their saves names one."""
+    kept = _definitions.get(id(definition))
     if kept is None or kept[0] is not definition:
-        kept = (definition, codec.encode(definition))
+        raw = codec.encode(definition)
+        kept = (definition, hash_of(raw), raw)
         _definitions.keep(id(definition), kept)
-    return kept[1]
+    return kept[1:]
 
 
 _BLANK = AgentState()
@@ -117,7 +142,7 @@ def _slim(state: AgentState) -> AgentState:
 
 def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str, bytes]]:
     state = session.state
-    pieces = joined(codec.dump_pieces(tuple(state.transcript.pieces), stored_name, blocks.dump))
+    pieces = joined(codec.dump_pieces(state.transcript.pieces, stored_name, blocks.dump))
     kept = prefix_length(pieces)
     if kept:
         yield "prefix", msgspec.json.encode(pieces[:kept])
@@ -137,6 +162,8 @@ def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str,
 
 def prefix_length(pieces: list[Any]) -> int:
     """How many of the stored pieces stand in a part of their own, since they stay as they are from save to save."""
+    if len(pieces) == 1 and type(pieces[0]) is list:
+        return 0
     return max(len(pieces) - len(pieces) % PREFIX if len(pieces) > PREFIX else 0, _end_of_blocks(pieces))
 
 
@@ -191,13 +218,6 @@ class StoredHead:
             except InvalidData as error:
                 raise CorruptRecord(self._where[0], f"value {key}", str(error)) from None
         return self._named.get(key, [])
-
-    def gathered(self, value_of: Callable[[str], bytes]) -> Values:
-        """All values it takes to rebuild the session."""
-        values: Values = {}
-        while missing := [key for key in self.hashes(values) if key not in values]:
-            values |= {key: value_of(key) for key in missing}
-        return values
 
     def wanted(self, values: Mapping[str, bytes]) -> list[Stretch]:
         """The stretches of logs that the session shows: its view, and its last run's output."""

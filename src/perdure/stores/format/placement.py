@@ -103,7 +103,7 @@ class Placement:
 
     def _with_turn(self, turn: Span) -> AgentSession:
         state = self._session.state
-        transcript = Transcript((*state.transcript.pieces[:-1], turn))
+        transcript = state.transcript.with_last(turn)
         return replace(self._session, state=replace(state, context=replace(state.context, transcript=transcript)))
 
     def _settled(self, transcript: Transcript, spans: Mapping[Slot, Span]) -> Transcript:
@@ -192,6 +192,8 @@ def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:
     found: set[Stretch] = set()
     for transcript in transcripts_of(session.state):
         for piece in transcript.pieces:
+            if isinstance(piece, Span) and piece.tape.ref == own:
+                continue  # as nearly all are
             for ref, start, stop in _named_by(piece):
                 if ref != own:
                     found.add((ref.key, start, stop))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from perdure.model.session import AgentSessionInfo
 from perdure.model.state import AgentState
 from perdure.stores.format.blocks import BlocksAtHand, names_in
 from perdure.stores.format.heads import INLINE, StoredHead, is_block, joined, numbered, prefix_length
-from perdure.stores.format.rows import Stretch, Values, hash_of
+from perdure.stores.format.rows import Values, hash_of
 
 Rename = Callable[[int | str, int, int], int | str]
 """Given a stretch of a log, the log's other name."""
@@ -38,27 +38,19 @@ class OpenHead:
         self._parts |= {name: values[key] for name, key in head.hashed.items() if not is_block(name)}
         self._blocks = [key for name, key in head.hashed.items() if is_block(name)]
 
-    def stretches(self) -> set[Stretch]:
-        """Return all stretches of logs that it names."""
-        met: set[Stretch] = set()
+    def renamed(self, blocks: RenamedBlocks) -> tuple[bytes, Values]:
+        """Return the same head over logs of other names, and the values that it names then.
 
-        def meet(log: int | str, start: int, stop: int) -> int | str:
-            met.add((log, start, stop))
-            return log
-
-        self.renamed(meet)
-        return met
-
-    def renamed(self, rename: Rename) -> tuple[bytes, Values]:
-        """Return the same head over logs of other names, and the values that it names then."""
+        The values of blocks that other versions have named before are not among these.
+        """
         with _damage(*self._where):
-            return self._renamed(rename)
+            return self._renamed(blocks)
 
-    def _renamed(self, rename: Rename) -> tuple[bytes, Values]:
+    def _renamed(self, blocks: RenamedBlocks) -> tuple[bytes, Values]:
         values = {hash_of(self._definition): self._definition}
         parts: dict[str, msgspec.Raw] = {}
         hashed: dict[str, str] = {}
-        blocks = _RenamedBlocks(self._values, rename)
+        blocks.begin(self._values)
         renamed = {**self._parts, **self._renamed_parts(blocks)}
         for name in (*_IN_ORDER, *(each for each in self._parts if each not in _IN_ORDER)):
             raw = renamed.get(name)
@@ -70,12 +62,12 @@ class OpenHead:
             else:
                 parts[name] = msgspec.Raw(raw)
         hashed |= numbered(blocks.name_of(key) for key in self._blocks)
-        values |= blocks.values
+        values |= blocks.new
         head = {name: item for name, item in self._plain.items() if name not in _BY_HASH}
         head |= {"op": "", **({"parts": parts} if parts else {}), **({"hashed": hashed} if hashed else {})}
         return codec.join(head), values
 
-    def _renamed_parts(self, blocks: _RenamedBlocks) -> dict[str, bytes | None]:
+    def _renamed_parts(self, blocks: RenamedBlocks) -> dict[str, bytes | None]:
         pieces = joined(blocks.pieces(self._pieces()))
         kept = prefix_length(pieces)
         made: dict[str, bytes | None] = {
@@ -96,14 +88,13 @@ class OpenHead:
             piece for name in ("prefix", "transcript") for piece in codec.decode_plain(self._parts.get(name, b"[]"))
         ]
 
-    def check(self, span_of: codec.SpanOf, definitions: dict[str, AgentDefinition]) -> None:
-        """Raise CorruptRecord unless all of it can be read. Definitions that are known are not read again."""
+    def check(self, span_of: codec.SpanOf, block_of: BlocksAtHand, definitions: dict[str, AgentDefinition]) -> None:
+        """Raise CorruptRecord unless all of it can be read. Known blocks and definitions are not read again."""
         with _damage(*self._where):
             key = self._plain["definition"]
             if key not in definitions:
                 definitions[key] = codec.decode(AgentDefinition, self._definition)
             codec.decode(AgentState, msgspec.json.encode(self._plain["state"]), span_of)
-            block_of = BlocksAtHand(self._values, span_of)
             codec.load_pieces(self._pieces(), span_of, block_of)
             if "execution" in self._parts:
                 codec.decode(ExecutionState, self._parts["execution"], span_of, block_of)
@@ -127,14 +118,33 @@ def _steps(execution: Any) -> Iterator[Any]:
         yield execution["current_step"]
 
 
-class _RenamedBlocks:
-    """Pieces over logs of other names, and the blocks that they name, which have other names then as well."""
+class RenamedBlocks:
+    """Pieces over logs of other names, and the blocks that they name, which have other names then as well.
 
-    def __init__(self, values: Mapping[str, bytes], rename: Rename) -> None:
-        self.values: Values = {}
-        self._before = values
+    It is made once for all versions of a session: a block that many of them show is renamed once.
+    """
+
+    def __init__(self, rename: Rename) -> None:
+        self.new: Values = {}
+        """The values of the blocks that were renamed since `begin`."""
         self._rename = rename
+        self._before: Mapping[str, bytes] = {}
         self._names: dict[str, str] = {}
+        self._fresh: list[str] = []
+
+    @property
+    def met(self) -> Container[str]:
+        """The blocks that have other names already."""
+        return self._names.keys()
+
+    def begin(self, values: Mapping[str, bytes]) -> None:
+        """Begin with a version, whose blocks are among these values unless they were met."""
+        self.new, self._before, self._fresh = {}, values, []
+
+    def take_back(self) -> None:
+        """Forget what was renamed since `begin`, so that it is renamed again."""
+        for name in self._fresh:
+            del self._names[name]
 
     def pieces(self, pieces: Iterable[Any]) -> list[Any]:
         return [self._piece(piece) for piece in pieces]
@@ -165,6 +175,7 @@ class _RenamedBlocks:
                 todo += missing
                 continue
             raw = msgspec.json.encode(self._piece(plain))
+            self._fresh.append(todo[-1])
             name = self._names[todo.pop()] = hash_of(raw)
-            self.values[name] = raw
+            self.new[name] = raw
         return self._names[block]

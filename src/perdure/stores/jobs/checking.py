@@ -19,11 +19,11 @@ from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Problem
 from perdure.stores.engine import Count, Job, Select, Where
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
-from perdure.stores.format.renaming import OpenHead
+from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT
 from perdure.stores.jobs.claiming import holder_of
-from perdure.stores.jobs.loading import gather, read_value
+from perdure.stores.jobs.loading import gather_unmet, read_value
 from perdure.stores.jobs.record import posted_of, require_key
 from perdure.stores.jobs.saving import end_of_log, info_columns, require_log
 from perdure.stores.tapes import merged
@@ -284,12 +284,18 @@ def _check_references(survey: _Survey, session: _Session, heads: Mapping[int, by
     named: set[str] = set()
     shown: set[Stretch] = set()
     values: Values = {}
+
+    def meet(log: int | str, start: int, stop: int) -> int | str:
+        shown.add((log, start, stop))
+        return log
+
+    blocks = RenamedBlocks(meet)
     for version, raw in heads.items():
         head = StoredHead(raw, session.id, version)
         # Neighbouring versions are made of much the same: what the last one names is at hand for the next.
-        values = yield from gather(session.id, head, values)
+        values = (yield from gather_unmet(session.id, head, values, blocks.met)).values
         named |= values.keys()
-        shown |= OpenHead(raw, head, values).stretches()
+        OpenHead(raw, head, values).renamed(blocks)
     for key in sorted(uses - named):
         with survey.watching(session.id, f"value {key}"):
             yield from read_value(session.id, key)

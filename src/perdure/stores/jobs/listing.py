@@ -31,11 +31,15 @@ _FILTERS = {
 
 
 class HeaderRow(NamedTuple):
-    """A session's row, and the head of its newest version; crc and body are None if that one is missing."""
+    """A session's row, and the head of its newest version.
+
+    Where to find the row comes from an index: all but that is None if there is none. crc and body are None if the head
+    is missing.
+    """
 
     created: float
     sid: int
-    id: str
+    id: str | None
     version: int
     status: str
     crc: int | None
@@ -94,6 +98,8 @@ def _bare(value: Any) -> Any:
 
 
 def _info_of(query: SessionQuery, row: HeaderRow) -> AgentSessionInfo:
+    if row.id is None:
+        raise CorruptRecord(None, f"session {row.sid}", "an index leads to it, and it is not there")
     if row.body is None:
         raise CorruptRecord(row.id, f"head {row.version}", "it is missing")
     info = decode_info(unpacked_head(row.body, row.crc, row.id, row.sid, row.version), row.id, row.version)

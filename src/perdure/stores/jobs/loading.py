@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -14,6 +14,7 @@ from perdure.model.message import Message
 from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Count, Job, Select
 from perdure.stores.format import packing
+from perdure.stores.format.gathering import Gathering
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values, checksum, hash_of, seed_of
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
@@ -137,13 +138,17 @@ def exists(session_id: str) -> Job[bool]:
 
 
 def gather(session_id: str, head: StoredHead, cached: Mapping[str, bytes] = {}) -> Job[Values]:
-    """Return all values that it takes to rebuild a version; blocks name further ones."""
-    values: Values = {}
-    while missing := [key for key in head.hashes(values) if key not in values]:
-        for key in missing:
-            known = cached.get(key)
-            values[key] = (yield from read_value(session_id, key)) if known is None else known
-    return values
+    """Return all values that it takes to rebuild a version."""
+    return (yield from gather_unmet(session_id, head, cached, ())).values
+
+
+def gather_unmet(session_id: str, head: StoredHead, cached: Mapping[str, bytes], met: Container[str]) -> Job[Gathering]:
+    """Return the values that it takes to rebuild a version, without the blocks that were met before."""
+    gathering = Gathering(head, met)
+    for key in gathering:
+        known = cached.get(key)
+        gathering.put(key, (yield from read_value(session_id, key)) if known is None else known)
+    return gathering
 
 
 def read_value(session_id: str, key: str) -> Job[bytes]:

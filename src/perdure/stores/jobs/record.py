@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -10,12 +11,15 @@ from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
 from perdure.model.transcript import LogRef
 from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord
-from perdure.stores.engine import Insert, Job, Lock, Select, Update
+from perdure.stores.engine import Insert, Job, Lock, Row, Select, Update, Where
 from perdure.stores.format.packing import unpack_entries
 from perdure.stores.format.rows import LAST, Batch, batch_checksum, entry_checksum, key_checksum
 from perdure.stores.jobs.claiming import require_absent, sid_of
 from perdure.stores.jobs.loading import require_same
 from perdure.stores.jobs.saving import end_of_log, require_log
+
+_NEAR = 256
+_RUN = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
 
 
 class Asked(NamedTuple):
@@ -89,20 +93,69 @@ def _read_batches(session_id: str, sid: int, first: int, final: int) -> Job[list
     """Return the entries from one number to another; CorruptRecord if one of them is missing."""
     if first > final:
         return []
-    # The number of a batch is that of its last entry: the first batch that ends at or after an entry holds it.
-    bound = yield Select("batch", ("last",), {"sid": sid, "last >=": final}, order="last", limit=1)
-    where = {"sid": sid, "last >=": first, "last <=": bound[0][0] if bound else LAST}
-    rows = yield Select("batch", ("last", "count", "run", "crc", "body"), where, order="last")
-    numbers = sorted({row[2] for row in rows if row[2] is not None})
-    loops = dict((yield Select("run", ("run", "loop"), {"run in": numbers}))) if numbers else {}
-    found: list[JournalEntry] = []
-    for last, count, run, crc, body in rows:
-        found += entries_of(session_id, sid, last, count, loops.get(run), crc, body)
+    where = yield from _stretch(sid, first, final)
+    found = _unpacked(session_id, sid, *(yield from _rows_of(where)))
     wanted = [entry for entry in found if first <= entry.seq <= final]
     for expected, entry in zip_longest(range(first, final + 1), wanted):
         if entry is None or entry.seq != expected:
             raise CorruptRecord(session_id, f"event {expected}", "it is missing")
     return wanted
+
+
+def _read_entries(session_id: str, sid: int, numbers: Iterable[int]) -> Job[dict[int, JournalEntry]]:
+    """Return entries by their numbers; CorruptRecord if one of them is missing.
+
+    Those of a whole page of runs take as many statements as those of one.
+    """
+    wanted = sorted(set(numbers))
+    if not wanted:
+        return {}
+    batches: set[int] = set()
+    for near in _neighbours(wanted):
+        where = yield from _stretch(sid, near[0], near[-1])
+        rows = yield Select("batch", ("last",), where, order="last")
+        ends = [last for (last,) in rows if type(last) is int]  # damage can change a column's type
+        batches.update(ends[place] for number in near if (place := bisect_left(ends, number)) < len(ends))
+    found = {}
+    for entry in _unpacked(session_id, sid, *(yield from _rows_of({"sid": sid, "last in": sorted(batches)}))):
+        found[entry.seq] = entry
+    for number in wanted:
+        if number not in found:
+            raise CorruptRecord(session_id, f"event {number}", "it is missing")
+    return found
+
+
+def _neighbours(numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Yield sorted numbers in groups, within which they are near each other.
+
+    To look through the numbers between two of a group is cheaper than to look for each by a statement of its own.
+    """
+    group: list[int] = []
+    for number in numbers:
+        if group and number - group[-1] > _NEAR:
+            yield group
+            group = []
+        group.append(number)
+    yield group
+
+
+def _stretch(sid: int, first: int, final: int) -> Job[Where]:
+    """Return what the batches meet that hold the entries from one number to another."""
+    # The number of a batch is that of its last entry: the first batch that ends at or after an entry holds it.
+    bound = yield Select("batch", ("last",), {"sid": sid, "last >=": final}, order="last", limit=1)
+    return {"sid": sid, "last >=": first, "last <=": bound[0][0] if bound else LAST}
+
+
+def _rows_of(where: Where) -> Job[tuple[list[Row], dict[int, str]]]:
+    """Return batches in order, and the runs that they name, by number."""
+    rows = yield Select("batch", ("last", "count", "run", "crc", "body"), where, order="last")
+    numbers = sorted({row[2] for row in rows if row[2] is not None})
+    return rows, dict((yield Select("run", ("run", "loop"), {"run in": numbers}))) if numbers else {}
+
+
+def _unpacked(session_id: str, sid: int, rows: Iterable[Row], loops: Mapping[int, str]) -> Iterator[JournalEntry]:
+    for last, count, run, crc, body in rows:
+        yield from entries_of(session_id, sid, last, count, loops.get(run), crc, body)
 
 
 def entries_of(
@@ -123,12 +176,14 @@ def entries_of(
 
 
 def read_inbox(session_id: str, asked: Asked = ALL, *, taken_too: bool = False) -> Job[list[JournalEntry]]:
-    """Return the items of a session's inbox that nobody has taken yet, or all."""
+    """Return the items of a session's inbox that nobody has taken yet, or all; the first so many, if asked for."""
     sid, end, taken = yield from _ends(session_id, "inbox_end", "inbox", "seq")
     after = min(max(asked.after, 0 if taken_too else taken), end)
+    most = asked.limit if asked.run is None and asked.last is None else None
+    final = end if most is None else min(end, after + most)
     columns = ("seq", "run", "kind", "crc", "body")
-    rows = yield Select("inbox", columns, {"sid": sid, "seq >": after}, order="seq")
-    for expected, seq in zip_longest(range(after + 1, end + 1), (row[0] for row in rows)):
+    rows = yield Select("inbox", columns, {"sid": sid, "seq >": after, "seq <=": final}, order="seq")
+    for expected, seq in zip_longest(range(after + 1, final + 1), (row[0] for row in rows)):
         if expected != seq:
             raise CorruptRecord(session_id, f"inbox {expected}", "it is missing")
     return asked.cut([posted_of(session_id, sid, *row) for row in rows])
@@ -173,12 +228,23 @@ def runs(
     where: dict[str, object] = {"sid": sid, "first_seq <": LAST if before is None else min(before, LAST)}
     if run is not None:
         where["loop"] = run
-    columns = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
-    rows = yield Select("run", columns, where, order="-first_seq", limit=limit)
+    rows = yield Select("run", _RUN, where, order="-first_seq", limit=limit)
+    return (yield from _on_record(session_id, sid, origin, rows[::-1]))
+
+
+def branches(session_id: str, origin: str) -> Job[list[RunOnRecord]]:
+    """Return the runs that have logs of their own, oldest first. Such a log has the run's id for a name."""
+    sid = yield from sid_of(session_id)
+    names = sorted(name for (name,) in (yield Select("log", ("name",), {"sid": sid, "name !=": ""})))
+    rows = (yield Select("run", _RUN, {"sid": sid, "loop in": names}, order="first_seq")) if names else []
+    return (yield from _on_record(session_id, sid, origin, rows))
+
+
+def _on_record(session_id: str, sid: int, origin: str, rows: Sequence[Row]) -> Job[list[RunOnRecord]]:
+    ends = yield from _read_entries(session_id, sid, (seq for row in rows for seq in row[1:3]))
     found = []
-    for loop, first_seq, last_seq, log, start, stop in reversed(rows):
-        (first,) = yield from _read_batches(session_id, sid, first_seq, first_seq)
-        (last,) = yield from _read_batches(session_id, sid, last_seq, last_seq)
+    for loop, first_seq, last_seq, log, start, stop in rows:
+        first, last = ends[first_seq], ends[last_seq]
         _require_ends(session_id, loop, first, last)
         found.append(RunOnRecord(loop, first, last, LogRef(origin, log), start, stop))
     return found

@@ -212,19 +212,26 @@ class Keep(Change):
                 yield from write_refs(sid, [stretch])
 
     def columns(self, draft: Draft, facts: Facts) -> dict[str, Any]:
-        """Return what changes in the session's row. A save gives the claim back."""
+        """Return what changes in the session's row. A save gives the claim back.
+
+        What stays as it is is left out: to set an indexed column costs a page of the index, whatever it is set to.
+        """
         info = draft.session.info
-        return {
-            "version": self.version,
-            "status": info.status.value,
-            "agent": info.agent_name,
-            "updated": self.at.timestamp(),
-            "msg_end": draft.place.msg_end + len(self.messages),
-            "evt_end": draft.place.evt_end + self.entries,
-            "taken": max(facts.taken, self.taken),
-            "claim": None,
-            "expires": None,
-        }
+        columns: dict[str, Any] = {"version": self.version, "updated": self.at.timestamp()}
+        if self.messages:
+            columns["msg_end"] = draft.place.msg_end + len(self.messages)
+        if self.entries:
+            columns["evt_end"] = draft.place.evt_end + self.entries
+        if self.taken > facts.taken:
+            columns["taken"] = self.taken
+        if facts.claim is not None:
+            columns |= {"claim": None, "expires": None}
+        known = None if self.known is None else self.known.session.info
+        if known is None or known.status is not info.status:
+            columns["status"] = info.status.value
+        if known is None or known.agent_name != info.agent_name:
+            columns["agent"] = info.agent_name
+        return columns
 
     def made(self, draft: Draft, facts: Facts) -> CachedSession:
         """Return what the save came to. `facts` are those from before it."""

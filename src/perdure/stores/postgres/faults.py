@@ -33,12 +33,20 @@ _NEVER_FOUND = """
         AND NOT EXISTS (SELECT 1 FROM word WHERE word.log = msg.log AND word.pos = msg.pos)
     GROUP BY msg.log LIMIT 20
 """
+_TAGS = (
+    "SELECT id FROM tag JOIN session USING (sid) WHERE (tag.owner, tag.agent, tag.status, tag.created)"
+    " IS DISTINCT FROM (session.owner, session.agent, session.status, session.created) LIMIT 20"
+)
+_BACKDATED = (
+    "SELECT id FROM session WHERE updated < created"
+    " AND NOT EXISTS (SELECT 1 FROM backdated WHERE backdated.sid = session.sid) LIMIT 20"
+)
 _HEADS = "SELECT version, crc, body, hashes, wanted FROM head WHERE sid = %s ORDER BY version"
 
 
 def faults() -> Queries[list[Problem]]:
     found: list[Problem] = []
-    for look in (_sequences, _seals, _claims, _words, _fetched_along):
+    for look in (_sequences, _seals, _claims, _tags, _backdated, _words, _fetched_along):
         found += yield from look()
     return found
 
@@ -77,6 +85,17 @@ def _claims() -> Queries[list[Problem]]:
     found += [Problem(session_id, "its claim", what, _CLAIMS) for (session_id,) in (yield _UNNOTED, ())]
     what = "it is noted where those who recover look, and there is none"
     return found + [Problem(session_id, "its claim", what, _COPY) for (session_id,) in (yield _UNCLAIMED, ())]
+
+
+def _tags() -> Queries[list[Problem]]:
+    """Compare what tags say again of their sessions."""
+    what = "they do not say what its row says, so that lists by tag may not show it"
+    return [Problem(session_id, "its tags in lists", what, _COPY) for (session_id,) in (yield _TAGS, ())]
+
+
+def _backdated() -> Queries[list[Problem]]:
+    what = "it was updated before it was created, and is not noted where lists look for such"
+    return [Problem(session_id, "its place in lists", what, _COPY) for (session_id,) in (yield _BACKDATED, ())]
 
 
 def _words() -> Queries[list[Problem]]:

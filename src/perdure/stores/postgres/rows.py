@@ -85,6 +85,10 @@ class _Postgres(Dialect):
     mark = "%s"
     later = f"coalesce(%s::double precision, {NOW}) + %s"
     again = {"run": Again("run", {"loop": "loop || '' = %s"})}
+    # One by one, however few the planner may take other sessions for.
+    backdated = (
+        "backdated CROSS JOIN LATERAL (SELECT * FROM session AS of WHERE of.sid = backdated.sid OFFSET 0) AS session"
+    )
 
     def read(self, table: str, column: str) -> str:
         if column == "claim":

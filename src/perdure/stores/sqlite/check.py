@@ -26,7 +26,7 @@ def faults(db: apsw.Connection) -> list[Problem]:
 
     The search index comes first: seen before the store, it can be behind it, but never ahead.
     """
-    looks = (_search, _pages, _schema, _meta)
+    looks = (_search, _pages, _schema, _meta, _tags)
     return [problem for look in looks for problem in _surely(look, db)]
 
 
@@ -57,7 +57,7 @@ def _schema(db: apsw.Connection) -> Iterator[Problem]:
     new = apsw.Connection(":memory:")
     migrate(new)
     # What a table's own text says beyond its name, older releases may have said otherwise.
-    sql = "SELECT type, name, iif(type = 'index', sql, '') FROM sqlite_schema WHERE substr(name, 1, 7) <> 'sqlite_'"
+    sql = "SELECT type, name, iif(type = 'table', '', sql) FROM sqlite_schema WHERE substr(name, 1, 7) <> 'sqlite_'"
     expected, found = set(rows_of(new, sql, ())), set(rows_of(db, sql, ()))
     new.close()
     for kind, name, _ in sorted(expected - found):
@@ -78,3 +78,12 @@ def _meta(db: apsw.Connection) -> Iterator[Problem]:
         if highest is not None and (last is None or last < highest):
             what = "it is behind the highest number in use, so that a number might be given out twice"
             yield Problem(None, f"the sequence of {table}", what, _COPY)
+
+
+def _tags(db: apsw.Connection) -> Iterator[Problem]:
+    """Against their sessions, of which they say again what lists ask for."""
+    differ = "(tag.owner, tag.agent, tag.status, tag.created) IS NOT (of.owner, of.agent, of.status, of.created)"
+    sql = f"SELECT CAST(of.id AS BLOB) FROM tag JOIN session AS of ON of.sid = tag.sid WHERE {differ} LIMIT 20"
+    for (session_id,) in rows_of(db, sql):
+        what = "they do not say what its row says, so that lists by tag may not show it"
+        yield Problem(session_id.decode(errors="replace"), "its tags in lists", what, _COPY)

@@ -1,4 +1,4 @@
-"""The tables in a SQLite file: a thread that writes, one that reads, and a connection for a glance in passing."""
+"""The tables in a SQLite file: a thread that writes, a few that read, and a connection for a glance in passing."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
+from perdure.stores.sqlite.deferred import DeferredRows
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
-from perdure.stores.sqlite.worker import Worker, WritingWorker, as_store_error, require_in_place
+from perdure.stores.sqlite.worker import Readers, WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -68,7 +69,7 @@ class SqliteEngine(IndexedEngine):
 
     @property
     def origin(self) -> str:  # type: ignore[override]  # it is read only
-        return "" if self._open is None else self.opened.origin
+        return "" if self._open is None else self._open.origin
 
     @property
     def opened(self) -> OpenFile:
@@ -94,14 +95,17 @@ class SqliteEngine(IndexedEngine):
         at = now().timestamp()
         if kind == "erase":
             return await self._erase(job, at)
+        if kind == "write":
+            deferred = self.opened.deferred
+            return await self.opened.writer.run(partial(_drive, job, at, deferred=deferred))  # type: ignore[no-any-return]
         driven = partial(_drive, job, at)
         if kind == "glance":
             return self.opened.look(driven)
-        worker = self.opened.writer if kind == "write" else self.opened.reader
-        return await worker.run(driven)  # type: ignore[no-any-return]
+        return await self.opened.readers.run(driven, long=long)
 
     async def commit(self, change: Change) -> Any:
-        return await self.opened.writer.run(partial(_commit, change, now().timestamp()), change.finish)
+        opened = self.opened
+        return await opened.writer.run(partial(_commit, change, now().timestamp(), opened.deferred), change.finish)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
@@ -114,7 +118,7 @@ class SqliteEngine(IndexedEngine):
     async def page(self, page: Request[Any]) -> Any:
         if not isinstance(page, Page):
             return await super().page(page)
-        return await self.opened.reader.run(partial(_read_page, page))
+        return await self.opened.readers.run(partial(_read_page, page))
 
     async def _erase(self, job: Callable[[], Job[T]], at: float) -> T:
         """Drive a job that erases something; leave nothing of that, in the file or in the search index."""
@@ -144,7 +148,7 @@ class SqliteEngine(IndexedEngine):
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.sqlite.check import faults
 
-        found: Sequence[Problem] = await self.opened.reader.run(faults)
+        found: Sequence[Problem] = await self.opened.readers.run(faults)
         return found
 
 
@@ -158,8 +162,9 @@ class OpenFile:
         self._peeker = connect(path, reader=True)
         self.origin = str(self._surely(lambda db: meta(db, "uid")))
         self._lock = FileLock(lock_path(path), lock_timeout)
-        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock)
-        self.reader = Worker(f"perdure reader {path.name}", partial(connect, path, reader=True))
+        self.deferred = DeferredRows()
+        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock, self.deferred)
+        self.readers = Readers(f"perdure reader {path.name}", partial(connect, path, reader=True))
         self._searching: SearchThread | None = None
 
     def check_process(self) -> None:
@@ -197,7 +202,7 @@ class OpenFile:
             return  # the threads, the locks and the file's handles are the parent's
         if self._searching is not None:
             await self._searching.close()
-        await self.reader.close()
+        await self.readers.close()
         await self.writer.close()
         self._lock.close()
         with self._peeking:  # another event loop may be looking
@@ -235,6 +240,11 @@ class SqliteDialect(Dialect):
         "key": Again("key INDEXED BY key_again", {"name": "substr(name, -4) = substr(?, -4) AND name = ?"}),
     }
 
+    backdated = "session INDEXED BY session_backdated"
+
+    def by(self, index: str) -> str:
+        return f" INDEXED BY {index}"
+
     def read(self, table: str, column: str) -> str:
         # A message's is compared with a number in any case, and there are many of them.
         return f"coalesce({column}, -1)" if column.endswith("crc") and table != "msg" else column
@@ -258,33 +268,40 @@ TRANSLATOR = Translator(SqliteDialect())
 _OF_DAMAGED = Translator(_DamagedTexts())
 
 
-def _drive(job: Callable[[], Job[T]], at: float, db: apsw.Connection) -> T:
-    return drive(job(), Rows(db, at).answer)
+def _drive(job: Callable[[], Job[T]], at: float, db: apsw.Connection, deferred: DeferredRows | None = None) -> T:
+    return drive(job(), Rows(db, at, deferred).answer)
 
 
-def _commit(change: Any, at: float, db: apsw.Connection) -> Any:
+def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection) -> Any:
     """Make a change. How its session stands is read by one statement: where many save at once, that counts."""
     row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
     if row is None or type(row[-1]) is not int:
-        return _drive(change.job, at, db)
+        return _drive(change.job, at, db, deferred)
     *columns, claim, expires, erasures = row
     facts = Facts(*columns, claim, claim is not None and expires > at, erasures)  # type: ignore[call-arg]
-    return drive(change.made_to(facts), Rows(db, at).answer)
+    return drive(change.made_to(facts), Rows(db, at, deferred).answer)
+
+
+# Rows of these are only ever added, and in every save. Where many save at once, they are written together.
+_DEFERRED = frozenset({"msg", "head", "batch"})
 
 
 class Rows:
     """The tables of a connection, inside a transaction. `at` is the time of its caller's clock."""
 
-    def __init__(self, db: apsw.Connection, at: float) -> None:
+    def __init__(self, db: apsw.Connection, at: float, deferred: DeferredRows | None = None) -> None:
         self._db = db
         self._at = at
+        self._deferred = deferred
 
     def answer(self, statement: Statement) -> list[Any]:
+        if isinstance(statement, Insert):
+            return self._insert(statement)
+        if self._deferred is not None and getattr(statement, "table", None) in _DEFERRED:
+            self._deferred.write()
         match statement:
             case Select():
                 return self._select(statement)
-            case Insert():
-                return self._insert(statement)
             case Update():
                 self._db.execute(*TRANSLATOR.update(statement, self._at))
                 return [(self._db.changes(),)]
@@ -308,6 +325,8 @@ class Rows:
 
     def _insert(self, statement: Insert) -> list[Any]:
         text, rows = TRANSLATOR.insert(statement)
+        if statement.table in _DEFERRED and self._deferred is not None and self._deferred.take(text, rows):
+            return []
         if "RETURNING" not in text:
             self._db.executemany(text, rows)
             return []

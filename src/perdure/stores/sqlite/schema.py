@@ -121,7 +121,7 @@ def migrate(connection: apsw.Connection) -> None:
     with exclusively(connection):
         current = _require_own(connection)
         for number, script in list(enumerate(_migrations(), start=1))[current:]:
-            connection.execute(script).fetchall()
+            connection.execute(script.read_text()).fetchall()
             connection.pragma("user_version", number)
         connection.pragma("application_id", APPLICATION_ID)
 
@@ -170,11 +170,11 @@ def meta(db: apsw.Connection, key: str) -> Any:
 
 def newest_schema() -> int:
     """The number of the schema that this release writes."""
-    return len(list(_migrations()))
+    return len(_migrations())
 
 
-def _migrations() -> Iterator[str]:
-    return (script.read_text() for script in sorted((Path(__file__).parent / "migrations").glob("*.sql")))
+def _migrations() -> list[Path]:
+    return sorted((Path(__file__).parent / "migrations").glob("*.sql"))
 
 
 def _batch_body(kind: bytes, body: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """A thread that owns one SQLite connection and serves jobs from any event loop.
 
-A writing worker commits all the jobs that are waiting together, a savepoint for each; so a lone save commits at
-once, and a crowd shares one fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
+A writing worker commits all the jobs that are waiting together; so a lone save commits at once, and a crowd shares one
+fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import apsw
 
 from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.sqlite.deferred import DeferredRows
 
 T = TypeVar("T")
 Job = Callable[[apsw.Connection], Any]
 Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
+# Each has a connection with a cache of 2 MB at most.
+MOST_READERS = 4
 # What is committed waits in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties it.
 IDLE_SECONDS = 1.0
 
@@ -130,18 +133,25 @@ class Worker:
             self._broken = as_store_error(error)
             self._refuse_all()
             return
-        open_for_more = True
-        while open_for_more:
-            batch, open_for_more = self._next_batch(connection)
-            alone = [request for request in batch if request.alone]
-            together = [request for request in batch if not request.alone]
-            if together:
-                self._carry_out(connection, together)
-                _deliver(together)
-            for request in alone:
+        while self._serve_batch(connection):
+            pass
+        connection.close()
+
+    def _serve_batch(self, connection: apsw.Connection) -> bool:
+        """Carry out what is waiting. Return whether there may be more to come.
+
+        A call of its own: while the next batch is waited for, nothing of this one is kept in memory.
+        """
+        batch, open_for_more = self._next_batch(connection)
+        together = [request for request in batch if not request.alone]
+        if together:
+            self._carry_out(connection, together)
+            _deliver(together)
+        for request in batch:
+            if request.alone:
                 self._carry_out_alone(connection, request)
                 _deliver([request])
-        connection.close()
+        return open_for_more
 
     def _next_batch(self, connection: apsw.Connection) -> tuple[list[_Request], bool]:
         batch: list[_Request] = []
@@ -186,14 +196,73 @@ class Worker:
             request.error = as_store_error(error)
 
 
+class Readers:
+    """A few workers that read, started as they are needed: what takes long holds up no others.
+
+    A job goes to a worker that has nothing to do. One that is known to take long leaves the first worker alone.
+    """
+
+    def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
+        self._name = name
+        self._connect = connect
+        self._choosing = threading.Lock()
+        self._workers: list[Worker] = []
+        self._waiting: list[int] = []
+        """How many jobs each worker has that are not done."""
+        self._pid = os.getpid()
+        self._closed = False
+
+    async def run(self, job: Callable[[apsw.Connection], T], *, alone: bool = False, long: bool = False) -> T:
+        """Return what the job returns, or raise what it raised; see `Worker.run`."""
+        number = self._taken(long)
+
+        def counted(db: apsw.Connection) -> T:
+            try:
+                return job(db)
+            finally:  # not when the caller hears of it, who may have been cancelled long before
+                with self._choosing:
+                    self._waiting[number] -= 1
+
+        result: T = await self._workers[number].run(counted, alone=alone)
+        return result
+
+    def _taken(self, long: bool) -> int:
+        """Return the number of the worker with the fewest jobs, which has one more now."""
+        if self._pid != os.getpid():  # before the lock: who held it is not in this process
+            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
+        with self._choosing:
+            if self._closed:
+                raise _closed_error()
+            numbers = range(int(long), len(self._workers))
+            number = min(numbers, key=self._waiting.__getitem__, default=len(self._workers))
+            if not numbers or (self._waiting[number] and len(self._workers) < MOST_READERS):
+                number = max(len(self._workers), int(long))
+                while len(self._workers) <= number:
+                    self._workers.append(Worker(f"{self._name} {len(self._workers) + 1}", self._connect))
+                    self._waiting.append(0)
+            self._waiting[number] += 1
+            return number
+
+    async def close(self) -> None:
+        """End the threads, after what they were asked to do."""
+        if self._pid == os.getpid():
+            with self._choosing:
+                self._closed = True
+            for worker in self._workers:
+                await worker.close()
+
+
 class WritingWorker(Worker):
     """A worker that commits in groups, one process at a time.
 
     SQLite's own busy handler is unfair between processes; a lock on a file beside the database is not.
     """
 
-    def __init__(self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock) -> None:
+    def __init__(
+        self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock, deferred: DeferredRows
+    ) -> None:
         self._lock = lock
+        self._deferred = deferred
         self._is_behind = False
         super().__init__(name, connect)
 
@@ -224,8 +293,11 @@ class WritingWorker(Worker):
             with self._lock:
                 require_in_place(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                for request in batch:
-                    self._try_one(connection, request)
+                if not self._done_together(connection, batch):
+                    connection.execute("ROLLBACK")
+                    connection.execute("BEGIN IMMEDIATE")
+                    for request in batch:
+                        self._try_one(connection, request)
                 connection.execute("COMMIT")
             self._is_behind = True
         except Exception as error:  # around a request: without an answer those who wait would wait for ever
@@ -242,7 +314,32 @@ class WritingWorker(Worker):
         except Exception as error:  # around a request: the thread serves others after it
             self._fail_all(connection, [request], error)
 
+    def _done_together(self, connection: apsw.Connection, batch: list[_Request]) -> bool:
+        """Carry out a batch without savepoints, which most batches do not need, and write the rows of all at once.
+
+        Return False if a job failed after it had begun to write: then only a savepoint can part it from the others.
+        """
+        with self._deferred.gathering(connection) as rows:
+            for request in batch:
+                before = connection.total_changes(), rows.count
+                try:
+                    request.result = request.job(connection)
+                except (apsw.FullError, apsw.IOError):
+                    raise
+                except Exception as error:  # around a request: those that share its commit are not to suffer
+                    if (connection.total_changes(), rows.count) != before:
+                        return False
+                    request.error = as_store_error(error)
+            try:
+                rows.write()
+            except (apsw.FullError, apsw.IOError):
+                raise
+            except apsw.Error:  # the savepoints tell whose row it is
+                return False
+        return True
+
     def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
+        request.error = None
         connection.execute("SAVEPOINT one")
         try:
             request.result = request.job(connection)

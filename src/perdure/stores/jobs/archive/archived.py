@@ -10,6 +10,8 @@ from perdure.errors import CorruptRecord, InvalidData, SessionConflict
 from perdure.model.definition import AgentDefinition
 from perdure.model.transcript import Span
 from perdure.protocols import ArchivedSession, Entry
+from perdure.stores.format.blocks import BlocksAtHand
+from perdure.stores.format.gathering import gathered
 from perdure.stores.format.heads import StoredHead
 from perdure.stores.format.renaming import OpenHead
 from perdure.stores.format.rows import Stretch, hash_of
@@ -85,10 +87,13 @@ def _read_heads(archived: ArchivedSession) -> list[Stretch]:
         met.add((name, start, stop))
         return tapes.span(name, start, stop)
 
+    block_of, blocks = BlocksAtHand(archived.values, span), set[str]()
     for version, raw in enumerate(archived.heads, 1):
         stored = StoredHead(raw, archived.session_id, version)
-        head = OpenHead(raw, stored, stored.gathered(_value_in(archived)))
-        head.check(span, definitions)
+        found = gathered(stored, _value_in(archived), blocks)
+        blocks |= found.blocks
+        head = OpenHead(raw, stored, found.values)
+        head.check(span, block_of, definitions)
         created.add(head.info.created_at)
     if len(created) != 1:
         raise InvalidData("$.heads", "a session has at least one version, and all of them the same time of creation")

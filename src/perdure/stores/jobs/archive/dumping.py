@@ -10,11 +10,11 @@ from perdure.model.ids import SessionId
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
 from perdure.stores.engine import Job, Select, Where
 from perdure.stores.format.heads import StoredHead, unpacked_head
-from perdure.stores.format.renaming import OpenHead
+from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT, Messages, name_of_log, own_name, split_name
 from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
-from perdure.stores.jobs.loading import gather, is_message_sound
+from perdure.stores.jobs.loading import gather_unmet, is_message_sound
 from perdure.stores.jobs.record import read_inbox, read_record, require_key
 from perdure.stores.jobs.saving import require_log
 from perdure.stores.tapes import merged
@@ -159,14 +159,17 @@ def _plain(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:
 def _portable(rows: SessionRows, naming: _Naming) -> Job[tuple[tuple[bytes, ...], Values]]:
     """Return the versions with logs by name, and the values that they name."""
     written, values, known = list[bytes](), Values(), Values()
+    blocks = RenamedBlocks(naming.rename)
     for version in sorted(rows.heads):
         raw = rows.heads[version]
         stored = StoredHead(raw, rows.session_id, version)
-        known |= yield from gather(rows.session_id, stored, known)
+        # Neighbouring versions are made of much the same: what the last one names is at hand for the next.
+        known = (yield from gather_unmet(rows.session_id, stored, known, blocks.met)).values
         head = OpenHead(raw, stored, known)
-        renamed = head.renamed(naming.rename)
+        renamed = head.renamed(blocks)
         if (yield from naming.learn()):
-            renamed = head.renamed(naming.rename)
+            blocks.take_back()
+            renamed = head.renamed(blocks)
         written.append(renamed[0])
         values |= renamed[1]
     return tuple(written), values

@@ -13,7 +13,7 @@ from perdure.protocols import ArchivedSession
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Job, Lock, Select, Update
 from perdure.stores.format.heads import StoredHead, decode_info
-from perdure.stores.format.renaming import OpenHead
+from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values, prepare_batch, prepare_entries
 from perdure.stores.jobs import saving
 from perdure.stores.jobs.archive.archived import (
@@ -106,11 +106,12 @@ class RestorePlan:
         return [(self._links[str(name)], start, stop) for name, start, stop in self._stretches if name in self._links]
 
     def heads(self, logs: Logs) -> Iterator[tuple[bytes, Values]]:
-        """Return the versions over the logs of the store, each with the values that it names."""
+        """Return the versions over the logs of the store, each with the values that it is the first to name."""
         keys = {**self._links, **{own_name(self.archived.session_id, branch): logs[branch] for branch in self.own}}
+        blocks = RenamedBlocks(lambda name, start, stop: keys[str(name)])
         for version, raw in enumerate(self.archived.heads, 1):
             stored = StoredHead(raw, self.archived.session_id, version)
-            yield OpenHead(raw, stored, self.archived.values).renamed(lambda name, start, stop: keys[str(name)])
+            yield OpenHead(raw, stored, self.archived.values).renamed(blocks)
 
 
 def _log_of(owner: str, branch: str, created: float) -> Job[int | str | None]:

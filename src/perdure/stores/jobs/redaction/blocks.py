@@ -2,44 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from perdure import codec
-from perdure.model.transcript import Block, LogRef, Span, Tape, Transcript
+from perdure.model.transcript import Block, LogRef, Piece, Span, Tape
 from perdure.stores.format.blocks import BlocksAtHand
 from perdure.stores.format.rows import Stretch
 from perdure.stores.jobs.redaction.versions import Version
+from perdure.stores.tapes import merged
 
 
-def blocks_of(version: Version) -> Iterator[Block]:
-    """Yield every compaction block in a version, those of its steps' views too."""
-    if b'"covered"' not in version.raw and not any(b'"covered"' in each for each in version.values.values()):
-        return
-    plain = codec.decode_plain(version.raw)
-    block_of = BlocksAtHand(version.values, _span_of)
-    for name in ("prefix", "transcript", "execution"):
-        hashed = plain.get("hashed", {}).get(name)
-        part = codec.decode_plain(version.values[hashed]) if hashed else plain.get("parts", {}).get(name)
-        for pieces in _piece_lists(part):
-            yield from Transcript(codec.load_pieces(pieces, _span_of, block_of)).blocks()
+class MetBlock(NamedTuple):
+    """A block, and the stretches of logs that it covers, with all that is within it."""
+
+    block: Block
+    covered: Sequence[Stretch]
 
 
 class BlocksMet:
-    """Tells blocks that were not met before from those that stand in many versions, as most do."""
+    """Tells blocks that were not met before from those that stand in many versions, as most do.
 
-    def __init__(self) -> None:
+    `values` holds those of all versions. What is known of a block within another is not worked out again, so that each
+    version costs what is new in it, however deep its blocks are.
+    """
+
+    def __init__(self, values: Mapping[str, bytes]) -> None:
+        self._block_of = BlocksAtHand(values, _span_of)
         self._numbers: dict[tuple[Any, ...], int] = {}
+        self._met: list[MetBlock] = []
+        """By number."""
+        self._known: dict[int, tuple[Block, int]] = {}
+        """The numbers of blocks that have been read, by their ids: these are only held as long as the blocks are."""
 
-    def new_ones(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        numbers: dict[int, int] = {}
-        for block in reversed(list(blocks)):  # those within come first
-            covered = [stretch_of(each) if isinstance(each, Span) else numbers[id(each)] for each in block.covered]
-            key = (block.id, *covered, None, *map(stretch_of, block.shown))
-            is_new = key not in self._numbers
-            numbers[id(block)] = self._numbers.setdefault(key, len(self._numbers))
-            if is_new:
-                yield block
+    def new_ones(self, version: Version) -> Iterator[MetBlock]:
+        """Yield the blocks in a version that were not met before, those of its steps' views too; inner ones first."""
+        for piece in self._pieces(version):
+            if isinstance(piece, Block):
+                yield from self._new_ones(piece)
+
+    def _pieces(self, version: Version) -> Iterator[Piece]:
+        holders = (version.raw, *version.parts.values())
+        if not version.names_blocks and not any(b'"covered"' in each for each in holders):
+            return
+        plain = codec.decode_plain(version.raw)
+        for name in ("prefix", "transcript", "execution"):
+            hashed = plain.get("hashed", {}).get(name)
+            part = codec.decode_plain(version.parts[hashed]) if hashed else plain.get("parts", {}).get(name)
+            for pieces in _piece_lists(part):
+                yield from codec.load_pieces(pieces, _span_of, self._block_of)
+
+    def _new_ones(self, outermost: Block) -> Iterator[MetBlock]:
+        """Not by recursion: blocks may nest without end."""
+        todo = [outermost]
+        while todo:
+            block = todo[-1]
+            inner = [piece for piece in block.covered if isinstance(piece, Block) and id(piece) not in self._known]
+            if inner and id(block) not in self._known:
+                todo += inner
+                continue
+            todo.pop()
+            if id(block) not in self._known:
+                yield from self._number(block)
+
+    def _number(self, block: Block) -> Iterator[MetBlock]:
+        covered = [stretch_of(each) if isinstance(each, Span) else self._known[id(each)][1] for each in block.covered]
+        key = (block.id, *covered, None, *map(stretch_of, block.shown))
+        number = self._numbers.setdefault(key, len(self._met))
+        self._known[id(block)] = (block, number)
+        if number == len(self._met):
+            self._met.append(MetBlock(block, merged(self._stretches(block.covered))))
+            yield self._met[-1]
+
+    def _stretches(self, covered: Iterable[Piece]) -> Iterator[Stretch]:
+        for piece in covered:
+            if isinstance(piece, Span):
+                yield stretch_of(piece)
+            else:
+                yield from self._met[self._known[id(piece)][1]].covered
+                yield from map(stretch_of, piece.shown)
 
 
 def _piece_lists(part: Any) -> Iterator[list[Any]]:

@@ -8,14 +8,14 @@ from typing import Any
 from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.message import Message
-from perdure.model.transcript import Block, every_span
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import Traces, is_replaced
 from perdure.stores.engine import Job
 from perdure.stores.jobs.claiming import Facts, facts_of
 from perdure.stores.jobs.record import read_record
-from perdure.stores.jobs.redaction.blocks import BlocksMet, blocks_of, stretch_of
-from perdure.stores.jobs.redaction.held import Held, Log, Places, Row, concerned, message_at, messages_of
+from perdure.stores.jobs.redaction.blocks import BlocksMet, MetBlock, stretch_of
+from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_of
+from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.request import Request
 
 
@@ -30,7 +30,7 @@ class Findings:
         self.fresh: set[str] = set()
         self.facts: dict[str, Facts] = {}
         """How the sessions concerned stood before anything of them was read."""
-        self._places: Places = {}
+        self._places = Places()
         self._sessions: list[str] = []
 
     def find(self) -> Job[None]:
@@ -53,7 +53,7 @@ class Findings:
 
     def _take(self, row: Row, plain: dict[str, Any]) -> None:
         """Replace a message, and learn what else may tell of it."""
-        self._places.setdefault(row.log, set()).add(row.position)
+        self._places.add(row.log, row.position)
         self._traces.learn(plain)
         if is_replaced(plain):
             return
@@ -70,7 +70,7 @@ class Findings:
         """
         seen: set[str] = set()
         while True:
-            before = self._count()
+            before = len(self._places)
             sessions = self._sessions = yield from concerned(self._places)
             for session_id in sessions:
                 if session_id not in seen:
@@ -81,7 +81,7 @@ class Findings:
             yield from self._look_at_versions(held, sessions)
             for session_id in sessions:
                 yield from self._look_beyond_versions(session_id)
-            if self._count() == before:
+            if len(self._places) == before:
                 return sessions
 
     def _note_facts(self, session_id: str) -> Job[None]:
@@ -95,15 +95,13 @@ class Findings:
                 return False
         return self._sessions == (yield from concerned(self._places))
 
-    def _count(self) -> int:
-        return sum(map(len, self._places.values()))
-
     def _look_at_versions(self, held: Held, sessions: Collection[str]) -> Job[None]:
-        met = BlocksMet()
+        met = BlocksMet(held.values)
         for session_id in sessions:
+            blocks: set[str] = set()
             for head in (yield from held.heads(session_id)):
-                version = yield from held.version(session_id, head)
-                for block in met.new_ones(blocks_of(version)):
+                version = yield from held.version(session_id, head, blocks)
+                for block in met.new_ones(version):
                     yield from self._look_at(block)
 
     def _look_beyond_versions(self, session_id: str) -> Job[None]:
@@ -113,23 +111,20 @@ class Findings:
         """
         made = self._traces.made_by_unsaved((yield from read_record(session_id)))
         for row, plain in (yield from messages_of(session_id, made)) if made else ():
-            if not self._is_taken(row.log, row.position) and self._traces.tells(plain):
+            if (row.log, row.position) not in self._places and self._traces.tells(plain):
                 self._take(row, plain)
 
-    def _look_at(self, block: Block) -> Job[None]:
-        covered = [stretch_of(span) for span in every_span(block.covered)]
-        if not any(start <= position < stop for log, start, stop in covered for position in self._places.get(log, ())):
+    def _look_at(self, met: MetBlock) -> Job[None]:
+        block, covered = met
+        if not any(map(self._places.touch, covered)):
             self._traces.other_blocks.add(block.id)
             return
         self._traces.blocks.add(block.id)
         for log, start, stop in map(stretch_of, block.shown):
             for position in range(start, stop):
                 is_original = any(each == log and low <= position < high for each, low, high in covered)
-                if not is_original and not self._is_taken(log, position):
+                if not is_original and (log, position) not in self._places:
                     row = yield from message_at(log, position)
                     plain = codec.decode_plain(row.body)
                     if self._traces.tells(plain):
                         self._take(row, plain)
-
-    def _is_taken(self, log: Log, position: int) -> bool:
-        return position in self._places.get(log, ())

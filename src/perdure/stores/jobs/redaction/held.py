@@ -12,15 +12,14 @@ from perdure import codec
 from perdure.errors import CorruptRecord
 from perdure.stores.engine import Job, Select
 from perdure.stores.engine import Row as Columns
-from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.heads import StoredHead, is_block, unpacked_head
 from perdure.stores.format.rows import LAST, Stretch, Values
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.loading import gather, is_message_sound, unpacked_value
+from perdure.stores.jobs.loading import gather_unmet, is_message_sound, unpacked_value
+from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.versions import Version
 from perdure.stores.jobs.saving import owner_of_log
 
-Log = int | str
-Places = dict[Log, set[int]]
 _READ_AT_ONCE = 4_096
 _VALUES_AT_ONCE = 256
 
@@ -37,7 +36,8 @@ class Held:
     """The rows of sessions, with the values that their versions share."""
 
     def __init__(self) -> None:
-        self._values: Values = {}
+        self.values: Values = {}
+        """Those that have been read so far."""
 
     def heads(self, session_id: str) -> Job[list[Columns]]:
         """Return the heads of all versions, each to be given to `version`: together they would be large."""
@@ -47,19 +47,22 @@ class Held:
 
     def _fetch_values(self, session_id: str, sid: int) -> Job[None]:
         """Read the values that a session uses, many at a time: most versions name one of their own."""
-        missing = [key for (key,) in (yield Select("uses", ("hash",), {"sid": sid})) if key not in self._values]
+        missing = [key for (key,) in (yield Select("uses", ("hash",), {"sid": sid})) if key not in self.values]
         for first in range(0, len(missing), _VALUES_AT_ONCE):
             some = missing[first : first + _VALUES_AT_ONCE]
             for key, body in (yield Select("value", ("hash", "body"), {"hash in": some})):
                 with suppress(CorruptRecord):  # it is met again by the version that names it
-                    self._values[key] = unpacked_value(session_id, key, body)
+                    self.values[key] = unpacked_value(session_id, key, body)
 
-    def version(self, session_id: str, head: Columns) -> Job[Version]:
+    def version(self, session_id: str, head: Columns, blocks: set[str]) -> Job[Version]:
+        """Return a version. The blocks that it names are read and added to those given, if they are not among them."""
         sid, number, crc, body = head
         raw = unpacked_head(body, crc, session_id, sid, number)
-        values = yield from gather(session_id, StoredHead(raw, session_id, number), self._values)
-        self._values |= values
-        return Version(number, raw, values)
+        stored = StoredHead(raw, session_id, number)
+        found = yield from gather_unmet(session_id, stored, self.values, blocks)
+        self.values |= found.values
+        blocks |= found.blocks
+        return Version(number, raw, found.parts, names_blocks=any(map(is_block, stored.head.hashed)))
 
 
 def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, dict[str, Any]]]]:
@@ -112,10 +115,10 @@ def _sound(session_id: str | None, log: Log, position: int, crc: int | None, bod
 def concerned(places: Places) -> Job[list[str]]:
     """Return the sessions whose logs hold one of these messages or that show one, and all forks of these, sorted."""
     sids: set[int | None] = set()
-    for log, positions in places.items():
+    for log in places.logs():
         sids.add((yield from owner_of_log(log)))
         for child, start, stop in (yield Select("ref", ("child", "start", "stop"), {"log": log})):
-            if any(start <= position < stop for position in positions):
+            if places.touch((log, start, stop)):
                 sids.add(child)
     rows = yield Select("session", ("id",), {"sid in": sorted(sid for sid in sids if sid is not None)})
     found = {session_id for (session_id,) in rows}

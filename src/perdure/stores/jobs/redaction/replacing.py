@@ -70,24 +70,25 @@ class Replacing:
     def _replace_versions(self) -> Job[bytes]:
         """Replace what heads tell; values that none names any more go too. Return the newest head."""
         named: set[str] = set()
+        blocks: set[str] = set()
         newest, is_changed = b"", False
         for head in (yield from self._held.heads(self._session_id)):
-            version = yield from self._held.version(self._session_id, head)
+            version = yield from self._held.version(self._session_id, head, blocks)
             changed = changed_version(self._replacement, version)
             if changed is not None:
                 is_changed = True
-                self._replace_version(changed, version.values)
-            named.update((changed or version).values)
+                self._replace_version(changed, version.parts)
+            named.update((changed or version).parts)
             newest = (changed or version).raw
         if is_changed:
-            self._named = named
+            self._named = named | blocks
         return newest
 
     def _replace_version(self, version: Version, known: Mapping[str, bytes]) -> None:
         sid, body = self._place.sid, self._pack(version.raw)
         crc = checksum(body, sid, version.number)
         self._changes.append(Update("head", {"crc": crc, "body": body}, {"sid": sid, "version": version.number}))
-        new: Values = {key: self._pack(value) for key, value in version.values.items() if key not in known}
+        new: Values = {key: self._pack(value) for key, value in version.parts.items() if key not in known}
         self._changes += write_values(sid, new)
 
     def _replace_entries(self) -> Job[None]:

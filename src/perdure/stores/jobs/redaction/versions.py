@@ -15,18 +15,19 @@ from perdure.stores.format.rows import Values, hash_of, operation_id
 
 
 class Version(NamedTuple):
-    """One version of a session: its head, and the values that it names by hash."""
+    """One version of a session: its head, and the parts that it names by hash. Blocks stay as they are."""
 
     number: int
     raw: bytes
-    values: Mapping[str, bytes]
+    parts: Mapping[str, bytes]
+    names_blocks: bool = False
 
 
 def changed_version(replacement: Replacement, version: Version) -> Version | None:
     """Return a version with all replaced that its head tells of the messages; None if it tells nothing."""
     plain = codec.decode_plain(version.raw)
-    values = _replaced(replacement, plain, version.values)
-    return Version(version.number, msgspec.json.encode(plain), values) if values else None
+    parts = _replaced(replacement, plain, version.parts)
+    return Version(version.number, msgspec.json.encode(plain), parts) if parts else None
 
 
 def next_version(raw: bytes, at: datetime) -> bytes:
@@ -38,7 +39,7 @@ def next_version(raw: bytes, at: datetime) -> bytes:
 
 
 def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
-    """Replace what a head says. Return the values that it names then, or none if it says nothing of the kind."""
+    """Replace what a head says. Return the parts that it names then, or none if it says nothing of the kind."""
     before = msgspec.json.encode(plain)
     kept = dict(values)
     for holder, field in ((plain["info"], "name"), (plain["state"], "task")):

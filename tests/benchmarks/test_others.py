@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -62,3 +62,29 @@ def test_the_table_names_every_library_and_what_could_not_be_measured(others) ->
     assert row.split() == ["fine", "1.0", "ms", "2.5", "ms", "2.0", "ms", "4", "KB", "500.0", "ms", "no"]
     assert "NOT MEASURED starting: OSError: no disk" in text
     assert "absent: not installed (No module named 'absent')" in text
+
+
+def test_the_page_is_written_from_the_findings(others) -> None:
+    """All three tables of docs/comparison.md have a row for every library, and the sentence between them its load."""
+    from benchmarks.others.measure import Findings, Sizes
+    from benchmarks.others.page import tables
+
+    from benchmarks import documents
+
+    killed = {"default": "there: nothing", "checkpoints": "the run is finished"}
+    fine = Findings("fine", {"fine": "1.0"}, "fsync", {0: 0.001, 8: 0.0025}, {8: 0.002}, 4096, 0.5, 0.1, 2048)
+    fine.two_writers, fine.killed = "both kept", killed
+    second = Findings("fine, twice", {"fine": "1.0"}, "the same", {0: 0.001, 8: 0.003}, {8: 0.002}, 4096, 0.5)
+    broken = Findings("broken", {"broken": "2.0"}, "unknown", errors=["starting: OSError: no disk"])
+    machine = {"python": "3.11", "sqlite3": "3.50", "cores": 2, "load": "0.1"}
+    page = documents.rewrite(
+        others.PAGE.read_text(), "others", tables([fine, second, broken], Sizes((0, 8), 3, 2), machine)
+    )
+    assert "| fine | 1.0 | 2.5 | 2.0 | 4 | 500.0 | 100.0 | 2 |\n" in page
+    assert "| fine, twice | 1.0 | 3.0 | 2.0 | 4 | 500.0 | no |  |\n" in page
+    assert "| broken | not measured: starting: OSError: no disk |" in page
+    assert "| fine | both kept | there: nothing<br>with `checkpoints`: the run is finished |\n" in page
+    assert "| fine, twice |  | as above |\n" in page
+    assert "| fine | fine 1.0 | fsync |\n" in page
+    assert "load\n0.1: compare the rows" in page
+    assert "LangGraph, as a run |" not in page, "what the page said before is gone"

@@ -1,0 +1,174 @@
+"""Every figure that the benchmarks measure, with the bound it must keep and what we aim for. One page, no code.
+
+A bar's key is its topic, a dot, and its own name: `python -m benchmarks save` measures all that begin with `save.`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure: an operation, what it is compared with, and the bound. A ratio has no unit."""
+
+    key: str
+    operation: str
+    compared_with: str
+    must: float
+    aim: float | None = None
+    unit: str = ""
+    at_least: bool = False
+
+    @property
+    def topic(self) -> str:
+        return self.key.partition(".")[0]
+
+    def is_met_by(self, value: float) -> bool:
+        return value >= self.must if self.at_least else value <= self.must
+
+
+BARS = (
+    # What a turn costs. A turn is a question, a tool call, its result and an answer.
+    Bar("save.bare", "save of a turn", "the same rows in a bare transaction, through one thread", 1.35, 1.2),
+    Bar("save.wal", "save of a turn, pages written to the write-ahead log", "", 7, 6, unit="pages"),
+    Bar("save.10k", "save of a turn at 10,000 messages", "the same at none", 1.2),
+    Bar("save.100k", "save of a turn at 100,000 messages", "the same at none", 1.2),
+    Bar("save.bytes", "bytes on disk of a turn", "the JSON of its messages", 1.5),
+    Bar("execute.100k", "warm `runtime.execute` of a turn at 100,000 messages", "the same at none", 1.25),
+    Bar("execute.rows", "messages read after another process has saved a turn, of 100,000", "", 4, unit="messages"),
+    Bar(
+        "crowd.openai",
+        "turns a second, 64 sessions at once",
+        "OpenAI Agents, one `add_items` a turn",
+        8,
+        12,
+        at_least=True,
+    ),
+    Bar("crowd.cpu", "processor time of a turn, 64 sessions at once", "", 0.15, unit="ms"),
+    Bar(
+        "crowd.execute",
+        "turns a second by `runtime.execute`, 64 sessions at once",
+        "the store alone",
+        0.85,
+        at_least=True,
+    ),
+    Bar(
+        "bounded.warm",
+        "OpenAI Agents' turn with `limit=50`, in one call",
+        "a turn with a view of 50",
+        1.5,
+        2,
+        at_least=True,
+    ),
+    Bar(
+        "bounded.cold",
+        "OpenAI Agents' turn with `limit=50`, in one call",
+        "a turn with a view of 50, read from the file",
+        1.0,
+        1.3,
+        at_least=True,
+    ),
+    Bar("cold.agno", "a new process until its first turn is durable", "the same with Agno", 0.33, 0.25),
+    Bar("memory.loaded", "resident memory of a loaded session of 10,000 messages", "", 12, 10, unit="MB"),
+    # What a run costs beside its model and its tools.
+    Bar("loop.alone", "a step of a run, the loop alone, processor time", "", 0.2, 0.1, unit="ms"),
+    Bar("loop.recorded", "a step of a run with its record, in memory, processor time", "", 0.35, 0.15, unit="ms"),
+    Bar("loop.run", "a run with one tool call, every step durable", "one save of its messages", 4, 3),
+    Bar("loop.prompt", "`send` at 10,000 messages, its prompt compiled and not read", "the same at 100", 3, 1.2),
+    Bar("loop.10k", "a step of a run at 10,000 messages", "the same at none", 1.5),
+    Bar("loop.bytes", "bytes on disk of a run with one tool call", "the JSON of its messages", 1.8),
+    # PostgreSQL.
+    Bar("postgres.bare", "PostgreSQL: save of a turn", "one bare statement (psycopg)", 1.6, 1.3),
+    Bar(
+        "postgres.crowd",
+        "PostgreSQL: turns a second, 64 sessions at once",
+        "the bare statement on a pool of 16",
+        3,
+        6,
+        at_least=True,
+    ),
+    Bar("postgres.100k", "PostgreSQL: save of a turn at 100,000 messages", "the same at none", 1.33),
+    # How long an event loop stands still at most, with a session of 100,000 messages.
+    *(
+        Bar(
+            f"stalls.{key}", f"longest stall of the event loop while 100,000 messages are {done}", "", 50, 20, unit="ms"
+        )
+        for key, done in {
+            "load": "loaded from the file",
+            "compact": "compacted",
+            "history": "read by `history()`",
+            "export": "exported",
+            "redact": "in a session of which one is redacted",
+            "check": "checked by `fsck`",
+            "import": "imported",
+            "search": "searched for the first time",
+        }.items()
+    ),
+    # What should not grow. What returns more for a longer past is counted for each thing that it returns.
+    Bar("growth.undo", "`undo()` behind very many versions that change no view", "the same behind 200", 1.5),
+    Bar("growth.record", "`record()` of very many runs, each", "the same of 100", 1.5),
+    Bar("growth.history", "`history()` of very many runs, each", "the same of 100", 1.5),
+    Bar("growth.adoptions", "`history()` with very many adoptions, each", "the same with 30", 1.5),
+    Bar("growth.page", "a page of 20 runs of very many", "the same of 100", 1.5),
+    Bar("growth.loop", "one run of very many", "the same of 100", 1.5),
+    Bar("growth.events", "the last 50 events of very many runs", "the same of 100", 1.5),
+    Bar("growth.fork", "a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    Bar("growth.fork_bytes", "bytes on disk of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    Bar("together.streams", "one of very many streams at once, 20 pieces each", "one of 10", 1.5),
+    Bar("together.queued", "one of very many messages queued behind a run", "one of 20", 1.5),
+    *(
+        Bar(f"nested.{key}", f"`{key}` of a session with hundreds of nested compactions, each", "the same with 20", 1.5)
+        for key in ("dump", "restore", "check", "redact")
+    ),
+    *(
+        Bar(f"lists.{key}", f"a page of a very large list, {by}", "the same of 1,000 sessions", 1.5)
+        for key, by in {
+            "none": "all sessions",
+            "agent": "by agent",
+            "owner": "by owner",
+            "tag": "by tag",
+            "parent": "by parent",
+            "status": "by status",
+            "created_before": "by `created_before`",
+            "created_after": "by `created_after`",
+            "updated_before": "by `updated_before`",
+            "owner_tag": "by owner and tag",
+            "owner_created": "by owner and `created_before`",
+            "common_tag": "by owner and a tag of all sessions",
+        }.items()
+    ),
+    Bar("lists.postgres", "PostgreSQL: a page of a very large list, by any filter", "the same of 1,000 sessions", 1.5),
+    # Nobody waits long for somebody else's maintenance.
+    Bar("waits.load", "longest load of a short session beside `history()` of 100,000 messages", "", 20, unit="ms"),
+    Bar("waits.save", "longest save while a small session of a large file is erased", "", 20, unit="ms"),
+    Bar(
+        "waits.postgres", "PostgreSQL: longest `send` while a message of another session is redacted", "", 20, unit="ms"
+    ),
+    # Forks, loads, compactions, searches, the command line.
+    Bar("fork.100k", "a fork at 100,000 messages", "the same at 12", 1.3),
+    Bar("fork.bytes", "bytes on disk of a fork at 100,000 messages", "", 1024, unit="bytes"),
+    Bar("fork.load", "load of 10,000 messages from the file", "one SELECT and a msgspec decoder", 1.5),
+    Bar("fork.view", "load of a view of 12 messages of 100,000 from the file", "the same of 12", 1.5),
+    Bar("compaction.bytes", "bytes on disk of a compaction of 100,000 messages", "", 4096 + 310, unit="bytes"),
+    Bar("compaction.cold", "open and `send` after 100,000 messages were compacted to 12", "the same with 12", 1.5),
+    Bar("compaction.say", "save of a message over 500 nested compactions", "the same over 1", 1.3),
+    Bar("compaction.nested", "compaction over 500 nested ones", "the same over 1", 1.3),
+    Bar("compaction.nested_bytes", "bytes on disk of a compaction over 500 nested ones", "", 4096 + 256, unit="bytes"),
+    Bar("search.save", "save of a turn where people search", "the same where nobody does", 1.1),
+    *(
+        Bar(f"search{store}{key}", f"{name}search for {what}", "", 50, unit="ms")
+        for store, name in ((".", ""), (".postgres_", "PostgreSQL: "))
+        for key, what in {
+            "word": "a word in up to 10,000 messages",
+            "words": "that word and one in all messages",
+            "phrase": "the two as a phrase",
+            "prefix": "a word that begins so, in up to 10,000 messages",
+            "common": "a word in all messages",
+            "session": "a word in all messages, in one session",
+        }.items()
+    ),
+    Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
+    Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
+)

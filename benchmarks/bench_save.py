@@ -1,0 +1,126 @@
+"""A save in a SQLite file: beside the bare transaction, in pages and bytes, and with much history behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.harness import Run, interleaved, ms
+from benchmarks.setting import AGENT, Saver, checkpoint, filled, json_size, settled_size, turn, wal_frames
+from perdure import SessionRuntime, SqliteStore
+from perdure.stores.sqlite.schema import connect
+
+COMMITS = 200
+
+
+class BareTransaction:
+    """The same rows on the same tables in one transaction, through a thread of its own: the least that saves a turn."""
+
+    def __init__(self, path: Path, session_id: str) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._db = self._thread.submit(connect, path).result()
+        (self._head,) = self._thread.submit(self._last_head).result()
+        self._id = session_id
+
+    async def __call__(self) -> None:
+        rows = [msgspec.json.encode(message) for message in turn()]
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, rows)
+
+    def _last_head(self) -> tuple[bytes]:
+        found = self._db.execute("SELECT body FROM head ORDER BY rowid DESC LIMIT 1").fetchone()
+        assert found is not None
+        return found  # type: ignore[return-value]  # one column, a blob
+
+    def _write(self, rows: list[bytes]) -> None:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        update = (
+            "UPDATE session SET version = version + 1, updated = ?, msg_end = msg_end + ?"
+            " WHERE id = ? RETURNING sid, log, version, msg_end"
+        )
+        sid, log, version, end = db.execute(update, (time.time(), len(rows), self._id)).fetchone()  # type: ignore[misc]
+        numbered = [(log, end - len(rows) + place, zlib.crc32(row), row) for place, row in enumerate(rows)]
+        db.executemany("INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)", numbered)
+        head = (sid, version, zlib.crc32(self._head), self._head)
+        db.execute("INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)", head)
+        db.execute("COMMIT")
+
+    def close(self) -> None:
+        self._thread.submit(self._db.close).result()
+        self._thread.shutdown()
+
+
+async def prepared(path: Path) -> str:
+    """Make a file with one session in it, and a log of the size that it will have: growing it would cost extra."""
+    async with SqliteStore(path) as store:
+        runtime = SessionRuntime(store)
+        await filled(runtime, 10_000)
+        session = await runtime.create(AGENT)
+        saver = Saver(store, session)
+        await saver()
+        checkpoint(path)
+    return session.id
+
+
+async def measure(run: Run) -> None:
+    with run.folder() as folder:
+        await beside_bare(run, folder)
+    with run.folder() as folder:
+        await with_history(run, folder)
+    with run.folder() as folder:
+        await on_disk(run, folder)
+
+
+async def beside_bare(run: Run, folder: Path) -> None:
+    """Compare with the floor, in files of their own: a connection reads again what another has written to its file."""
+    ours, theirs = folder / "ours.db", folder / "bare.db"
+    session_id, bare_id = await prepared(ours), await prepared(theirs)
+    async with SqliteStore(ours) as store:
+        await filled(SessionRuntime(store), 10_000)
+        session = await store.load(session_id)
+        assert session is not None
+        saver, bare = Saver(store, session), BareTransaction(theirs, bare_id)
+        for path in (ours, theirs):
+            checkpoint(path)
+        save, floor = await interleaved(saver, bare, rounds=400, warm_up=50)
+        cpu = f"processor {ms(save.cpu)} / {ms(floor.cpu)}, {save.cpu / floor.cpu:.2f}×"
+        run.report("save.bare", save.wall / floor.wall, f"{ms(save.wall)} / {ms(floor.wall)}; {cpu}")
+        pages, least = [await pages_of(side, path) for side, path in ((saver, ours), (bare, theirs))]
+        run.report("save.wal", pages, f"mean of {COMMITS} commits; the bare transaction {least:.2f}")
+        bare.close()
+
+
+async def pages_of(save: Saver | BareTransaction, path: Path) -> float:
+    """Return the mean number of pages that a save writes to the log."""
+    await save()
+    before = wal_frames(path)
+    for _ in range(COMMITS):
+        await save()
+    return (wal_frames(path) - before) / COMMITS
+
+
+async def with_history(run: Run, folder: Path) -> None:
+    async with SqliteStore(folder / "bench.db") as store:
+        runtime = SessionRuntime(store)
+        savers = [Saver(store, await filled(runtime, count)) for count in (0, 10_000, 100_000)]
+        empty, some, many = await interleaved(*savers, rounds=200)
+    run.report("save.10k", some.wall / empty.wall, f"{ms(some.wall)} / {ms(empty.wall)}")
+    run.report("save.100k", many.wall / empty.wall, f"{ms(many.wall)} / {ms(empty.wall)}")
+
+
+async def on_disk(run: Run, folder: Path) -> None:
+    path = folder / "bench.db"
+    async with SqliteStore(path) as store:
+        saver = Saver(store, await SessionRuntime(store).create(AGENT))
+        await saver()
+        before = settled_size(path)
+        for _ in range(500):
+            await saver()
+        grown = (settled_size(path) - before) / 500
+    size = json_size(turn())
+    run.report("save.bytes", grown / size, f"{grown:,.0f} / {size:,} bytes")

@@ -1,0 +1,87 @@
+"""What the benchmarks work on: turns with a tool call, sessions that hold many of them, the files they are in."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from benchmarks.others.turns import MESSAGES, Turn
+from benchmarks.others.with_perdure import messages
+from perdure import AgentDefinition, AgentSession, InjectMessage, Message, SessionRuntime
+
+AGENT = AgentDefinition("bench", system_prompt="Be brief.")
+BATCH = 5_000
+_NUMBERS = count(1)
+
+
+def next_turn() -> Turn:
+    """Return a turn that no other shares its texts and ids with."""
+    return Turn(next(_NUMBERS))
+
+
+def turn() -> tuple[Message, ...]:
+    """Return four messages, 2.5 KB as JSON: a question, a tool call, its result, an answer."""
+    return messages(next_turn())
+
+
+def turns(count_of_messages: int) -> list[Message]:
+    return [message for _ in range(count_of_messages // MESSAGES) for message in turn()]
+
+
+def json_size(said: tuple[Message, ...] | list[Message]) -> int:
+    return sum(len(msgspec.json.encode(message)) for message in said)
+
+
+class AddTurn:
+    """An action that adds one turn."""
+
+    async def execute_on(self, session: AgentSession, context: object = None) -> AgentSession:
+        return session.with_state(session.state.with_messages(*turn()))
+
+
+async def filled(runtime: SessionRuntime, messages: int, **info: Any) -> AgentSession:
+    """Create a session that holds this many messages, a multiple of four."""
+    session = await runtime.create(AGENT, **info)
+    for start in range(0, messages, BATCH):
+        session = await runtime.execute(session.id, InjectMessage(*turns(min(BATCH, messages - start))))
+    assert len(session.state.transcript) == messages
+    return session
+
+
+class Saver:
+    """Saves one turn after another onto one session."""
+
+    def __init__(self, store: Any, session: AgentSession) -> None:
+        self.store = store
+        self.session = session
+
+    async def __call__(self) -> None:
+        state = self.session.state.with_messages(*turn())
+        self.session = await self.store.save(self.session.with_state(state))
+
+
+def settled_size(path: Path) -> int:
+    """Return the size of a SQLite file once its write-ahead log has been moved into it."""
+    checkpoint(path)
+    return path.stat().st_size
+
+
+def checkpoint(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    try:
+        connection.set_busy_timeout(10_000)
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchall()  # before it, there is no log to be seen
+        logged, moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+        assert logged == moved >= 0, "the write-ahead log could not be moved into the file"
+    finally:
+        connection.close()
+
+
+def wal_frames(path: Path) -> int:
+    """Return how many pages the write-ahead log holds, as its index says: `mxFrame`, 16 bytes into the -shm file."""
+    header = Path(f"{path}-shm").read_bytes()[:48]
+    return int.from_bytes(header[16:20], "little")

@@ -1,0 +1,37 @@
+"""Messages in logs, by their positions."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from perdure.stores.format.rows import Stretch
+
+Log = int | str
+
+
+class Places:
+    """Places in logs. Whether one of them is in a stretch is known without a look at all of them."""
+
+    def __init__(self) -> None:
+        self._positions: dict[Log, list[int]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._positions.values()))
+
+    def __contains__(self, place: tuple[Log, int]) -> bool:
+        return self.touch((place[0], place[1], place[1] + 1))
+
+    def add(self, log: Log, position: int) -> None:
+        if (log, position) not in self:
+            insort(self._positions.setdefault(log, []), position)
+
+    def logs(self) -> Iterator[Log]:
+        return iter([*self._positions])
+
+    def touch(self, stretch: Stretch) -> bool:
+        """Tell whether one of them is in a stretch."""
+        log, start, stop = stretch
+        positions = self._positions.get(log, [])
+        place = bisect_left(positions, start)
+        return place < len(positions) and positions[place] < stop
