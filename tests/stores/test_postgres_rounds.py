@@ -264,9 +264,10 @@ def test_a_statement_has_only_what_its_rows_need() -> None:
     assert "INSERT INTO msg" in plain
     for other in ("claimed", "run ", "batch ", "key ", "tag ", "value ", "uses ", "ref "):
         assert f"INSERT INTO {other}" not in plain
-    whole = parcel.statement(parcel._PARTS)
+    whole = parcel.statement(parcel.PARTS)
     assert whole.count("INSERT INTO") == 13
-    assert "SKIP LOCKED" not in whole
+    assert "SKIP LOCKED" in whole
+    assert "SKIP LOCKED" not in parcel.statement(parcel.PARTS - {"together"})
 
 
 async def test_messages_are_brought_in_many_at_a_time(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
