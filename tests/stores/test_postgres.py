@@ -475,7 +475,8 @@ async def test_a_run_that_one_index_does_not_find_is_damage(schema: str, monkeyp
 
         async def blind(connection: Any, query: str, values: Any) -> Any:
             by_index = query.startswith("SELECT first_seq")
-            return [] if by_index else await fetched(connection, query, values)
+            blinded = query.replace("reach.loop = %(run)s::text", "false")
+            return [] if by_index else await fetched(connection, blinded, values)
 
         monkeypatch.setattr(link, "fetched", blind)
         with pytest.raises(CorruptRecord, match="run r"):

@@ -24,14 +24,18 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """The exchanges with the server within the block: statements, and where transactions begin and end."""
     made: list[object] = []
 
+    def noting(gen: Any) -> Any:
+        try:
+            wanted = next(gen)
+            made.append(gen)  # what has nothing to say to the server does not come here
+            while True:
+                wanted = gen.send((yield wanted))
+        except StopIteration as done:
+            return done.value
+
     def counting(kind: Any) -> Any:
         wait = kind.wait
-
-        def counted(self: Any, gen: Any, *args: Any, **options: Any) -> Any:
-            made.append(gen)
-            return wait(self, gen, *args, **options)
-
-        return counted
+        return lambda self, gen, *args, **options: wait(self, noting(gen), *args, **options)
 
     with monkeypatch.context() as patch:
         for kind in (link.Impatient, link.ImpatientJob):
@@ -108,7 +112,7 @@ async def test_a_failed_look_is_told_to_all_that_wait(schema: str, monkeypatch: 
         assert await asyncio.gather(*(store.load(each.id) for each in sessions)) == sessions
 
 
-@pytest.mark.parametrize("pool", [1, 2, 3])
+@pytest.mark.parametrize("pool", [1, 2, 3, 4])
 async def test_a_small_pool_does_all_the_same(schema: str, pool: int) -> None:
     """With one connection for everything, and no more of them than were asked for."""
     async with store_in(schema, pool=pool) as store, sql(schema) as execute:
@@ -121,6 +125,21 @@ async def test_a_small_pool_does_all_the_same(schema: str, pool: int) -> None:
         assert texts(await store.load(parent.id)) == ["a", "b"]
         asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'perdure ' || current_schema()"
         assert await execute(asked) == [(pool,)]
+
+
+async def test_a_large_crowd_shares_two_connections(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its saves are a few statements; a second save of a session waits for the first, wherever that is."""
+    async with store_in(schema) as store:
+        sessions = [await store.create(new_session(id=f"s{n}")) for n in range(70)]
+        with round_trips(monkeypatch) as made:
+            saved = await asyncio.gather(*(store.save(say(session, "one")) for session in sessions))
+        assert len({id(gen) for gen in made}) <= 5
+        assert all(texts(session) == ["one"] for session in saved)
+        again = [store.save(say(session, text)) for text in ("two", "late") for session in saved]
+        answers = await asyncio.gather(*again, return_exceptions=True)
+        assert all(isinstance(answer, SessionConflict) for answer in answers[70:])
+        for n in range(70):
+            assert texts(await store.load(f"s{n}")) == ["one", "two"]
 
 
 async def test_new_sessions_are_one_round_trip_each(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +174,7 @@ async def test_a_batch_does_not_wait_for_a_session_that_is_locked(schema: str) -
 
 
 async def test_a_change_aside_that_somebody_has_cancelled_is_told(schema: str) -> None:
-    """Like one in the batch; what waits behind it is made."""
+    """Like one in the batch; what waits behind it has its turn, unless the server had begun with the first."""
     async with store_in(schema) as store, sql(schema) as execute:
         session = await store.create(new_session("a"))
         await execute("BEGIN")
@@ -167,7 +186,9 @@ async def test_a_change_aside_that_somebody_has_cancelled_is_told(schema: str) -
             with pytest.raises(StoreError, match="cancelled"):
                 await saves[0]
             await execute("ROLLBACK")
-            assert texts(await saves[1]) == ["a", "c"]
+            (behind,) = await asyncio.gather(saves[1], return_exceptions=True)
+        made = texts(await store.load(session.id))
+        assert made == (["a", "b"] if isinstance(behind, SessionConflict) else ["a", "c"])
 
 
 async def _tasks_aside(store: PostgresStore) -> list[asyncio.Task[None]]:
@@ -192,12 +213,77 @@ async def test_a_save_that_is_cut_off_aside_is_made_once(schema: str) -> None:
         assert texts(await store.load(session.id)) == ["a", "b"]
 
 
+async def test_reads_of_the_record_are_one_round_trip_each(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever part of it is asked for, however many runs there are; so are the inbox, a log's end and a list."""
+    async with store_in(schema) as store:
+        session = await store.create(new_session("a", "b", id="s"))
+        for run in ("r1", "r2\\", "r3"):
+            claim, _ = await store.claim("s", version=session.version, owner="ann", entries=[Entry("start", run=run)])
+            await store.append(claim, entries=[Entry("on", {"n": 1}, run=run), Entry("on", {"n": 2})])
+            session = await store.save(session, claim=claim, entries=[Entry("end", run=run)])
+        for number in range(1, 4):
+            assert await store.post("s", Entry("steer", run="r1")) == number
+
+        async def numbers(**asked: Any) -> list[int]:
+            with round_trips(monkeypatch) as made:
+                found = await store.read("s", **asked)
+            assert len(made) == 1, asked
+            return [entry.seq for entry in found]
+
+        assert await numbers() == [*range(1, 13)]
+        assert await numbers(after=5) == [*range(6, 13)]
+        assert await numbers(after=3, limit=4) == [4, 5, 6, 7]
+        assert await numbers(last=2) == [11, 12]
+        assert await numbers(after=11, last=5) == [12]
+        assert await numbers(after=50) == []
+        assert await numbers(run="r2\\") == [5, 6, 8]
+        assert await numbers(run="r2\\", after=5, limit=1) == [6]
+        assert await numbers(run="r2\\", last=1) == [8]
+        assert await numbers(inbox=True) == [1, 2, 3]
+        assert await numbers(inbox=True, after=1, limit=1) == [2]
+        with round_trips(monkeypatch) as made:
+            runs = await store.runs("s")
+            assert [(run.loop_id, run.first.seq, run.last.seq) for run in runs] == [
+                ("r1", 1, 4),
+                ("r2\\", 5, 8),
+                ("r3", 9, 12),
+            ]
+            assert await store.runs("s", limit=2) == runs[1:]
+            assert await store.runs("s", limit=1, before=9) == runs[1:2]
+            assert await store.runs("s", run="r2\\") == runs[1:2]
+            assert await store.runs("s", run="nobody's") == []
+            assert await store.log_of("s") == (session.state.transcript.pieces[0].tape.ref, 2)
+            assert len(await store.list()) == 1
+            assert await store.post("s", Entry("steer")) == 4
+        assert len(made) == 8
+
+
 def test_a_statement_has_only_what_its_rows_need() -> None:
     """A table that is named costs time, though no row goes there."""
     plain = parcel.statement(frozenset({"head", "messages", "together"}))
     assert "INSERT INTO msg" in plain
     for other in ("claimed", "run ", "batch ", "key ", "tag ", "value ", "uses ", "ref "):
         assert f"INSERT INTO {other}" not in plain
-    whole = parcel.statement(parcel._PARTS)
+    whole = parcel.statement(parcel.PARTS)
     assert whole.count("INSERT INTO") == 13
-    assert "SKIP LOCKED" not in whole
+    assert "SKIP LOCKED" in whole
+    assert "SKIP LOCKED" not in parcel.statement(parcel.PARTS - {"together"})
+
+
+async def test_messages_are_brought_in_many_at_a_time(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,500 messages are three statements, and one stretch for those who search."""
+    async with store_in(schema) as store, store_in(f"{schema}_b") as other, sql(f"{schema}_b") as execute:
+        session = await store.create(new_session(*(f"message {n}" for n in range(2_500))))
+        archived = await store.dump(session.id)
+        sent: list[str] = []
+        fetched = link._fetched_at_once
+
+        def noting(connection: Any, query: str, values: Any) -> list[Any]:
+            sent.append(query)
+            return fetched(connection, query, values)
+
+        monkeypatch.setattr(link, "_fetched_at_once", noting)
+        assert await other.restore(archived)
+        assert sum("INSERT INTO msg" in query for query in sent) == 3
+        assert await execute("SELECT start, stop FROM unindexed") == [(0, 2_500)]
+        assert texts(await other.load(session.id)) == texts(session)

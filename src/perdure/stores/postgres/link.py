@@ -69,9 +69,10 @@ class Link:
         self._made: WeakSet[Any] = WeakSet()
         self._trusted: WeakSet[Connection] = WeakSet()
         self._spare: list[ImpatientJob] = []
-        kept = min(most - 1, 2)
-        self.writing = Line(self, is_kept=kept > 0)
+        kept = min(most - 1, 3)
         self.looking = Line(self, is_kept=kept > 1)
+        self.writing = [Line(self, is_kept=kept > 0), *([Line(self, is_kept=True)] if kept > 2 else [])]
+        """Two if there are connections to spare."""
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._dsn,
             connection_class=Impatient,
@@ -87,8 +88,8 @@ class Link:
     async def open(self) -> None:
         try:
             await self._pool.open(wait=True, timeout=PATIENCE)
-            await self.writing.open()
-            await self.looking.open()
+            for line in (*self.writing, self.looking):
+                await line.open()
         except (PoolTimeout, psycopg.Error) as error:
             raise StoreError(
                 f"No connection to PostgreSQL: {str(error).rstrip('.? ')}. Check the DSN and that the server runs."
@@ -97,8 +98,8 @@ class Link:
     async def close(self) -> None:
         self.closed = True
         self._drop_spare()
-        await self.writing.close()
-        await self.looking.close()
+        for line in (*self.writing, self.looking):
+            await line.close()
         await self._pool.close()
 
     @property

@@ -15,9 +15,7 @@ from perdure.stores.format.rows import seed_of
 from perdure.stores.postgres.rows import GATE
 
 _TEXT = Path(__file__).with_name("write.sql").read_text()
-_PARTS = frozenset(re.findall(r"^-- if (\w+)$", _TEXT, re.MULTILINE)) - {"together"}
-_FEW = 8
-"""A larger batch is sent with all parts: what each of them costs is shared then, and fewer plans are made."""
+PARTS = frozenset(re.findall(r"^-- if (\w+)$", _TEXT, re.MULTILINE))
 
 
 class Parcel:
@@ -58,11 +56,10 @@ class Parcel:
 
     def statement(self, channel: str, *, waits: bool) -> tuple[str, dict[str, Any]]:
         """Return the statement and its values. One that `waits` does not pass over sessions that are locked."""
-        is_large = len(self._tables["ops"]) > _FEW
-        parts = _PARTS if is_large else frozenset(self._needed)
+        parts = self._needed if waits else self._needed | {"together"}
         tables = {name: msgspec.json.encode(rows).decode() for name, rows in self._tables.items()}
         values = {**tables, "blob": b"".join(self._pieces), "gate": GATE, "channel": channel}
-        return statement(parts if waits else parts | {"together"}), values
+        return statement(frozenset(parts)), values
 
 
 @cache

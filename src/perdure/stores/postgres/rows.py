@@ -7,6 +7,7 @@ stand `claimed`, `word` and `unindexed`, which say again what `session` and `msg
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -53,6 +54,12 @@ _GATES = {
 }
 _CLAIM = "INSERT INTO claimed (sid) SELECT unnest(%s::bigint[]) ON CONFLICT DO NOTHING"
 _FREE = "DELETE FROM claimed WHERE sid = ANY (%s::bigint[])"
+_MESSAGE = ("log", "pos", "crc", "body")
+_SAY = """
+    INSERT INTO msg (log, pos, crc, body)
+    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bytea[])
+"""
+_ROWS_AT_ONCE = 1_000
 _NOTE = "INSERT INTO unindexed (log, start, stop) SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[])"
 
 
@@ -206,7 +213,25 @@ def _select_meta(asked: Select) -> Queries[list[Any]]:
 
 
 def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
+    """Write rows, some at a time: to make a list of 100,000 would stop every thread of the process for a while."""
+    answer: list[Any] = [(None,)]
+    noted = _Stretches()
+    rows = iter(asked.rows)
+    while some := [*islice(rows, _ROWS_AT_ONCE)]:
+        answer = yield from _insert_some(replace(asked, rows=some), heads)
+        if asked.table == "msg":
+            log, pos = asked.columns.index("log"), asked.columns.index("pos")
+            noted.add((row[log], row[pos]) for row in some)
+    if noted.logs:
+        yield noted.statement
+    return answer
+
+
+def _insert_some(asked: Insert, heads: Heads) -> Queries[list[Any]]:
     table, columns, rows = asked.table, asked.columns, [*asked.rows]
+    if table == "msg" and asked.or_set is None and columns == _MESSAGE:
+        yield _SAY, tuple(map(list, zip(*rows, strict=True)))
+        return [(None,)]
     text, bound = SQL.insert(_completed(replace(asked, rows=rows)))
     answer: list[Any] = [(None,)]
     if TABLES[table].number or len(rows) == 1:
@@ -214,9 +239,6 @@ def _insert(asked: Insert, heads: Heads) -> Queries[list[Any]]:
             answer = yield text, tuple(row)
     else:
         yield text, [*bound]
-    if table == "msg":
-        log, pos = columns.index("log"), columns.index("pos")
-        yield _NOTE, _stretches((row[log], row[pos]) for row in rows)
     if table == "head":
         sid, version, body = (columns.index(name) for name in ("sid", "version", "body"))
         heads |= {(row[sid], row[version]): _head_in(row[body]) for row in rows}
@@ -239,19 +261,26 @@ def _head_in(body: bytes) -> Head:
     return codec.decode(Head, packing.unpack(body))
 
 
-def _stretches(places: Iterable[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
-    """Return stretches of logs that cover messages: the logs, where they start, and where they stop."""
-    logs: list[int] = []
-    starts: list[int] = []
-    stops: list[int] = []
-    for log, pos in sorted(places):
-        if logs and logs[-1] == log and stops[-1] == pos:
-            stops[-1] += 1
-        else:
-            logs.append(log)
-            starts.append(pos)
-            stops.append(pos + 1)
-    return logs, starts, stops
+class _Stretches:
+    """Stretches of logs that cover messages, to be noted for those who search."""
+
+    def __init__(self) -> None:
+        self.logs: list[int] = []
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def add(self, places: Iterable[tuple[int, int]]) -> None:
+        for log, pos in sorted(places):
+            if self.logs and self.logs[-1] == log and self._stops[-1] == pos:
+                self._stops[-1] += 1
+            else:
+                self.logs.append(log)
+                self._starts.append(pos)
+                self._stops.append(pos + 1)
+
+    @property
+    def statement(self) -> tuple[str, Any]:
+        return _NOTE, (self.logs, self._starts, self._stops)
 
 
 def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]:
@@ -268,7 +297,9 @@ def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]
         text, bound = SQL.delete(Delete("msg", where))
         gone = yield text.replace("DELETE FROM msg", "DELETE FROM word", 1) + " RETURNING log, pos", bound
         if gone:
-            yield _NOTE, _stretches(gone)
+            noted = _Stretches()
+            noted.add(gone)
+            yield noted.statement
     text, bound = SQL.update(asked, at)
     if table != "session" or "claim" not in values:
         return (yield text, bound)

@@ -1,7 +1,8 @@
-"""One writer a process: the changes that wait go out together, as one statement on one connection.
+"""One writer a process: the changes that wait go out together, as one statement.
 
 While a batch is on its way the next one gathers; so a lone save goes at once, and a crowd shares a round trip and a
-commit. What may take long goes aside, on a connection of its own: a change to a session that somebody else has locked,
+commit. A large crowd is split over two connections, so that one half is got ready while the server writes the other.
+What may take long goes aside, on a connection of its own: a change to a session that somebody else has locked,
 and one that names others' logs. A cancelled caller does not cancel its change: what was handed in is carried out.
 """
 
@@ -20,12 +21,13 @@ from perdure.stores.format.rows import Stretch
 from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.saving import Append, Change, Keep, Place, unnoted
 from perdure.stores.postgres import link as lines
-from perdure.stores.postgres.link import Connection, Link, as_store_error, ask, fetched, is_lost, is_passing
+from perdure.stores.postgres.inbox import Inbox
+from perdure.stores.postgres.link import Connection, Line, Link, as_store_error, ask, fetched, is_lost, is_passing
 from perdure.stores.postgres.orders import Answer, Order
 from perdure.stores.postgres.parcel import Parcel
 from perdure.stores.postgres.rows import plain, queries_of
 
-MOST_PER_BATCH = 256
+MOST_PER_BATCH = 32
 _MOST_TRIES = 40
 _PAUSE = 0.05
 _NUMBERS_AT_ONCE = 16
@@ -51,16 +53,29 @@ _OP_OF_HEAD = (
 )
 
 
+class _Lane:
+    """A connection for batches, the task that sends them, and the one on its way."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.task: asyncio.Task[None] | None = None
+        self.under_way: list[Order] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+
 class Writer:
     """Carries out changes. Each is told what came of it, though its caller may be gone."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, inbox: Inbox) -> None:
         self._link = link
+        self._inbox = inbox
         self._waiting: list[Order] = []
-        self._under_way: list[Order] = []
+        self._lanes = [_Lane(line) for line in link.writing]
         self._aside: dict[str, Order] = {}
         """The changes that are made on connections of their own, by session."""
-        self._task: asyncio.Task[None] | None = None
         self._tasks_aside: set[asyncio.Task[None]] = set()
         self._places: LRU[str, Place] = LRU(4096)
         self._branches: LRU[tuple[str, str], tuple[int, int]] = LRU(4096)
@@ -76,19 +91,24 @@ class Writer:
         return await order.done
 
     def _start(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._serve(), name="perdure writer")
-            self._task.add_done_callback(self._ended)
+        if not any(lane.is_busy for lane in self._lanes):
+            self._run(self._lanes[0])
+
+    def _run(self, lane: _Lane) -> None:
+        lane.task = asyncio.get_running_loop().create_task(self._serve(lane), name="perdure writer")
+        lane.task.add_done_callback(lambda task: self._ended(task, lane))
 
     def note(self, session_id: str, place: Place) -> None:
         """Note where a session was seen to stand. If it has moved on since, that is found out."""
         self._places.keep(session_id, place)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None], lane: _Lane) -> None:
         """Answer those who wait, if somebody has cancelled the task, as a shutdown does that cancels all of them."""
         if task.cancelled():
-            unanswered, self._waiting = [*self._under_way, *self._waiting], []
-            self._fail_cancelled(order for order in unanswered if order is not self._aside.get(order.session_id))
+            unanswered, lane.under_way = lane.under_way, []
+            if not any(other.is_busy for other in self._lanes):
+                unanswered, self._waiting = [*unanswered, *self._waiting], []
+            self._fail_cancelled(order for order in unanswered if self._is_here(order))
 
     def _fail_cancelled(self, orders: Iterable[Order]) -> None:
         self._fail(
@@ -101,16 +121,19 @@ class Writer:
 
     async def close(self) -> None:
         """Carry out what is waiting."""
-        while under_way := {task for task in (self._task, *self._tasks_aside) if task is not None and not task.done()}:
+        while under_way := {lane.task for lane in self._lanes if lane.task and lane.is_busy} | self._tasks_aside:
             await asyncio.wait(under_way)
 
-    async def _serve(self) -> None:
+    async def _serve(self, lane: _Lane) -> None:
         lost_since: float | None = None
         clock = asyncio.get_running_loop().time
-        while batch := self._next_batch():
-            self._under_way = batch
+        while batch := self._next_batch(lane):
+            if len(batch) == MOST_PER_BATCH and (
+                idle := next((each for each in self._lanes if not each.is_busy), None)
+            ):
+                self._run(idle)
             try:
-                await self._carry_out(batch)
+                await self._carry_out(batch, lane)
                 lost_since = None
             except Exception as error:  # around a request: without an answer those who wait would wait for ever
                 lost_since = lost_since or clock()
@@ -120,17 +143,18 @@ class Writer:
                     await asyncio.sleep(_PAUSE)
                 else:
                     self._fail(left, error)
-        self._under_way = []
 
     def _is_here(self, order: Order) -> bool:
         """Tell whether it is not made aside."""
         return self._aside.get(order.session_id) is not order
 
-    def _next_batch(self) -> list[Order]:
+    def _next_batch(self, lane: _Lane) -> list[Order]:
         """Return changes to different sessions; a second one to the same waits for what becomes of the first."""
         batch: list[Order] = []
         rest: list[Order] = []
+        lane.under_way = batch
         taken = set(self._aside)
+        taken.update(order.session_id for each in self._lanes for order in each.under_way if not order.is_settled)
         for order in self._waiting:
             if len(batch) < MOST_PER_BATCH and order.session_id not in taken:
                 batch.append(order)
@@ -140,8 +164,8 @@ class Writer:
         self._waiting = rest
         return batch
 
-    async def _carry_out(self, batch: list[Order]) -> None:
-        async with self._link.writing.connection() as connection:
+    async def _carry_out(self, batch: list[Order], lane: _Lane) -> None:
+        async with lane.line.connection() as connection:
             found = await self._located(connection, batch)
             together = []
             for order in found:
@@ -253,6 +277,8 @@ class Writer:
     def _answer(self, order: Order, answer: Answer) -> None:
         result, place = order.made(answer)
         self._places.keep(order.session_id, place)
+        if answer.sid is not None:
+            self._inbox.note(order.session_id, answer.sid, answer.inbox_end)
         if (end := order.branch_end()) is not None:
             self._branches.keep((order.session_id, order.branch), end)
         result = order.change.finish(result)
@@ -284,7 +310,7 @@ class Writer:
             for session_id, *numbers in await fetched(connection, _PLACES, (unknown,)):
                 self._places.keep(session_id, Place(*numbers))
         new = [order for order in batch if order.is_new and order.numbers is None]
-        if len(new) > len(self._numbers):
+        while len(new) > len(self._numbers):  # another lane may take some of them in the meantime
             rows = await fetched(connection, _NUMBERS, (len(new) - len(self._numbers) + _NUMBERS_AT_ONCE,))
             self._numbers += [Place(*row) for row in rows]
         for order in new:
