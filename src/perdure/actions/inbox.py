@@ -202,8 +202,11 @@ class RunInbox:
 
         It ends by itself with the run: a store may let a cancellation get lost, as `asyncio.wait_for` can.
         """
-        loop = asyncio.get_running_loop()
+        loop, is_first = asyncio.get_running_loop(), True
         while not work.done():
+            if not is_first:
+                await asyncio.sleep(LOOK_EVERY)
+            is_first = False
             try:
                 await self._look_if_claimed()
                 if loop.time() >= next_beat:
@@ -214,7 +217,6 @@ class RunInbox:
                 raise
             except (StoreError, SessionLocked) as error:  # which may pass: the next write says if it does not
                 _log.warning("the inbox of session %s could not be read: %s", self._record.session_id, error)
-            await asyncio.sleep(LOOK_EVERY)
 
     async def _look_if_claimed(self) -> None:
         """Look once it is known what was there before: until then an old wish to cancel looks like a new one."""
