@@ -97,6 +97,9 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "before": without(None, 5),
         "run": (*without(None, "x"), HALF),
     },
+    "branches": {"session_id": ID},
+    "adoptions": {"session_id": ID, "version": COUNT},
+    "root_of": {"session_id": ID},
     "log_of": {"session_id": ID, "name": TEXT},
     "lapsed": {},
     "messages": {

@@ -495,7 +495,7 @@ async def test_a_redaction_that_comes_before_a_queued_read_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A load that looked at the cache before another process redacted, and read after it, shows no old text."""
-    monkeypatch.setattr("perdure.stores.sqlite.worker.MOST_READERS", 1)
+    monkeypatch.setattr("perdure.stores.sqlite.readers.MOST_READERS", 1)
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
         session = await store.create(new_session("a secret", "more", id="s"))

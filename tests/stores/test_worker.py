@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from tests.waiting import until
 from perdure.errors import StoreError
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite import worker as workers
-from perdure.stores.sqlite.worker import Readers, Worker
+from perdure.stores.sqlite.readers import MOST_READERS, Readers
+from perdure.stores.sqlite.worker import Worker
 from perdure.testing.samples import new_session, say
 
 
@@ -165,8 +166,10 @@ async def test_a_long_read_holds_up_no_other() -> None:
         assert threads_of("held") == ["held 1"]
         long = asyncio.ensure_future(readers.run(wait))
         await asyncio.to_thread(begun.wait)
-        assert await asyncio.gather(*(readers.run(answer) for _ in range(100))) == [42] * 100
-        assert len(threads_of("held")) <= workers.MOST_READERS
+        async with asyncio.timeout(20):
+            assert await asyncio.gather(*(readers.run(answer) for _ in range(100))) == [42] * 100
+        assert not long.done()
+        assert len(threads_of("held")) <= MOST_READERS
     assert await long == 7
     await readers.close()
     assert threads_of("held") == []
@@ -182,7 +185,7 @@ async def test_what_is_known_to_take_long_leaves_a_thread_for_the_others() -> No
         await asyncio.to_thread(begun.wait)
         async with asyncio.timeout(20):
             assert [await readers.run(answer) for _ in range(20)] == [42] * 20
-        assert len(threads_of("long")) == workers.MOST_READERS
+        assert len(threads_of("long")) == MOST_READERS
     assert await asyncio.gather(*long) == [7] * 20
     await readers.close()
 
@@ -203,23 +206,19 @@ async def test_readers_serve_several_loops_and_are_closed_once() -> None:
 
 
 async def test_a_forked_child_has_no_readers() -> None:
-    """It is told so at once, though a thread of the parent may have been choosing one when it was forked."""
+    """It is told so at once, though a thread of the parent may have held the lock when it was forked."""
     readers = Readers("forked", partial(apsw.Connection, ":memory:"))
     await readers.run(answer)
-    assert _in_a_child(readers) == 0
-    await readers.close()
-
-
-def _in_a_child(readers: Readers) -> int:
-    with readers._choosing:
+    with readers._changed:
         pid = os.fork()
         if pid == 0:
-            try:
-                readers._chosen(long=False)
-            except StoreError:
-                os._exit(0)
-            os._exit(1)
-    return os.waitpid(pid, 0)[1]
+            with suppress(StopIteration, StoreError):
+                readers.run(answer).send(None)
+                os._exit(1)
+            os._exit(0)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert status == 0
+    await readers.close()
 
 
 async def test_a_cancelled_read_holds_up_no_other() -> None:
@@ -233,9 +232,9 @@ async def test_a_cancelled_read_holds_up_no_other() -> None:
             await reading
         async with asyncio.timeout(20):
             assert [await readers.run(answer) for _ in range(5)] == [42] * 5
-        assert [reader.jobs for reader in readers._readers] == [1, 0]
+        assert threads_of("cancelled") == ["cancelled 1", "cancelled 2"]
     await readers.close()
-    assert [reader.jobs for reader in readers._readers] == [0, 0]
+    assert threads_of("cancelled") == []
 
 
 async def test_a_reader_that_could_not_open_the_file_is_replaced() -> None:

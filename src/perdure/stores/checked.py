@@ -125,6 +125,10 @@ def runs(limit: int | None, before: int | None, run: str | None) -> None:
     _check_optional_text(run, "$.run")
 
 
+def adoptions(version: int) -> None:
+    expect_count(version, "$.version")
+
+
 def log_of(name: str) -> None:
     expect_text(name, "$.name")
 

@@ -304,10 +304,8 @@ class Store:
     async def adoptions(self, session_id: str, version: int) -> Sequence[Adopted]:
         from perdure.stores.jobs.adoptions import adoptions
 
-        key, checked_number = SessionId(session_id), checked_version(version)
-        if checked_number is None or not 0 < checked_number <= LAST:
-            return ()
-        return await self._engine.run(partial(adoptions, key, checked_number, self._origin), long=True)
+        checked.adoptions(version)
+        return await self._engine.run(partial(adoptions, SessionId(session_id), version, self._origin), long=True)
 
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         checked.log_of(name)

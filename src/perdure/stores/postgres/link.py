@@ -53,6 +53,8 @@ _SETTINGS = {
 _OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": 0}
 _PAUSE = 0.05
 _LEAST_TRIES = 10
+# A row that is there already: whoever added it at the same time is found by the next look, and no later one tells more.
+_MOST_TRIES_OF_A_KEY = 3
 _MOST_SPARE = 2
 
 
@@ -253,7 +255,8 @@ class Link:
                 tries += 1
                 may_pass = is_lost(error) or is_passing(error)
                 is_over = clock() > failed_at + PATIENCE and not (is_passing(error) and tries < _LEAST_TRIES)
-                if is_over or not may_pass:
+                is_taken = isinstance(error, psycopg.errors.UniqueViolation) and tries >= _MOST_TRIES_OF_A_KEY
+                if is_over or is_taken or not may_pass:
                     raise as_store_error(error) from None
             await asyncio.sleep(_PAUSE)
 

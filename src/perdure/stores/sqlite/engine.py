@@ -44,8 +44,9 @@ from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
+from perdure.stores.sqlite.readers import Readers
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
-from perdure.stores.sqlite.worker import Readers, WritingWorker, as_store_error, require_in_place
+from perdure.stores.sqlite.worker import WritingWorker, as_store_error, require_in_place
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -104,7 +105,7 @@ class SqliteEngine(IndexedEngine):
         driven = partial(_drive, job, at)
         if kind == "glance":
             return self.opened.look(driven)
-        return await self.opened.readers.run(driven, long=long)
+        return await self.opened.readers.run(driven, long=long)  # type: ignore[no-any-return]
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened

@@ -88,7 +88,16 @@ class SearchThread:
         self._worker: Worker | None = None
 
     async def search(self, query: Query) -> list[SearchHit]:
-        return await self._run(partial(self._index.search, query=query))
+        """Index what is lacking and search; once more, if the index has fallen behind between the two.
+
+        Not in one go: what the index waits for may be an erasure that waits for this thread.
+        """
+        hits: list[SearchHit] | None = None if query.terms else []
+        for attempt in range(1, _ATTEMPTS + 1):
+            if hits is None:
+                await self.index(anew=False, progress=None)
+                hits = await self._run(partial(self._index.search, query=query, surely=attempt == _ATTEMPTS))
+        return hits or []
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
         """Index what is not indexed yet, piece by piece, so that others' searches and a cancellation get their turn."""
@@ -136,10 +145,9 @@ class SearchIndex:
             self._open.close()
             self._open = None
 
-    def search(self, db: apsw.Connection, query: Query) -> list[SearchHit]:
-        if not query.terms:
-            return []
-        return self._surely(lambda index: _search(index, db, query))
+    def search(self, db: apsw.Connection, query: Query, surely: bool) -> list[SearchHit] | None:
+        """Search what is indexed; None if something is lacking, unless it is to be searched all the same."""
+        return self._surely(lambda index: _search(index, db, query, surely))
 
     def forget(self, db: apsw.Connection) -> None:
         """Empty the index, to be made anew."""
@@ -151,7 +159,7 @@ class SearchIndex:
 
     def index_some(self, db: apsw.Connection) -> int | None:
         """Index some messages and say how many; None if none is lacking."""
-        return self._surely(lambda index: None if _reached(index, db) is not None else _step(index, db))
+        return self._surely(lambda index: _index_what_lacks(index, db))
 
     def erase(self, db: apsw.Connection, erased: Erased) -> None:
         try:
@@ -201,6 +209,8 @@ class _IndexFile:
             _prepare(self.db, path)
             self.scorer = Scorer(self.db)
             self.behind_since: float | None = None
+            self.reached: int | None = None
+            """The last rowid in the index when nothing was lacking: a search need not find what came after it."""
         except BaseException:
             self.db.close()
             raise
@@ -281,11 +291,12 @@ def _snapshot(db: apsw.Connection) -> Iterator[None]:
         db.execute("ROLLBACK")
 
 
-def _catch_up(index: _IndexFile, db: apsw.Connection) -> int:
-    """Index what has been committed since, and say how far."""
-    while (reached := _reached(index, db)) is None:
-        _step(index, db)
-    return reached
+def _index_what_lacks(index: _IndexFile, db: apsw.Connection) -> int | None:
+    reached = _reached(index, db)
+    if reached is None:
+        return _step(index, db)
+    index.reached = reached
+    return None
 
 
 def _step(index: _IndexFile, db: apsw.Connection) -> int:
@@ -374,14 +385,11 @@ def _tokens(log: int, owner: str | None) -> str:
     return f"l{log}" if owner is None else f"l{log} {owner_token(owner)}"
 
 
-def _search(index: _IndexFile, db: apsw.Connection, query: Query) -> list[SearchHit]:
-    """Catch up and search; once more, if somebody has made the index anew between the two."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        reached = _catch_up(index, db)
-        with _snapshot(index.db), _snapshot(db):
-            if attempt == _ATTEMPTS or _reached(index, db, reached) is not None:
-                return find(index.db, index.scorer, db, query)
-    raise AssertionError("the last attempt returns")
+def _search(index: _IndexFile, db: apsw.Connection, query: Query, surely: bool) -> list[SearchHit] | None:
+    with _snapshot(index.db), _snapshot(db):
+        if surely or _reached(index, db, index.reached) is not None:
+            return find(index.db, index.scorer, db, query)
+    return None
 
 
 def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:

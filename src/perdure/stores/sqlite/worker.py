@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -26,17 +26,26 @@ Job = Callable[[apsw.Connection], Any]
 Finish = Callable[[Any], Any]
 
 MOST_PER_COMMIT = 256
-# Each has a connection with a cache of 2 MB at most.
-MOST_READERS = 4
 # What is committed waits in the write-ahead log, where one bad frame hides all behind it. So an idle writer empties it.
 IDLE_SECONDS = 1.0
 
 
-class _Request:
-    __slots__ = ("alone", "error", "finish", "future", "job", "loop", "result")
+class Request:
+    """A job, and the event loop that waits for what comes of it."""
 
-    def __init__(self, job: Job, finish: Finish | None, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
+    __slots__ = ("alone", "error", "finish", "future", "job", "long", "loop", "result")
+
+    def __init__(
+        self,
+        job: Job,
+        finish: Finish | None,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        alone: bool = False,
+        long: bool = False,
+    ) -> None:
         self.alone = alone
+        self.long = long
         self.job = job
         self.finish = finish
         self.loop = loop
@@ -59,23 +68,22 @@ class _Request:
             self.future.set_exception(self.error)
 
 
-class Worker:
-    """A thread with a connection. `run` hands it a job and waits for what comes of it."""
+class Requests:
+    """Takes jobs from any event loop. What the tasks of a loop ask for in one turn of it is accepted together."""
 
-    def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
-        self._connect = connect
-        self._queue: queue.SimpleQueue[list[_Request] | None] = queue.SimpleQueue()
-        self._gathering: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+    def __init__(self) -> None:
+        self._gathering: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         self._pid = os.getpid()
         self._closed = False
-        self._ending = threading.Lock()
         self._is_ended = False
-        self._broken: BaseException | None = None
-        self._thread.start()
 
     async def run(
-        self, job: Callable[[apsw.Connection], T], finish: Callable[[T], Any] | None = None, *, alone: bool = False
+        self,
+        job: Callable[[apsw.Connection], T],
+        finish: Callable[[T], Any] | None = None,
+        *,
+        alone: bool = False,
+        long: bool = False,
     ) -> Any:
         """What the job returns, passed through `finish` in this loop; or the error it raised.
 
@@ -86,7 +94,7 @@ class Worker:
         if self._pid != os.getpid():
             raise StoreError("This store was opened in another process. Open one of your own after the fork.")
         loop = asyncio.get_running_loop()
-        request = _Request(job, finish, loop, alone=alone)
+        request = Request(job, finish, loop, alone=alone, long=long)
         gathered = self._gathering.get(loop)
         if gathered is None:
             self._gathering[loop] = [request]
@@ -96,18 +104,39 @@ class Worker:
         return await request.future
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand over what the tasks of a loop have asked for in one turn of it.
+        """Hand over what was gathered.
 
-        Handed over one by one, the first would wake the thread, which would then wrestle with the loop for the GIL.
+        Handed over one by one, the first would wake a thread, which would then wrestle with the loop for the GIL.
         """
         requests = self._gathering.pop(loop)
+        if not self._accept(requests):
+            for request in requests:  # another loop has closed the store meanwhile, and nobody looks any more
+                request.error = _closed_error()
+                request.deliver()
+
+    def _accept(self, requests: list[Request]) -> bool:
+        """Take requests over, and return True; False after the end."""
+        raise NotImplementedError
+
+
+class Worker(Requests):
+    """A thread with a connection. `run` hands it a job and waits for what comes of it."""
+
+    def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
+        super().__init__()
+        self._connect = connect
+        self._queue: queue.SimpleQueue[list[Request] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._ending = threading.Lock()
+        self._broken: BaseException | None = None
+        self._thread.start()
+
+    def _accept(self, requests: list[Request]) -> bool:
         with self._ending:
-            if not self._is_ended:
-                self._queue.put(requests)
-                return
-        for request in requests:  # another loop has closed the store meanwhile, and the thread looks no more
-            request.error = self._broken or _closed_error()
-            request.deliver()
+            if self._is_ended:
+                return False
+            self._queue.put(requests)
+            return True
 
     async def close(self, last: Job | None = None) -> None:
         """Carry out what is waiting, and at the end a last job, if that can be done; then end the thread."""
@@ -116,23 +145,15 @@ class Worker:
         self._closed = True
         await asyncio.sleep(0)  # what was gathered in this turn of the loop is handed over first
         loop = asyncio.get_running_loop()
-        final = [] if last is None else [_Request(last, None, loop, alone=False)]
-        self.end(final)
-        await _joined(self._thread)
+        final = [] if last is None else [Request(last, None, loop)]
+        with self._ending:
+            self._is_ended = True
+            self._queue.put(final)
+            self._queue.put(None)
+        await joined(self._thread)
         for request in final:
             if not request.future.cancel():
                 request.future.exception()  # the store is closed all the same
-
-    def end(self, final: Sequence[_Request] = ()) -> None:
-        """Have the thread end after what it was asked to do, and do nothing more."""
-        with self._ending:
-            self._is_ended = True
-            self._queue.put([*final])
-            self._queue.put(None)
-
-    @property
-    def is_broken(self) -> bool:
-        return self._broken is not None
 
     def _serve(self) -> None:
         try:
@@ -154,15 +175,15 @@ class Worker:
         together = [request for request in batch if not request.alone]
         if together:
             self._carry_out(connection, together)
-            _deliver(together)
+            deliver(together)
         for request in batch:
             if request.alone:
                 self._carry_out_alone(connection, request)
-                _deliver([request])
+                deliver([request])
         return open_for_more
 
-    def _next_batch(self, connection: apsw.Connection) -> tuple[list[_Request], bool]:
-        batch: list[_Request] = []
+    def _next_batch(self, connection: apsw.Connection) -> tuple[list[Request], bool]:
+        batch: list[Request] = []
         requests = self._wait(connection)
         while requests is not None:
             batch += requests
@@ -174,105 +195,44 @@ class Worker:
                 return batch, True
         return batch, False
 
-    def _wait(self, connection: apsw.Connection) -> list[_Request] | None:
+    def _wait(self, connection: apsw.Connection) -> list[Request] | None:
         return self._queue.get()
 
     def _refuse_all(self) -> None:
         while (requests := self._queue.get()) is not None:
             for request in requests:
                 request.error = self._broken
-            _deliver(requests)
+            deliver(requests)
 
-    def _carry_out(self, connection: apsw.Connection, batch: list[_Request]) -> None:
+    def _carry_out(self, connection: apsw.Connection, batch: list[Request]) -> None:
         for request in batch:
-            try:
-                require_in_place(connection)
-                connection.execute("BEGIN")
-                request.result = request.job(connection)
-            except TypeError as error:  # the tables are strict: a column that is read as another type is damaged
-                request.error = CorruptRecord(None, "of the database file", f"a column has changed its type ({error})")
-                request.error.__cause__ = error
-            except Exception as error:  # around a request: the thread serves others after it
-                request.error = as_store_error(error)
-            finally:
-                _roll_back(connection)
+            read(connection, request)
 
-    def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
-        try:
-            request.result = request.job(connection)
-        except Exception as error:  # around a request: the thread serves others after it
-            request.error = as_store_error(error)
+    def _carry_out_alone(self, connection: apsw.Connection, request: Request) -> None:
+        read_alone(connection, request)
 
 
-class Readers:
-    """A few workers that read, started as they are needed: what takes long holds up no others.
-
-    A job goes to a worker that has nothing to do. One that is known to take long leaves the first worker alone.
-    """
-
-    def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
-        self._name = name
-        self._connect = connect
-        self._choosing = threading.Lock()
-        self._readers: list[_Reader] = []
-        self._pid = os.getpid()
-        self._closed = False
-
-    async def run(self, job: Callable[[apsw.Connection], T], *, alone: bool = False, long: bool = False) -> T:
-        """Return what the job returns, or raise what it raised; see `Worker.run`."""
-        reader = self._chosen(long)
-
-        def counted(db: apsw.Connection) -> T:
-            try:
-                return job(db)
-            finally:  # not when the caller hears of it, who may have been cancelled long before
-                with self._choosing:
-                    reader.jobs -= 1
-
-        result: T = await reader.worker.run(counted, alone=alone)
-        return result
-
-    def _chosen(self, long: bool) -> _Reader:
-        """Return the reader with the fewest jobs, which has one more now."""
-        if self._pid != os.getpid():  # before the lock: who held it is not in this process
-            raise StoreError("This store was opened in another process. Open one of your own after the fork.")
-        with self._choosing:
-            if self._closed:
-                raise _closed_error()
-            self._drop_broken()
-            some = self._readers[int(long) :]
-            reader = min(some, key=lambda each: each.jobs, default=None)
-            while reader is None or (reader.jobs and len(self._readers) < MOST_READERS):
-                reader = _Reader(Worker(f"{self._name} {len(self._readers) + 1}", self._connect))
-                self._readers.append(reader)
-                if long and len(self._readers) == 1:
-                    reader = None
-            reader.jobs += 1
-            return reader
-
-    def _drop_broken(self) -> None:
-        """Let go of readers that could not open the file: it may be there again."""
-        for reader in [each for each in self._readers if each.worker.is_broken]:
-            self._readers.remove(reader)
-            reader.worker.end()
-
-    async def close(self) -> None:
-        """End the threads, after what they were asked to do."""
-        if self._pid == os.getpid():
-            with self._choosing:
-                self._closed = True
-            for reader in self._readers:
-                await reader.worker.close()
+def read(connection: apsw.Connection, request: Request) -> None:
+    """Carry out a request that reads, in one state of the file."""
+    try:
+        require_in_place(connection)
+        connection.execute("BEGIN")
+        request.result = request.job(connection)
+    except TypeError as error:  # the tables are strict: a column that is read as another type is damaged
+        request.error = CorruptRecord(None, "of the database file", f"a column has changed its type ({error})")
+        request.error.__cause__ = error
+    except Exception as error:  # around a request: the thread serves others after it
+        request.error = as_store_error(error)
+    finally:
+        _roll_back(connection)
 
 
-class _Reader:
-    """A worker, and how many jobs it has that are not done."""
-
-    __slots__ = ("jobs", "worker")
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.jobs = 0
+def read_alone(connection: apsw.Connection, request: Request) -> None:
+    """Carry out a request that begins its transactions itself."""
+    try:
+        request.result = request.job(connection)
+    except Exception as error:  # around a request: the thread serves others after it
+        request.error = as_store_error(error)
 
 
 class WritingWorker(Worker):
@@ -289,7 +249,7 @@ class WritingWorker(Worker):
         self._is_behind = False
         super().__init__(name, connect)
 
-    def _wait(self, connection: apsw.Connection) -> list[_Request] | None:
+    def _wait(self, connection: apsw.Connection) -> list[Request] | None:
         if self._is_behind:
             try:
                 return self._queue.get(timeout=IDLE_SECONDS)
@@ -307,7 +267,7 @@ class WritingWorker(Worker):
             finally:
                 self._lock.let_go()
 
-    def _carry_out(self, connection: apsw.Connection, batch: list[_Request]) -> None:
+    def _carry_out(self, connection: apsw.Connection, batch: list[Request]) -> None:
         if self._broken is not None:
             for request in batch:
                 request.error = self._broken
@@ -326,7 +286,7 @@ class WritingWorker(Worker):
         except Exception as error:  # around a request: without an answer those who wait would wait for ever
             self._fail_all(connection, batch, error)
 
-    def _carry_out_alone(self, connection: apsw.Connection, request: _Request) -> None:
+    def _carry_out_alone(self, connection: apsw.Connection, request: Request) -> None:
         if self._broken is not None:
             request.error = self._broken
             return
@@ -337,7 +297,7 @@ class WritingWorker(Worker):
         except Exception as error:  # around a request: the thread serves others after it
             self._fail_all(connection, [request], error)
 
-    def _done_together(self, connection: apsw.Connection, batch: list[_Request]) -> bool:
+    def _done_together(self, connection: apsw.Connection, batch: list[Request]) -> bool:
         """Carry out a batch without savepoints, which most batches do not need, and write the rows of all at once.
 
         Return False if a job failed after it had begun to write: then only a savepoint can part it from the others.
@@ -361,7 +321,7 @@ class WritingWorker(Worker):
                 return False
         return True
 
-    def _try_one(self, connection: apsw.Connection, request: _Request) -> None:
+    def _try_one(self, connection: apsw.Connection, request: Request) -> None:
         request.error = None
         connection.execute("SAVEPOINT one")
         try:
@@ -373,7 +333,7 @@ class WritingWorker(Worker):
             connection.execute("ROLLBACK TO one")
         connection.execute("RELEASE one")
 
-    def _fail_all(self, connection: apsw.Connection, batch: list[_Request], error: BaseException) -> None:
+    def _fail_all(self, connection: apsw.Connection, batch: list[Request], error: BaseException) -> None:
         _roll_back(connection)
         failure = as_store_error(error)
         if isinstance(error, apsw.IOError):
@@ -386,7 +346,7 @@ class WritingWorker(Worker):
             request.error = request.error or failure
 
 
-async def _joined(thread: threading.Thread) -> None:
+async def joined(thread: threading.Thread) -> None:
     """Wait until a thread has ended: in a thread, but not one of the executor's, which tools may keep busy."""
     ended = asyncio.get_running_loop().create_future()
     loop = ended.get_loop()
@@ -421,9 +381,9 @@ def _roll_back(connection: apsw.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _deliver(batch: list[_Request]) -> None:
+def deliver(batch: list[Request]) -> None:
     """Wake each event loop once, whatever the number of its requests."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[Request]] = {}
     for request in batch:
         by_loop.setdefault(request.loop, []).append(request)
     for loop, requests in by_loop.items():
@@ -431,7 +391,7 @@ def _deliver(batch: list[_Request]) -> None:
             loop.call_soon_threadsafe(_deliver_in_loop, requests)
 
 
-def _deliver_in_loop(requests: list[_Request]) -> None:
+def _deliver_in_loop(requests: list[Request]) -> None:
     for request in requests:
         request.deliver()
 
