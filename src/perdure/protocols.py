@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -718,6 +718,13 @@ class Chronicle(Protocol):
 
     async def adoptions(self, session_id: str, version: int) -> Sequence[Adopted]:
         """What was adopted by a version that tells of an adoption, and before it, oldest first."""
+        ...
+
+    async def names_of(self, logs: Collection[LogRef]) -> Mapping[LogRef, str]:
+        """The names of logs that mean the same in every store, as in an `ArchivedSession`; none for an unknown log.
+
+        A copy that a session keeps of another's log has the name of that log, and its messages have the same positions.
+        """
         ...
 
 

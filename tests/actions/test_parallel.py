@@ -52,7 +52,7 @@ from perdure import (
 from perdure.model.ids import use
 from perdure.model.loop_events import ParallelLoopEnd
 from perdure.model.step import InferenceResponse
-from perdure.protocols import Entry
+from perdure.protocols import Appended, Claim, Entry
 from perdure.testing import Delay, FailingStore, FrozenClock, ScriptedDriver
 
 AGENT = AgentDefinition("agent", model="own", system_prompt="Be kind.")
@@ -456,6 +456,29 @@ async def test_an_evaluation_can_be_cancelled_through_the_inbox(a_store: Any, mo
         assert await runtime.execute(session.id, ResumeExecution(loops_of(replies))) == after
         went_on = await runtime.execute(session.id, SendMessage("Hi", loops_of(replies)))
         assert texts(went_on) == ["Is it?", "Hi", "own: Hi"]
+
+
+class Together(MemoryStore):
+    """Lets nobody know that the end of a branch is on record before the ends of two are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = asyncio.Barrier(2)
+
+    async def append(self, claim: Claim, **new: Any) -> Appended:
+        appended = await super().append(claim, **new)
+        if new.get("log") and any(entry.kind == "agent_end" for entry in new["entries"]):
+            await self._ended.wait()
+        return appended
+
+
+async def test_the_quickest_branch_is_first_also_when_both_are_on_record_at_once() -> None:
+    """As a store writes them that was busy: the order is that in which they ended, not that of the configs."""
+    async with Together() as store:
+        runtime = SessionRuntime(store)
+        session = await runtime.create(AGENT)
+        after = await runtime.execute(session.id, SendParallel("Is it?", loops_of(replies), configs=["long", "brief"]))
+        assert texts(after) == ["Is it?", "Yes."]
 
 
 async def test_a_cancelled_judge_leaves_the_first_answer(a_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,11 +163,16 @@ async def _alone(world: World, name: str, at: Process) -> None:
 
 
 async def _is_busy(world: World) -> bool:
-    """Return whether a run is under way, or was killed, or may begin at any moment."""
+    """Return whether a run is under way, or was killed, or may begin at any moment.
+
+    The inbox is looked at first: a queued message leaves it when the run that answers it claims the session. The other
+    way round, that run could begin between the looks and be seen by neither.
+    """
     if not await world.look.exists(world.main):
         return False
-    is_held = await world.look.is_claimed(world.main) or await world.look.is_interrupted(world.main)
-    return is_held or bool(await world.waiting_in(world.main))
+    if await world.waiting_in(world.main):
+        return True
+    return await world.look.is_claimed(world.main) or await world.look.is_interrupted(world.main)
 
 
 async def _trace(world: World) -> list[object]:

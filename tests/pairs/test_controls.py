@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.pairs.case import PAIRS, Case, _alone, broken_by
+from tests.pairs.case import PAIRS, Case, _alone, _is_busy, broken_by
 from tests.pairs.mind import Mind
 from tests.pairs.model import Model
 from tests.pairs.promises import broken_in
@@ -277,3 +278,31 @@ ASKED, CALLED, DONE = Message.user("do it"), Message.assistant(tool_calls=[CALL]
 def test_requests_are_judged_as_providers_do(messages: list[Message], is_valid: bool) -> None:
     """What OpenAI and Anthropic take, and what either refuses."""
     assert (problems_of(ModelRequest(ModelConfig("m"), messages)) == []) is is_valid
+
+
+@pytest.mark.parametrize("begins", range(4))
+async def test_a_run_that_begins_between_two_looks_is_seen(begins: int) -> None:
+    """A queued message waits until the run that answers it has the claim: at any moment one of the two is there."""
+    looks = 0
+
+    def has_begun() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > begins
+
+    async def is_claimed(_: str) -> bool:
+        return has_begun()
+
+    async def waiting_in(_: str) -> list[int]:
+        return [] if has_begun() else [1]
+
+    async def exists(_: str) -> bool:
+        return True
+
+    async def is_interrupted(_: str) -> bool:
+        has_begun()
+        return False
+
+    look = SimpleNamespace(exists=exists, is_claimed=is_claimed, is_interrupted=is_interrupted)
+    world: Any = SimpleNamespace(main=MAIN, look=look, waiting_in=waiting_in)
+    assert await _is_busy(world)

@@ -144,6 +144,43 @@ async def test_the_history_moves_to_another_store(connect: Connect, tmp_path: Pa
         assert await history(moved) == ["a", "x", "b", "y"]
 
 
+async def moved(here: Sessions, there: Sessions, session_id: str, path: Path) -> Chat:
+    await here.export(path / f"{session_id}.jsonl", [session_id])
+    await there.import_(path / f"{session_id}.jsonl")
+    return await there.open(session_id)
+
+
+async def test_a_fork_that_moved_before_its_parent_brings_nothing_twice(connect: Connect, tmp_path: Path) -> None:
+    """It has a copy of what it shows of the parent; so has a fork of it, of what both show."""
+    async with connect() as here, connect("there") as there, connect("third") as third:
+        chat = await say(await here.open("talk"), "a", "b")
+        fork = await say(await chat.fork(dst="fork"), "x")
+        await say(await fork.fork(dst="twig"), "y")
+        await say(chat, "c")
+        twig = await moved(here, there, "twig", tmp_path)
+        fork = await moved(here, there, "fork", tmp_path)
+        chat = await moved(here, there, "talk", tmp_path)
+        await chat.adopt(fork)
+        assert await history(chat) == ["a", "b", "c", "x"]
+        await chat.adopt(twig)
+        assert await history(chat) == ["a", "b", "c", "x", "y"]
+        await chat.reset()
+        assert await history(chat) == ["a", "b", "c", "x", "y"]
+        assert await history(await moved(there, third, "talk", tmp_path)) == ["a", "b", "c", "x", "y"]
+
+
+async def test_a_copy_that_has_grown_apart_from_its_log_is_not_taken_for_it(connect: Connect, tmp_path: Path) -> None:
+    """The parent moved, and both it and what was left behind went on: what stands at one place is not one message."""
+    async with connect() as here, connect("there") as there:
+        chat = await say(await here.open("talk"), "a")
+        there_too = await moved(here, there, "talk", tmp_path)
+        await say(there_too, "b of there")
+        await say(chat, "b of here")
+        await chat.fork(dst="fork")
+        await there_too.adopt(await moved(here, there, "fork", tmp_path))
+        assert await history(there_too) == ["a", "b of there", "b of here"]
+
+
 async def test_a_fork_has_what_it_began_with_and_not_what_its_parent_adopted(connect: Connect) -> None:
     """Its versions are its own: neither a rewind in it nor an adoption before it takes or adds anything."""
     async with connect() as sessions:

@@ -172,6 +172,42 @@ async def test_erased_words_are_nowhere_in_the_index(tmp_path: Path) -> None:
             assert await ids(store, secret) == [session.id]
 
 
+def signposts(path: Path) -> list[str]:
+    """The beginnings of words that the index finds its leaves by."""
+    db = apsw.Connection(str(index_of(path)))
+    try:
+        return [bytes(term[1:]).decode() for (term,) in db.execute("SELECT term FROM message_idx WHERE term <> x''")]
+    finally:
+        db.close()
+
+
+@pytest.mark.parametrize("verb", ["delete", "redact"])
+async def test_an_erased_word_that_a_leaf_began_with_is_nowhere_in_the_index(tmp_path: Path, verb: str) -> None:
+    """FTS5 finds leaves by the first word of each, cut where it differs from the one before, and leaves that there."""
+    path = tmp_path / "sessions.db"
+    draw = random.Random(5)
+    # Three differ at their last character alone, so that a whole word, and not its beginning, may lead to a leaf.
+    alike = [f"{stem}é{end}" for stem in (f"{draw.getrandbits(400):0100x}" for _ in range(300)) for end in "abc"]
+    async with SqliteStore(path) as store:
+        sessions = {word: await store.create(new_session(f"the {word} here", "and more")) for word in alike}
+        await store.search("more")
+        first = [word for word in sessions if _folded(word) in signposts(path)]
+        assert len(first) > 5
+        for word in first:
+            if verb == "delete":
+                await store.delete(sessions[word].id)
+            else:
+                await store.redact(sessions[word].id, [sessions[word].state.messages[0].id])
+            assert _folded(word) not in words_in(path)
+            assert _folded(word).encode() not in bytes_in(path)
+        check_index(path)
+        assert [word for word in signposts(path) if not any(each.startswith(word) for each in words_in(path))] == []
+        for word in {*alike} - {*first}:
+            assert await ids(store, word) == [sessions[word].id]
+        for word in first:
+            assert await ids(store, word) == []
+
+
 async def test_rowids_that_are_used_again_are_indexed_again(tmp_path: Path) -> None:
     """SQLite gives the rowids of erased messages to new ones."""
     path = tmp_path / "sessions.db"

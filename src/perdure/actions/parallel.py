@@ -315,7 +315,7 @@ class Group:
         try:
             while waiting and not (self._strategy.ends_early and any(map(_has_answer, self._finished))):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=tasks.__getitem__):
+                for task in sorted(done, key=lambda task: self._when_ended(tasks[task])):
                     task.result()
                     self._finished.append(self._ended(tasks[task]))
         except _STORE_FAILED:
@@ -324,6 +324,12 @@ class Group:
         finally:
             await finish_despite_cancel(_stop(*tasks))
         await self._flush()
+
+    def _when_ended(self, index: int) -> tuple[bool, datetime | None, int]:
+        """Return what branches that a busy loop sees end together are ordered by: as those that are resumed."""
+        execution = self._runs[index].state.execution
+        ended = execution.completed_at if execution else None
+        return ended is None, ended, index
 
     async def _to_the_end(self, index: int) -> None:
         """Take every step of a branch. Its end is on record before another's can be: the order may decide."""

@@ -41,7 +41,8 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
         return [message async for page in _pages(journal, own, 0, end) for message in page if _is_said(message)]
     logged = await _logged(journal, began, elsewhere, own, end)
     viewed = [] if is_logged else await _named_by(journal, session)
-    return await aside(lambda: _said_once(_merged(logged, viewed)))
+    twins = await _twins(journal, logged, viewed)
+    return await aside(lambda: _said_once(_merged(_renamed(logged, twins), _renamed(viewed, twins))))
 
 
 async def _pages(journal: Journal, log: LogRef, start: int, stop: int) -> AsyncIterator[Sequence[Message]]:
@@ -114,6 +115,30 @@ def _placed(read: Iterable[tuple[Span, Sequence[Message]]]) -> list[Placed]:
         # A store without logs gives out new tapes with every load: there a copy is known by its number.
         named.append(((message.id, copies[message.id]) if tape.ref is None else (tape.ref, place), message))
     return named
+
+
+async def _twins(journal: Journal, *placed: list[Placed]) -> dict[object, str]:
+    """Return the logs of which there is a copy among them, or that are one, by a name that both have.
+
+    A fork that moved without its parent has a copy of what it shows of it. Should the parent move there later and adopt
+    the fork, it shows a copy of what it has itself.
+    """
+    logs = await aside(lambda: {place[0] for each in placed for place, _ in each if isinstance(place[0], LogRef)})
+    if len(logs) < 2 or not isinstance(journal, Chronicle):
+        return {}
+    names = await journal.names_of(logs)
+    often = Counter(names.values())
+    return {log: name for log, name in names.items() if often[name] > 1}
+
+
+def _renamed(placed: list[Placed], twins: dict[object, str]) -> list[Placed]:
+    """Give the same place to a message and its copy.
+
+    The id is part of it: a session and the copy of its log may have grown apart.
+    """
+    if not twins:
+        return placed
+    return [(((twins[log], message.id), at) if log in twins else (log, at), message) for (log, at), message in placed]
 
 
 def _merged(said: list[Placed], viewed: Iterable[Placed]) -> list[Placed]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Self, Unpack
@@ -307,6 +307,13 @@ class Store:
         checked.adoptions(version)
         return await self._engine.run(partial(adoptions, SessionId(session_id), version, self._origin), long=True)
 
+    async def names_of(self, logs: Collection[LogRef]) -> Mapping[LogRef, str]:
+        from perdure.stores.jobs.adoptions import names_of
+
+        known = {log.key: log for log in logs if log.origin == self._origin and self._is_key(log.key)}
+        names = await self._engine.run(partial(names_of, [*known])) if known else {}
+        return {known[key]: name for key, name in names.items()}
+
     async def log_of(self, session_id: str, name: str = "") -> tuple[LogRef, int]:
         checked.log_of(name)
         return await self._engine.run(partial(record.log_of, SessionId(session_id), name, self._origin))
@@ -316,9 +323,13 @@ class Store:
 
     async def messages(self, log: LogRef, start: int, stop: int) -> Sequence[Message]:
         checked.messages(log, start, stop, self._origin)
-        if type(log.key) is not self._engine.key_of_log or (isinstance(log.key, int) and not 0 <= log.key <= LAST):
+        if not self._is_key(log.key):
             raise SessionNotFound(f"log {log.key}")
         return await self._engine.run(partial(loading.read_log, log.key, start, stop))
+
+    def _is_key(self, key: int | str) -> bool:
+        """Tell whether something may be the key of a log here."""
+        return type(key) is self._engine.key_of_log and (not isinstance(key, int) or 0 <= key <= LAST)
 
     async def find_key(self, session_id: str, name: str) -> tuple[Key, int] | None:
         checked.find_key(name)

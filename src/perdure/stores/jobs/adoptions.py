@@ -7,7 +7,7 @@ alone, and of what they share with the ones before nothing is looked at twice.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
@@ -18,6 +18,7 @@ from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.format.views import part_of_view, stretches_in
+from perdure.stores.jobs.archive.archived import LENT, name_of_log
 from perdure.stores.jobs.claiming import sid_of
 from perdure.stores.jobs.loading import gather_unmet
 
@@ -44,6 +45,16 @@ def adoptions(session_id: str, version: int, origin: str) -> Job[list[Adopted]]:
         new = yield from views.new_in(head)
         adopted.append(Adopted(adoption.at, tuple((LogRef(origin, log), start, stop) for log, start, stop in new)))
     return adopted
+
+
+def names_of(logs: Sequence[int | str]) -> Job[dict[int | str, str]]:
+    """Return the names that logs have in every store, without those that are not known. A copy has its original's."""
+    rows = yield Select("log", ("log", "sid", "name"), {"log in": sorted(logs, key=str)})
+    sids = sorted({sid for _, sid, _ in rows})
+    ids = dict((yield Select("session", ("sid", "id"), {"sid in": sids}))) if sids else {}
+    # A copy of a copy is named by all who have kept it; the last name is the original's.
+    copies = {log: name.rpartition(LENT)[2] for log, _, name in rows if name.startswith(LENT)}
+    return {log: name_of_log(ids[sid], name) for log, sid, name in rows if sid in ids} | copies
 
 
 def _head(session_id: str, sid: int, version: int) -> Job[StoredHead]:

@@ -28,13 +28,17 @@ from perdure.stores.search import Query, text_of, words_of
 from perdure.stores.sqlite.ranking import Scorer, find, owner_token
 from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
 from perdure.stores.sqlite.scrub import PAGES_AT_ONCE, overwrite, remains
+from perdure.stores.sqlite.signposts import remove_signposts
 from perdure.stores.sqlite.worker import Worker, as_store_error
 
 T = TypeVar("T")
 
 _APPLICATION_ID = 0x70657273  # "pers"
-_FORMAT = 1
-"""Raised whenever words are read from messages in another way: what was indexed before is then indexed anew."""
+_FORMAT = 2
+"""Raised whenever words are read from messages in another way: what was indexed before is then indexed anew.
+
+1 left the first words of leaves where they were when they were erased.
+"""
 _CHUNK = 2_000
 _PATIENCE = 2.0
 _PAUSE = 0.003
@@ -401,9 +405,10 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
             index.clear(uid, erasures)
             return
         cursor = index.note("cursor")
-        for each in erased.changed:
-            if each.rowid <= cursor:
-                _exchange(index, each)
+        changed = [each for each in erased.changed if each.rowid <= cursor]
+        for each in changed:
+            _exchange(index, each)
+        remove_signposts(index.db, (_words(each.old) for each in changed))
         index.take_note(erasures=erasures, cursor=min(cursor, erased.newest))
 
 

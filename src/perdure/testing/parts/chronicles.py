@@ -10,6 +10,7 @@ from perdure.errors import SessionNotFound
 from perdure.model.lineage import Adoption, SpawnRef
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
+from perdure.model.transcript import LogRef
 from perdure.protocols import Adopted, Chronicle, Lineage
 from perdure.testing.parts.journal import JournaledStore, entries, messages
 from perdure.testing.parts.logs import log_of
@@ -57,6 +58,18 @@ class Chronicles(Contract):
         assert [*await store.adoptions("s", 2)] == found[:1]
         assert own not in [stretch[0] for each in found for stretch in each.stretches]
         assert not await store.adoptions("s", 1)
+
+    @in_store
+    async def test_logs_have_names_that_mean_the_same_in_every_store(self, store: TellingStore) -> None:
+        """One of a branch is named by its session and its run; an unknown one has no name."""
+        session = await store.create(new_session("Hello", id="s"))
+        claim, _ = await store.claim("s", version=1, owner="ann", entries=entries("start", run="main"))
+        await store.append(claim, messages=messages("aside"), entries=entries("step", run="x"), log="x")
+        own, aside = (await store.log_of("s"))[0], (await store.log_of("s", "x"))[0]
+        stranger = LogRef("another store", own.key)
+        assert log_of(session) == own
+        assert await store.names_of([own, aside, stranger]) == {own: "s", aside: "s/x"}
+        assert await store.names_of([]) == {}
 
     @in_store
     async def test_a_line_of_forks_begins_where_its_first_session_is_known(self, store: TellingStore) -> None:
