@@ -434,3 +434,24 @@ async def test_what_this_release_does_not_know_is_kept() -> None:
         await imported(target, resealed(lines))
         assert b'"aura":7' in await exported(target)
         assert b'"mood":"calm"' in await exported(target)
+
+
+async def test_an_import_reads_much_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many short reads, a thread lets nobody else have its turn, and the event loop stands still."""
+    path, reads = tmp_path / "all.jsonl", list[int]()
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:
+            reads.append(len(buffer))
+            return super().readinto(buffer)
+
+    def opened_to_count(name: str, mode: str, buffering: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
+        return io.BufferedReader(Counted(name, mode), buffering)
+
+    async with MemoryStore() as source, MemoryStore() as target:
+        await source.create(new_session(*["many words " * 100] * 2_000, id="it"))
+        size = (await export_sessions(source, path)).bytes
+        monkeypatch.setattr("perdure.archive.moving.open", opened_to_count, raising=False)
+        assert (await import_sessions(target, path)).sessions == 1
+    assert size > 2_000_000
+    assert len(reads) <= size // 1_000_000 + 2

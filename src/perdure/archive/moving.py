@@ -27,6 +27,9 @@ from perdure.stores.jobs.archive.archived import check, split_name
 
 Progress = Callable[[int, int], None]
 """Told how many sessions are done, and of how many; the second is 0 where that is not known."""
+# Python lets go of its lock for each read. If that takes no longer than it takes another thread to wake up, this one
+# has the lock again by then, and the event loop may wait for a long time: at 8 KB a read it was up to 170 ms.
+_READ_AT_ONCE = 1 << 20
 
 
 class MoveReport(msgspec.Struct, frozen=True):
@@ -124,7 +127,7 @@ def _path(given: str | os.PathLike[str], where: str) -> str:
 
 async def _opened(path: str) -> BinaryIO:
     try:
-        return await asyncio.to_thread(open, path, "rb")
+        return await asyncio.to_thread(open, path, "rb", _READ_AT_ONCE)
     except OSError as error:
         raise StoreError(f"{path} could not be read: {error.strerror}. Name another file.") from None
 
