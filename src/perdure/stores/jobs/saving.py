@@ -23,7 +23,7 @@ from perdure.protocols import Appended, Claim, Key, StoredAt
 from perdure.stores.cache import CachedSession
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Select, Update
-from perdure.stores.format.heads import encode_head
+from perdure.stores.format.heads import PREFIX, encode_head
 from perdure.stores.format.placement import Placement, foreign_stretches
 from perdure.stores.format.rows import (
     Batch,
@@ -173,8 +173,9 @@ class Keep(Change):
         kept = AgentSession.reconstitute(settled, version=self.version, updated_at=self.at)
         note_settled(kept.state.transcript, self.origin)
         body, values = encode_head(kept, self.op)
-        if kept.state.execution is not None:
-            body = self._pack(body)  # what has run has a record, whose disk counts more than the time to pack
+        if kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
+            # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
+            body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else frozenset[str]()
         is_tagged = known is not None and known.session.info.tags == kept.info.tags
