@@ -28,6 +28,8 @@ class Counts:
 
 
 class CountingEngine(MemoryEngine):
+    packs = True  # as stores on disk do, whose bytes count
+
     def __init__(self) -> None:
         super().__init__()
         self.counts = Counts()

@@ -110,6 +110,8 @@ class _Erasure:
         if not heirs:
             return
         yield Lock(tuple(session_id for _, session_id in heirs))
+        if heirs != (yield from heirs_of([sid])):
+            raise Interfered("another erasure has changed who the heirs are")
         rows = yield Select("ref", ("log", "start", "stop"), {"child": sid, "since": None})
         for heir, _ in heirs:
             yield from write_refs(heir, rows)
