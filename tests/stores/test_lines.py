@@ -345,6 +345,22 @@ async def test_an_erasure_in_files_that_is_killed_loses_nothing(
         assert await store.check() == []
 
 
+async def test_a_damaged_fork_in_files_is_not_touched_when_its_line_is_erased(tmp_path: Path) -> None:
+    """What its heads name is kept for it, and those behind it go on."""
+    async with FileStore(tmp_path) as store:
+        await line_of(store, 5)
+        file = tmp_path / "s3.jsonl"
+        raw = bytearray(file.read_bytes())
+        raw[raw.index(b'"ref"') + 2] ^= 1
+        file.write_bytes(raw)
+        for name in ("s1", "s2"):
+            await store.delete(name)
+        assert file.read_bytes() == raw
+        assert {problem.session_id for problem in await store.check()} == {"s3"}
+    async with FileStore(tmp_path) as store:
+        assert texts(await store.load("s4")) == [f"said in s{number}" for number in range(5)]
+
+
 async def test_a_release_without_lines_takes_such_a_file_for_damaged(tmp_path: Path) -> None:
     """It reads another format in the first line of the log, and goes by the heads when it erases."""
     async with FileStore(tmp_path) as store:

@@ -43,6 +43,9 @@ def commit(desk: Desk, result: object) -> None:
     erased = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_erasure]
     trimmed = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_trim]
     written = [each for each in changes if not each.is_erasure and not each.is_trim]
+    if erased:
+        # A damaged fork of what is erased stays as it is, for its owner to mend: its heads say what it shows.
+        written = [each for each in written if not desk.look(each.stem).log.damage]
     is_rewrite = any(each.is_rewrite for each in written)
     rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
     appends = [(each.stem, *lines_of(each, desk)) for each in written if not is_rewrite]
