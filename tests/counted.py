@@ -28,6 +28,8 @@ class Counts:
 
 
 class CountingEngine(MemoryEngine):
+    packs = True  # as stores on disk do, whose bytes count
+
     def __init__(self) -> None:
         super().__init__()
         self.counts = Counts()
@@ -37,11 +39,15 @@ class CountingEngine(MemoryEngine):
         if isinstance(statement, Insert):
             statement = replace(statement, rows=[*statement.rows])
             self.counts.written += len(statement.rows)  # type: ignore[arg-type]  # it is a list by now
-            self.counts.bytes += sum(len(str(each)) for row in statement.rows for each in row)
+            self.counts.bytes += sum(map(_size, (each for row in statement.rows for each in row)))
         rows = super()._answer(statement)
         if isinstance(statement, Select):
             self.counts.read[statement.table] += len(rows)
         return rows
+
+
+def _size(value: Any) -> int:
+    return len(value if isinstance(value, bytes) else str(value))
 
 
 class CountingStore(Store):

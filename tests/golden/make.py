@@ -78,6 +78,19 @@ async def furnish(store: Any) -> None:
     deleted = await store.create(new_session("Hidden", id="delta", spawn_ref=spawned))
     await store.save(deleted.deleted())
     await _nest(store)
+    await _line(store)
+
+
+async def _line(store: Any) -> None:
+    """`eta-4`: a fork of a fork of a fork, one of which is erased, and another came to show more later."""
+    session = await store.create(new_session("Said in 0", id="eta-0"))
+    for number in range(1, 5):
+        session = await store.create(fork(session, id=f"eta-{number}"))
+        session = await store.save(say(session, f"Said in {number}"))
+    shown = (*session.state.transcript.pieces, *(await store.load("delta")).state.transcript.pieces)
+    with ids.use(clock=FrozenClock(datetime(2025, 2, 1, tzinfo=UTC))):  # files look at it more than once
+        await store.save(show(session, type(session.state.transcript)(shown)))
+    await store.delete("eta-2")
 
 
 async def _nest(store: Any) -> None:

@@ -38,6 +38,17 @@ asyncio.run(main())
 """
 
 
+LINES_NOTED = """
+    INSERT INTO ref (log, child, start, stop)
+    WITH RECURSIVE up (sid, line) AS (
+        SELECT sid, line FROM session WHERE line IS NOT NULL
+        UNION SELECT up.sid, session.line FROM up JOIN session ON session.sid = up.line WHERE session.line IS NOT NULL
+    )
+    SELECT log, up.sid, start, stop FROM up JOIN ref ON child = up.line WHERE since IS NULL
+"""
+"""In the first schema each fork notes itself all that it shows."""
+
+
 def make_old(path: Path) -> None:
     """Give a file the form that the first schema had: each entry of a record in a row of its own, unpacked."""
     script = (files("perdure.stores.sqlite") / "migrations" / "0001_initial.sql").read_text()
@@ -57,12 +68,14 @@ def make_old(path: Path) -> None:
                 values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
         db.execute("DROP TABLE batch")
+        db.execute(LINES_NOTED)
         newer = "type = 'trigger' OR type = 'index' AND sql IS NOT NULL"
         for kind, name in db.execute(f"SELECT type, name FROM sqlite_schema WHERE {newer}").fetchall():
             db.execute(f"DROP {kind} {name}").fetchall()
         for index in re.findall(r"(?m)^CREATE INDEX .*?;", script, re.DOTALL):
             db.execute(index).fetchall()
-        for table, column in (*(("tag", name) for name in ADDED_TO_TAGS), ("key", "crc"), ("log", "crc")):
+        added = (("key", "crc"), ("log", "crc"), ("session", "line"), ("ref", "since"))
+        for table, column in (*(("tag", name) for name in ADDED_TO_TAGS), *added):
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}").fetchall()
         db.pragma("user_version", 1)
     db.close()

@@ -187,10 +187,15 @@ async def test_a_schema_of_a_newer_release_is_refused(schema: str) -> None:
 async def test_an_old_schema_is_brought_up_to_date(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first release has written is read and listed as before, and what had no checksum gets one."""
     scripts = migrating.migrations()
-    monkeypatch.setattr(migrating, "migrations", lambda: scripts[:1])
-    async with store_in(schema) as store:
+    # This release writes columns that the first had not; what they hold is dropped again.
+    columns = {"session": "line", "ref": "since"}
+    added = [f"ALTER TABLE {table} ADD COLUMN {column} bigint;" for table, column in columns.items()]
+    monkeypatch.setattr(migrating, "migrations", lambda: [scripts[0] + "".join(added)])
+    async with store_in(schema) as store, sql(schema) as execute:
         session = await store.save(await store.create(new_session("a", id="s")), key=Key("k", "digest"))
         await store.create(fork(session, id="child"))
+        for table, column in columns.items():
+            await execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     monkeypatch.undo()
     async with store_in(schema) as store, sql(schema) as execute:
         assert await execute("SELECT number FROM perdure_schema") == [(len(scripts),)]

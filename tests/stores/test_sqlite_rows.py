@@ -117,9 +117,13 @@ async def verbs(store: Any, other: Any) -> Any:
     yield
 
 
+def _counts(name: str, value: Any) -> bool:
+    return name != "crc" and not (name in ("line", "since") and value is None)
+
+
 def rows_in(path: Path) -> dict[str, list[Any]]:
     """Return all rows. Bodies are unpacked, since another zlib packs them otherwise; checksums, which are of what is
-    packed, are left to those who read them."""
+    packed, are left to those who read them. Columns that came later are, too, where they hold nothing."""
     db = apsw.Connection(str(path))
     found = {}
     for table in TABLES:
@@ -128,7 +132,7 @@ def rows_in(path: Path) -> dict[str, list[Any]]:
         rows = [
             dict(zip(names, row, strict=True)) for row in db.execute(f"SELECT {', '.join(names)} FROM {table}{order}")
         ]
-        plain = [{name: _plain(value) for name, value in row.items() if name != "crc"} for row in rows]
+        plain = [{name: _plain(value) for name, value in row.items() if _counts(name, value)} for row in rows]
         found[table] = plain if table in ORDERED else sorted(plain, key=json.dumps)
     db.close()
     return found

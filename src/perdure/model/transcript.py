@@ -6,7 +6,7 @@ names the span it shows and never sees what was appended after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import is_, is_not
 from typing import Any, NamedTuple, overload
@@ -111,11 +111,16 @@ Piece = Span | Block
 class Transcript(Sequence[Message]):
     """An immutable view over logs. As a sequence it is the messages that the view shows."""
 
-    __slots__ = ("_length", "pieces")
+    __slots__ = ("_length", "found", "pieces")
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
         self.pieces: tuple[Piece, ...] = _joined(pieces)
         self._length = sum(map(len, self.pieces))
+        self.found: object = None
+        """What a store has found out about the view; no part of its value."""
+
+    def __reduce__(self) -> tuple[Callable[..., Transcript], tuple[tuple[Piece, ...], int]]:
+        return _unchecked, (self.pieces, self._length)
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Transcript:
@@ -323,6 +328,7 @@ def _unchecked(pieces: tuple[Piece, ...], length: int) -> Transcript:
     transcript = Transcript.__new__(Transcript)
     transcript.pieces = pieces
     transcript._length = length
+    transcript.found = None
     return transcript
 
 

@@ -81,7 +81,10 @@ class CachedSession(msgspec.Struct, frozen=True):
     session: AgentSession
     erasures: int
     hashes: frozenset[str] = frozenset()
-    refs: frozenset[Any] = frozenset()
+    refs: frozenset[Any] | None = None
+    """The stretches of others' logs that are known to be noted; None if it was loaded: then all that it shows are."""
+    began_with: frozenset[Any] | None = None
+    """Those that its first version shows; None if that is not known."""
     at_hand: bool = True
     is_waited_for: bool | None = None
     """Whether the save that it comes from left items in the inbox; None if it was loaded."""

@@ -46,13 +46,15 @@ TABLES: Mapping[str, Table] = {
     # Two rows: the store's own id under `uid`, and under `erasures` how often something was erased.
     "meta": Table(("key", "value"), (("key",),)),
     # What lists filter by, how far the session's log, record and inbox go, and who runs it. `log` is its main log.
+    # `line` is the number of the session that it was forked from, if what its first version shows of others is noted
+    # there too.
     "session": Table(
         (
             *("sid", "id", "log", "version", "status", "agent", "owner", "parent", "created", "updated"),
-            *("msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires"),
+            *("msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires", "line"),
         ),
         (("sid",), ("id",)),
-        (("agent",), ("owner",), ("parent",), ("status",), ("created",)),
+        (("agent",), ("owner",), ("parent",), ("status",), ("created",), ("line",)),
         "sid",
     ),
     "tag": Table(("tag", "sid"), (("tag", "sid"),), (("sid",),)),
@@ -64,8 +66,9 @@ TABLES: Mapping[str, Table] = {
     # What is large in a head, or the same in many, once; and which sessions' heads name it.
     "value": Table(("hash", "body"), (("hash",),)),
     "uses": Table(("hash", "sid"), (("hash", "sid"),), (("sid",),)),
-    # All that one session can ever show of another's log.
-    "ref": Table(("log", "child", "start", "stop"), (), (("log",), ("child",))),
+    # What a session shows of others' logs. Its first version shows the rows without a `since`, and all that the first
+    # version of its line shows; the others came with the version in `since`.
+    "ref": Table(("log", "child", "start", "stop", "since"), (), (("log",), ("child",))),
     # The runs on a session's record: their first and last entry, and where their messages are.
     "run": Table(
         ("run", "sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos"),

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import unicodedata
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import islice, takewhile
 from math import log
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from perdure import codec
@@ -138,7 +139,7 @@ def attributed(
     owner: AgentSessionInfo | None, messages: Iterable[tuple[int, Message]], lent: Sequence[Lent], query: Query
 ) -> Iterator[Place]:
     """Messages of one log as those of its owner; if that one is gone or hidden, of the first who still shows them."""
-    if owner is not None and owner.status is not SessionStatus.DELETED:
+    if owner is not None and not is_gone(owner):
         if _is_asked_for(owner, query):
             yield from (Place(owner.id, message, position) for position, message in messages)
         return
@@ -148,6 +149,11 @@ def attributed(
             if each.start <= position < each.stop:
                 yield Place(each.info.id, message, position)
                 break
+
+
+def is_gone(owner: AgentSessionInfo | None) -> bool:
+    """Tell whether a session is erased or hidden, so that what it has said is said to be of those who show it."""
+    return owner is None or owner.status is SessionStatus.DELETED
 
 
 def _is_asked_for(info: AgentSessionInfo, query: Query) -> bool:
@@ -163,19 +169,37 @@ def everywhere(query: Query) -> Job[list[SearchHit]]:
         return []
     ranking = Ranking(query)
     infos: dict[int, AgentSessionInfo | None] = {}
-    for sid, session_id, version in (yield Select("session", ("sid", "id", "version"), order="sid")):
+    heirs: dict[int, list[int]] = {}
+    for sid, session_id, version, line in (yield Select("session", ("sid", "id", "version", "line"), order="sid")):
         infos[sid] = yield from _info_of(sid, session_id, version)
-    lent: dict[int | str, list[Lent]] = {}
-    # Of those that show what is left of an erased session, the oldest here is said to have it, as in every store.
-    for key, child, start, stop in (yield Select("ref", ("log", "child", "start", "stop"), order="child")):
-        if (info := infos.get(child)) is not None:
-            lent.setdefault(key, []).append(Lent(start, stop, info))
+        heirs.setdefault(line, []).append(sid)
+    shown: dict[int | str, list[Any]] = {}
+    for key, *row in (yield Select("ref", ("log", "child", "start", "stop", "since"))):
+        shown.setdefault(key, []).append(row)
     for key, sid in (yield Select("log", ("log", "sid"), order="log")):
         owner = infos.get(sid)
         if owner is not None or sid not in infos:
+            lent = _lent(shown.get(key, ()), infos, heirs) if is_gone(owner) else ()
             rows = yield Select("msg", ("pos", "crc", "body"), {"log": key}, order="pos")
-            ranking.add(attributed(owner, _read(key, rows), lent.get(key, ()), query))
+            ranking.add(attributed(owner, _read(key, rows), lent, query))
     return ranking.best()
+
+
+def _lent(
+    rows: Iterable[Any], infos: Mapping[int, AgentSessionInfo | None], heirs: Mapping[int, Sequence[int]]
+) -> list[Lent]:
+    """Return what is shown of a log, by whom: the oldest first, which is said to have it."""
+    found: list[tuple[int, Lent]] = []
+    for child, start, stop, since in rows:
+        showing, todo = {child}, [child] if since is None else []
+        while todo:
+            young = [sid for sid in heirs.get(todo.pop(), ()) if sid not in showing]
+            showing.update(young)
+            todo += young
+        for sid in showing:
+            if (info := infos.get(sid)) is not None:
+                found.append((sid, Lent(start, stop, info)))
+    return [lent for _, lent in sorted(found, key=itemgetter(0))]
 
 
 def _info_of(sid: int, session_id: str, version: int) -> Job[AgentSessionInfo | None]:

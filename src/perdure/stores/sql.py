@@ -30,7 +30,7 @@ Adapter = Callable[[Any], Any]
 Sql = tuple[str, Sequence[Any]]
 """A text, and the values to bind."""
 
-_NULLABLE = frozenset({"owner", "parent", "claim", "expires", "run"})
+_NULLABLE = frozenset({"owner", "parent", "claim", "expires", "run", "line", "since"})
 """The columns that may hold NULL: `!=` is true of them there, as it is in Python."""
 
 

@@ -144,6 +144,7 @@ class Store:
             taken=taken,
             key=key,
             is_new=is_new,
+            parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
         )
 
     def _known(self, session: AgentSession) -> CachedSession | None:
@@ -166,12 +167,21 @@ class Store:
         """Take note of what was saved, whether or not its caller still waits."""
         if change.claim is not None:
             self._claims.pop((change.session_id, change.claim.epoch), None)
-        session = consolidate(kept.session)
+        session = consolidate(kept.session) if change.moves else kept.session
         cached = replace(kept, session=session, at_hand=is_at_hand(session))
+        self._remember_beginning(change)
         # What a new fork shows of others was read before it was created, and may have been redacted in between.
         if not (change.is_new and kept.refs):
             self._cache.keep(session.id, cached)
         return cached
+
+    def _remember_beginning(self, change: Keep) -> None:
+        """Take note of what was looked up of the session that a new one was forked from, for its next fork."""
+        parent = change.parent
+        if change.inherited.line is None or parent is None or parent.began_with is not None:
+            return
+        if self._cache.get(parent.session.id) is parent:
+            self._cache.keep(parent.session.id, replace(parent, began_with=change.inherited.shown))
 
     @property
     def _origin(self) -> str:

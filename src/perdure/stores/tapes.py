@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +26,24 @@ def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
         else:
             found.append([log, start, stop])
     return [(log, start, stop) for log, start, stop in found if start < stop]
+
+
+def without(stretches: Iterable[Stretch], others: Iterable[Stretch]) -> Iterator[Stretch]:
+    """Yield what is in the one and not in the other."""
+    spans: dict[int | str, list[tuple[int, int]]] = {}
+    for log, low, high in merged(others):
+        spans.setdefault(log, []).append((low, high))
+    for log, begin, stop in merged(stretches):
+        start, known = begin, spans.get(log, [])
+        first = max(0, bisect_right(known, (start, stop)) - 1)
+        for low, high in known[first:]:
+            if low >= stop:
+                break
+            if start < low:
+                yield log, start, low
+            start = max(start, high)
+        if start < stop:
+            yield log, start, stop
 
 
 class TapeCache:

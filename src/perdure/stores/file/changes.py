@@ -13,7 +13,7 @@ from perdure.protocols import Entry
 from perdure.stores.claims import Holder
 from perdure.stores.engine import TABLES
 from perdure.stores.file.desk import Desk
-from perdure.stores.file.log import Held, Line, LogKey, line, opening
+from perdure.stores.file.log import WITH_LINE, Held, Line, LogKey, line, opening
 from perdure.stores.format.packing import unpack_entries
 from perdure.stores.tables import Record
 
@@ -82,16 +82,26 @@ def _key_of(table: str, row: Record) -> tuple[Any, ...]:
     return tuple(row[name] for name in columns)
 
 
-def shown_owners(changes: Changes) -> set[str]:
-    """Return the sessions that one has begun to show."""
+def shown_owners(changes: Changes, desk: Desk) -> set[str]:
+    """Return the sessions that one has begun to show, or to have as its line."""
     keys = (LogKey.parse(row["log"]) for row in changes.added.get("ref", ()))
-    return {key.owner for key in keys if key is not None}
+    line = LogKey.parse(_line_key(changes, desk) or "")
+    return {key.owner for key in (*keys, line) if key is not None}
+
+
+def _line_key(changes: Changes, desk: Desk) -> str | None:
+    """Return the key of a session's new line, "" if it has none any more; None if it is as it was."""
+    before, after = _session_rows(changes)
+    if after is None or after["line"] == (before or {"line": None})["line"]:
+        return None
+    return "" if after["line"] is None else desk.key_of(after["line"])
 
 
 def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
     """Return the lines of an operation, and those of another one to come behind it."""
     before, after = _session_rows(changes)
-    first = [] if before or not after else [opening(after["log"])]
+    line_key = _line_key(changes, desk)
+    first = [] if before or not after else [opening(after["log"], WITH_LINE if line_key else codec.FORMAT)]
     claims = [] if after is None else list(_claim_lines(before, after))
     messages = (line("message", _branch(row["log"]), row["pos"], row["body"]) for row in changes.added.get("msg", ()))
     heads = sorted(changes.added.get("head", ()), key=lambda row: row["version"])
@@ -99,6 +109,7 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
         *messages,
         *_value_lines(changes, desk),
         *_ref_lines(changes.added.get("ref", ())),
+        *([] if line_key is None else [line("line", line_key)]),
         *_event_lines(changes.added.get("batch", ()), desk),
         *(line("taken", at=after["taken"]) for _ in "1" if after and after["taken"] > (before or after)["taken"]),
         *_key_lines(changes),
@@ -144,8 +155,8 @@ def _value_lines(changes: Changes, desk: Desk) -> Iterator[Line]:
 
 
 def _ref_lines(rows: Iterable[Record]) -> list[Line]:
-    shown = sorted((row["log"], row["start"], row["stop"]) for row in rows)
-    return [line("ref", log, body=msgspec.json.encode([start, stop])) for log, start, stop in shown]
+    shown = sorted((row["log"], row["start"], row["stop"], row["since"] or 0) for row in rows)
+    return [line("ref", log, since, msgspec.json.encode([start, stop])) for log, start, stop, since in shown]
 
 
 def _event_lines(rows: Iterable[Record], desk: Desk) -> Iterator[Line]:

@@ -37,26 +37,30 @@ T = TypeVar("T")
 def commit(desk: Desk, result: object) -> None:
     """Write what a job has changed; MoreLocks if it concerns sessions that are not locked."""
     changes = changes_of(desk)
-    needed = {owner_of(each.stem) for each in changes}.union(*map(shown_owners, changes))
+    needed = {owner_of(each.stem) for each in changes}.union(*(shown_owners(each, desk) for each in changes))
     if not needed <= desk.held:
         raise MoreLocks(needed)
     erased = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_erasure]
     trimmed = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_trim]
     written = [each for each in changes if not each.is_erasure and not each.is_trim]
+    if erased:
+        # A damaged fork of what is erased stays as it is, for its owner to mend: its heads say what it shows.
+        written = [each for each in written if not desk.look(each.stem).log.damage]
     is_rewrite = any(each.is_rewrite for each in written)
     rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
     appends = [(each.stem, *lines_of(each, desk)) for each in written if not is_rewrite]
     desk.tables.take_back()
-    if erased or trimmed:
-        for stem, lines in erased:
-            _erase(desk, stem, lines)
-        trim(desk, trimmed)
     if rewrites:
         _rewrite(desk, rewrites)
     kept = result.session if isinstance(result, CachedSession) else None
     for stem, lines, behind in appends:
         for operation in filter(None, (lines, behind)):
             _append(desk, stem, operation, kept)
+    # After all appends: forks have noted by then what they have shown by the line of one that goes.
+    for stem, left in erased:
+        _erase(desk, stem, left)
+    if erased or trimmed:
+        trim(desk, trimmed)
     for session_id in desk.pledges:
         remove_intent(desk.directory.folder, session_id)
 

@@ -239,7 +239,7 @@ class Desk:
     def _named_by_others(self, rows: LogRows) -> LogRows:
         """Return a log whose first line is damaged by the name that others know it by."""
         for other in self.look_at_all():
-            for key, _, _ in other.log.shown():
+            for key in (other.log.line, *(key for key, _, _ in other.log.shown())):
                 found = LogKey.parse(key)
                 if found and found.owner == rows.log.stem:
                     rows.log.key = found.base
@@ -254,6 +254,10 @@ class Desk:
             if found and rows.key == found.base:
                 return rows
         return None
+
+    def key_of(self, sid: int) -> str:
+        """Return the key of the log of a session by its number."""
+        return self.look(self._stems[sid]).key
 
     def look_at_all(self) -> Iterable[LogRows]:
         """Return all logs. One that cannot be read is left out, unless something is to be erased: it may show that."""

@@ -72,9 +72,14 @@ def line(kind: str, name: str = "", at: int = 0, body: bytes | None = None) -> L
     return Line(kind=kind, name=name, at=at, body=_NOTHING if body is None else msgspec.Raw(body))
 
 
-def opening(key: str) -> Line:
+# A log with a line of its own in it (see jobs/lines.py). A release that does not know of lines has to take it for
+# damaged: then it goes by all that the heads show, and erases none of that.
+WITH_LINE = 2
+
+
+def opening(key: str, format: int = codec.FORMAT) -> Line:
     """The first line of every log."""
-    return line("log", key, body=msgspec.json.encode({"format": codec.FORMAT}))
+    return line("log", key, body=msgspec.json.encode({"format": format}))
 
 
 def encode_operation(lines: Sequence[Line], first: int) -> bytes:
@@ -136,7 +141,10 @@ class SessionLog:
         self.inbox: list[bytes] = []
         self.taken = 0
         self.keys: dict[str, tuple[Key, int]] = {}
-        self.refs: set[Stretch] = set()
+        self.refs: dict[Stretch, int] = {}
+        """What is noted of what it shows of others, and since which version; 0 if from the first on."""
+        self.line = ""
+        """The key of its line, if it has one."""
         self.epoch = 0
         self.held: Held | None = None
         self.lines = 0
@@ -257,7 +265,7 @@ class SessionLog:
         body = bytes(each.body)
         match each.kind:
             case "log":
-                codec.check_format(codec.decode_plain(body)["format"])
+                codec.check_format(codec.decode_plain(body)["format"], WITH_LINE)
                 found = LogKey.parse(each.name)
                 # Epochs begin with the birth: a claim on an erased session is none on its successor of the same id.
                 self.key, self.epoch = each.name, found.birth if found else 0
@@ -276,7 +284,10 @@ class SessionLog:
             case "key":
                 self.keys[each.name] = (Key(each.name, msgspec.json.decode(body, type=str)), each.at)
             case "ref":
-                self.refs.add((each.name, *msgspec.json.decode(body, type=tuple[int, int])))
+                stretch = (each.name, *msgspec.json.decode(body, type=tuple[int, int]))
+                self.refs[stretch] = min(each.at, self.refs.get(stretch, each.at))
+            case "line":
+                self.line = each.name
             case "claim":
                 self.epoch, self.held = each.at, msgspec.json.decode(body, type=Held)
             case "beat" if self.held is not None and each.at == self.epoch:

@@ -51,7 +51,7 @@ class LogRows:
         self._tables = tables
         self._made: dict[str, int] = {}
         self._counts: dict[str, int] = {}
-        self._refs: set[Stretch] = set()
+        self._refs: set[tuple[Stretch, int]] = set()
         self._keys: dict[str, tuple[Key, int]] = {}
         self._makers: Mapping[str, Callable[[], None]] = {
             "session": self._session,
@@ -108,7 +108,8 @@ class LogRows:
             if not self.is_left_over:
                 raise
         row |= {"msg_end": log.end_of(""), "evt_end": len(log.events), "inbox_end": len(log.inbox)}
-        row |= {"taken": log.taken, "epoch": log.epoch}
+        line = LogKey.parse(log.line)
+        row |= {"taken": log.taken, "epoch": log.epoch, "line": line and line.birth}
         if log.held is not None:
             row |= {"claim": msgspec.json.encode(log.held.holder), "expires": log.held.expires}
         self._put("session", tuple(row), sid=self.sid, **row)
@@ -136,9 +137,10 @@ class LogRows:
                 self._put("uses", hash=name, sid=self.sid)
 
     def _shown(self) -> None:
-        for stretch in sorted({*self.log.shown()} - self._refs, key=str):
-            self._refs.add(stretch)
-            self._put("ref", log=stretch[0], child=self.sid, start=stretch[1], stop=stretch[2])
+        shown = {(stretch, self.log.refs.get(stretch, 0)) for stretch in self.log.shown()}
+        for (log, start, stop), since in sorted(shown - self._refs, key=str):
+            self._put("ref", log=log, child=self.sid, start=start, stop=stop, since=since or None)
+        self._refs |= shown
 
     def _record(self) -> None:
         for seq, entry in self._entries("event", self.log.events):

@@ -21,6 +21,7 @@ from perdure.stores.cache import LRU
 from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
 from perdure.stores.format.packing import unpack
 from perdure.stores.format.rows import Stretch, Values, check_row, hash_of
+from perdure.stores.format.settled import Settled
 
 INLINE = 256
 PREFIX = 32
@@ -142,12 +143,7 @@ def _slim(state: AgentState) -> AgentState:
 
 def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str, bytes]]:
     state = session.state
-    pieces = joined(codec.dump_pieces(state.transcript.pieces, stored_name, blocks.dump))
-    kept = prefix_length(pieces)
-    if kept:
-        yield "prefix", msgspec.json.encode(pieces[:kept])
-    if pieces[kept:]:
-        yield "transcript", msgspec.json.encode(pieces[kept:])
+    yield from _parts_of_view(state.transcript, blocks)
     if state.metadata:
         codec.check_json(state.metadata, "$.state.metadata")
         yield "metadata", codec.encode(state.metadata)
@@ -158,6 +154,19 @@ def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str,
         yield "response_format", codec.encode(state.context.response_format)
     if state.execution is not None:
         yield "execution", codec.encode(dehydrated(state.execution), stored_name, blocks.dump)
+
+
+def _parts_of_view(view: Transcript, blocks: BlocksApart) -> tuple[tuple[str, bytes], ...]:
+    known = view.found if isinstance(view.found, Settled) else None
+    if known is not None and known.parts is not None:
+        return known.parts
+    pieces = joined(codec.dump_pieces(view.pieces, stored_name, blocks.dump))
+    kept = prefix_length(pieces)
+    given = {"prefix": pieces[:kept], "transcript": pieces[kept:]}
+    parts = tuple((name, msgspec.json.encode(some)) for name, some in given.items() if some)
+    if known is not None:
+        known.parts = parts
+    return parts
 
 
 def prefix_length(pieces: list[Any]) -> int:

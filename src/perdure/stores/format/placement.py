@@ -20,6 +20,7 @@ from perdure.protocols import NOTHING_WRITTEN, StoredAt
 from perdure.stores import checked
 from perdure.stores.format.blocks import is_known_in, stored, unsettled_spans
 from perdure.stores.format.rows import Stretch
+from perdure.stores.format.settled import Settled, settled_in
 
 Slot = tuple[Tape, int]
 
@@ -34,8 +35,13 @@ class Placement:
         self.new: list[bytes] = []
         self.new_messages: list[Message] = []
         for transcript in transcripts_of(session.state):
-            for span in unsettled_spans(transcript.pieces, origin):
+            for span in unsettled_spans(transcript.pieces, origin) if settled_in(transcript, origin) is None else ():
                 self._meet(span, written)
+
+    @property
+    def moves(self) -> bool:
+        """Tell whether a message gets a place in a log, be it a new one or one that was written ahead."""
+        return bool(self._places)
 
     def _is_stored(self, span: Span) -> bool:
         return span.tape.ref is not None and span.tape.ref.origin == self._origin
@@ -162,7 +168,13 @@ def _steps(execution: ExecutionState | None) -> Iterator[AgentStep]:
 def is_at_hand(session: AgentSession) -> bool:
     """Whether all that a load would read is in memory: what the view shows, and what the last run put out."""
     shown = [session.state.transcript, *(step.output_messages for step in _steps(session.state.execution))]
-    return all(span.tape.items is not None for transcript in shown for span in transcript.spans())
+    return all(map(_is_view_at_hand, shown))
+
+
+def _is_view_at_hand(view: Transcript) -> bool:
+    if isinstance(view.found, Settled) and view.found.is_at_hand:
+        return True
+    return all(span.tape.items is not None for span in view.spans())
 
 
 def map_transcripts(state: AgentState, change: Callable[[Transcript], Transcript]) -> AgentState:
@@ -191,6 +203,10 @@ def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:
     """The stretches of other sessions' logs that a settled session names, covered ones too."""
     found: set[Stretch] = set()
     for transcript in transcripts_of(session.state):
+        settled = settled_in(transcript, own.origin)
+        if settled is not None:
+            found |= settled.others(own.key)
+            continue
         for piece in transcript.pieces:
             if isinstance(piece, Span) and piece.tape.ref == own:
                 continue  # as nearly all are

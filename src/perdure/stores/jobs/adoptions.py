@@ -20,7 +20,7 @@ from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.format.views import part_of_view, stretches_in
 from perdure.stores.jobs.archive.archived import LENT, name_of_log
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.loading import gather_unmet
+from perdure.stores.jobs.values import gather_unmet
 
 
 def adoptions(session_id: str, version: int, origin: str) -> Job[list[Adopted]]:

@@ -8,7 +8,6 @@ file is. An engine that meets damage while it answers a statement raises Corrupt
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,10 +22,11 @@ from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT
 from perdure.stores.jobs.claiming import holder_of
-from perdure.stores.jobs.loading import gather_unmet, read_value
+from perdure.stores.jobs.lines import shown_by_first
 from perdure.stores.jobs.record import posted_of, require_key
 from perdure.stores.jobs.saving import end_of_log, info_columns, require_log
-from perdure.stores.tapes import merged
+from perdure.stores.jobs.values import gather_unmet, read_value
+from perdure.stores.tapes import without
 
 _BACKUP = "Restore the session from a backup; until then nothing should be sent to it."
 _COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
@@ -132,6 +132,7 @@ class _Session(NamedTuple):
     parent: str | None
     created: float
     updated: float
+    line: int | None
 
 
 def _check_sessions(survey: _Survey) -> Job[None]:
@@ -151,6 +152,7 @@ def _check_session(survey: _Survey, session: _Session) -> Job[None]:
         "its inbox": _check_inbox,
         "its idempotency keys": _check_keys,
         "what it is noted to show of others": _check_refs,
+        "its line": _check_line,
         "its versions": _check_versions,
     }
     for where, look in looks.items():
@@ -247,6 +249,14 @@ def _check_refs(survey: _Survey, session: _Session) -> Job[None]:
             survey.note(session.id, "what it is noted to show of others", what, _KEPT)
 
 
+def _check_line(survey: _Survey, session: _Session) -> Job[None]:
+    """Check that the line is there, and older: so there is no circle."""
+    if session.line is not None:
+        is_there = yield Select("session", ("sid",), {"sid": session.line})
+        if not is_there or session.line >= session.sid:
+            survey.note(session.id, "its line", "it is a session that is not there, or that is younger", _REFS)
+
+
 def _check_versions(survey: _Survey, session: _Session) -> Job[None]:
     """Check the versions, and what is noted beside them for lists and erasures to go by."""
     tags = {tag for (tag,) in (yield Select("tag", ("tag",), {"sid": session.sid}))}
@@ -301,6 +311,10 @@ def _check_references(survey: _Survey, session: _Session, heads: Mapping[int, by
             yield from read_value(session.id, key)
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": session.sid}))}
     noted = yield Select("ref", ("log", "start", "stop"), {"child": session.sid})
+    # All that the line's first version shows is noted: by itself or by the line's line, which is checked in its turn.
+    if session.line is not None:
+        for (line_id,) in (yield Select("session", ("id",), {"sid": session.line})):
+            noted += yield from shown_by_first(line_id, session.line)
     foreign = [stretch for stretch in shown if stretch[0] not in own]
     survey.problems += wrong_references(session.id, (named, uses), (foreign, noted))
 
@@ -322,24 +336,6 @@ def wrong_references(
     for log, start, stop in without(noted, shown):
         what = "it is noted that the session shows it, and no version does"
         yield Problem(session_id, f"messages {start} to {stop} of log {log}", what, _KEPT)
-
-
-def without(stretches: Iterable[Stretch], others: Iterable[Stretch]) -> Iterator[Stretch]:
-    """Yield what is in the one and not in the other."""
-    spans: dict[int | str, list[tuple[int, int]]] = {}
-    for log, low, high in merged(others):
-        spans.setdefault(log, []).append((low, high))
-    for log, begin, stop in merged(stretches):
-        start, known = begin, spans.get(log, [])
-        first = max(0, bisect_right(known, (start, stop)) - 1)
-        for low, high in known[first:]:
-            if low >= stop:
-                break
-            if start < low:
-                yield log, start, low
-            start = max(start, high)
-        if start < stop:
-            yield log, start, stop
 
 
 def _check_orphans(survey: _Survey) -> Job[None]:

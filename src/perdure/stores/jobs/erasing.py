@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.stores.engine import Count, Delete, Interfered, Job, Lock, Select, Update
 from perdure.stores.jobs.claiming import Facts, facts_of, require_free
+from perdure.stores.jobs.lines import heirs_of
+from perdure.stores.jobs.saving import write_refs
 
 # What a session has rows in, its own last: one who is killed in the middle finds it again.
 _TABLES = ("head", "batch", "run", "inbox", "key", "tag", "uses", "session")
@@ -18,7 +20,7 @@ _AT_ONCE = 1_000
 def delete(session_id: SessionId) -> Job[None]:
     yield Lock((session_id,))
     erasure = _Erasure()
-    yield from erasure.erase((yield from _free(session_id)))
+    yield from erasure.erase([(yield from _free(session_id))])
     yield from erasure.finish()
     yield from count_erasure()
 
@@ -26,19 +28,18 @@ def delete(session_id: SessionId) -> Job[None]:
 def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
     """Erase sessions, and return which; those that are being run, or gone already, are left."""
     yield Lock(tuple(session_ids))
-    erased: list[SessionId] = []
+    free: dict[int, SessionId] = {}
     erasure = _Erasure()
     for session_id in session_ids:
         try:
-            sid = yield from _free(session_id)
+            free.setdefault((yield from _free(session_id)), session_id)
         except (SessionBusy, SessionNotFound):
             continue
-        yield from erasure.erase(sid)
-        erased.append(session_id)
+    yield from erasure.erase(free)
     yield from erasure.finish()
-    for _ in erased:
+    for _ in free:
         yield from count_erasure()
-    return erased
+    return [*free.values()]
 
 
 def gc() -> Job[int]:
@@ -94,8 +95,30 @@ class _Erasure:
         self._logs: set[int | str] = set()
         self._hashes: set[str] = set()
         self._shown: Shown = {}
+        self._sids: set[int] = set()
 
-    def erase(self, sid: int) -> Job[None]:
+    def erase(self, sids: Collection[int]) -> Job[None]:
+        # Forks before what they are forked from: then none of them inherits what is about to go with it, too.
+        for sid in sorted(sids, reverse=True):
+            yield from self._bequeath(sid)
+            yield from self._erase(sid)
+        self._sids |= {*sids}
+
+    def _bequeath(self, sid: int) -> Job[None]:
+        """Have the forks whose line a session is note themselves what they have shown by it."""
+        heirs = yield from heirs_of([sid])
+        if not heirs:
+            return
+        yield Lock(tuple(session_id for _, session_id in heirs))
+        if heirs != (yield from heirs_of([sid])):
+            raise Interfered("another erasure has changed who the heirs are")
+        rows = yield Select("ref", ("log", "start", "stop"), {"child": sid, "since": None})
+        for heir, _ in heirs:
+            yield from write_refs(heir, rows)
+        ((line,),) = yield Select("session", ("line",), {"sid": sid})
+        yield Update("session", {"line": line}, {"line": sid})
+
+    def _erase(self, sid: int) -> Job[None]:
         shown = yield Select("ref", ("log",), {"child": sid})
         own = yield Select("log", ("log",), {"sid": sid})
         hashes = yield Select("uses", ("hash",), {"sid": sid})
@@ -113,6 +136,8 @@ class _Erasure:
     def finish(self) -> Job[None]:
         """Shut the gate, and erase what others may have been about to use. Raise Interfered if one of them was."""
         yield Lock((), "alone")
+        if (yield from heirs_of(self._sids)):
+            raise Interfered("there is one more fork whose line is to go")
         for log, stretches in (yield from _shown_of(sorted(self._logs))).items():
             before = self._shown.get(log)
             if before is not None and not {*stretches} <= {*before}:

@@ -10,8 +10,8 @@ from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.views import stretches_of_view
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.loading import gather
 from perdure.stores.jobs.saving import owners_of_logs
+from perdure.stores.jobs.values import gather
 
 Parents = dict[str, str | None]
 """What sessions were forked from, by their ids. A sub-agent's session has a parent too, and is not its fork."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -13,12 +13,11 @@ from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
 from perdure.model.message import Message
 from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Count, Job, Select
-from perdure.stores.format import packing
-from perdure.stores.format.gathering import Gathering
 from perdure.stores.format.heads import StoredHead, unpacked_head
-from perdure.stores.format.rows import Values, checksum, hash_of, seed_of
+from perdure.stores.format.rows import Values, checksum, seed_of
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
 from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
+from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import TapeCache
 
 # Few enough to stay in the processor's cache while all of them are looked at at once, which is quicker than one by one.
@@ -135,38 +134,6 @@ def peek(session_id: str) -> Job[tuple[int, int] | None]:
 
 def exists(session_id: str) -> Job[bool]:
     return (yield from peek(session_id)) is not None
-
-
-def gather(session_id: str, head: StoredHead, cached: Mapping[str, bytes] = {}) -> Job[Values]:
-    """Return all values that it takes to rebuild a version."""
-    return (yield from gather_unmet(session_id, head, cached, ())).values
-
-
-def gather_unmet(session_id: str, head: StoredHead, cached: Mapping[str, bytes], met: Container[str]) -> Job[Gathering]:
-    """Return the values that it takes to rebuild a version, without the blocks that were met before."""
-    gathering = Gathering(head, met)
-    for key in gathering:
-        known = cached.get(key)
-        gathering.put(key, (yield from read_value(session_id, key)) if known is None else known)
-    return gathering
-
-
-def read_value(session_id: str, key: str) -> Job[bytes]:
-    rows = yield Select("value", ("body",), {"hash": key})
-    return unpacked_value(session_id, key, rows[0][0] if rows else None)
-
-
-def unpacked_value(session_id: str, key: str, stored: bytes | None) -> bytes:
-    """Return a value as it was before it was packed; CorruptRecord if it is missing, or another."""
-    if stored is None:
-        raise CorruptRecord(session_id, f"value {key}", "it is missing")
-    try:
-        value = packing.unpack(stored) if type(stored) is bytes else b""
-    except InvalidData as error:
-        raise CorruptRecord(session_id, f"value {key}", str(error)) from None
-    if hash_of(value) != key:
-        raise CorruptRecord(session_id, f"value {key}", "its hash does not match")
-    return value
 
 
 def read_messages(session_id: str | None, log: int | str, start: int, stop: int) -> Job[list[Message]]:

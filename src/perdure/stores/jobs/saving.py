@@ -6,7 +6,7 @@ once ask it for these; all others drive its job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import count, repeat
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from perdure.protocols import Appended, Claim, Key, StoredAt
 from perdure.stores.cache import CachedSession
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Select, Update
-from perdure.stores.format.heads import encode_head
+from perdure.stores.format.heads import PREFIX, encode_head
 from perdure.stores.format.placement import Placement, foreign_stretches
 from perdure.stores.format.rows import (
     Batch,
@@ -37,7 +37,9 @@ from perdure.stores.format.rows import (
     operation_id,
     seed_of,
 )
+from perdure.stores.format.settled import note_settled
 from perdure.stores.jobs.claiming import Facts, facts_of, refusal
+from perdure.stores.jobs.lines import Inherited, Stretches, inherited, known_beginning, shown_by_first, uncovered
 
 Pack = Callable[[bytes], bytes]
 """What makes the body of a row smaller, if the engine wants it so."""
@@ -121,6 +123,7 @@ class Keep(Change):
         taken: int = 0,
         key: Key | None = None,
         is_new: bool = False,
+        parent: CachedSession | None = None,
     ) -> None:
         super().__init__(session.id, origin)
         self.session = session
@@ -133,12 +136,21 @@ class Keep(Change):
         self.batch = batch
         self.taken = taken
         self.key = key
+        self.parent = parent
+        """What is at hand of the session that a new one is forked from."""
+        self.inherited = Inherited()
+        """What a new one need not note, once that was looked up."""
         self._placement = placement
         self._pack = pack
 
     @property
     def entries(self) -> int:
         return self.batch.count if self.batch else 0
+
+    @property
+    def moves(self) -> bool:
+        """Tell whether a message gets a place in a log."""
+        return self._placement.moves
 
     def refuse(self, facts: Facts) -> None:
         if self.is_new:
@@ -159,11 +171,13 @@ class Keep(Change):
         own = LogRef(self.origin, place.log)
         settled = self._placement.settle(own, place.msg_end)
         kept = AgentSession.reconstitute(settled, version=self.version, updated_at=self.at)
+        note_settled(kept.state.transcript, self.origin)
         body, values = encode_head(kept, self.op)
-        if kept.state.execution is not None:
-            body = self._pack(body)  # what has run has a record, whose disk counts more than the time to pack
+        if kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
+            # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
+            body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
-        noted, there = (known.refs, known.hashes) if known else (frozenset[Stretch](), frozenset[str]())
+        there = known.hashes if known else frozenset[str]()
         is_tagged = known is not None and known.session.info.tags == kept.info.tags
         return Draft(
             kept,
@@ -172,7 +186,7 @@ class Keep(Change):
             values,
             {key: self._pack(values[key]) for key in values if key not in there},
             named,
-            tuple(named - noted),
+            tuple(named - _noted(known, own)),
             None if is_tagged else tuple(kept.info.tags),
         )
 
@@ -207,7 +221,30 @@ class Keep(Change):
         yield from write_head(sid, self.version, draft.head)
         yield from write_values(sid, draft.new_values)
         if draft.new_refs:
-            yield from write_refs(sid, (yield from unnoted(sid, draft.new_refs, self.session.info.parent_id)))
+            yield from write_refs(sid, (yield from self.unnoted(draft, facts.erasures)), self.since)
+            if self.inherited.line is not None:
+                yield Update("session", {"line": self.inherited.line}, {"sid": sid})
+
+    @property
+    def since(self) -> int | None:
+        """Return the version that rows of stretches say they are from; None if it is the first."""
+        return None if self.is_new else self.version
+
+    def unnoted(self, draft: Draft, erasures: int) -> Job[list[Stretch]]:
+        """Return what has to be noted of what the version shows; SessionNotFound if some of it has been erased.
+
+        What a new fork need not note is in `inherited` then.
+        """
+        sid, parent_id = draft.place.sid, self.session.info.parent_id
+        if not self.is_new:
+            return (yield from unnoted(self.session_id, sid, draft.new_refs, parent_id))
+        self.inherited = Inherited()
+        if parent_id is not None:
+            parent = self.parent if self.parent is not None and self.parent.erasures == erasures else None
+            self.inherited = yield from inherited(parent_id, draft.named, parent, self.origin)
+        new = uncovered(draft.named, self.inherited.shown)
+        yield from _require_there(new, (yield from owners_of_logs({log for log, _, _ in new})), parent_id)
+        return new
 
     def columns(self, draft: Draft, facts: Facts) -> dict[str, Any]:
         """Return what changes in the session's row. A save gives the claim back.
@@ -235,7 +272,12 @@ class Keep(Change):
         """Return what the save came to. `facts` are those from before it."""
         is_waited_for = facts.inbox_end > max(facts.taken, self.taken)
         hashes = frozenset(draft.values)
-        return CachedSession(draft.session, facts.erasures, hashes, draft.named, is_waited_for=is_waited_for)
+        began_with = draft.named if self.is_new else None
+        if self.known is not None:
+            began_with = known_beginning(self.known, LogRef(self.origin, draft.place.log))
+        return CachedSession(
+            draft.session, facts.erasures, hashes, draft.named, began_with=began_with, is_waited_for=is_waited_for
+        )
 
 
 class Append(Change):
@@ -324,7 +366,7 @@ def place_of(facts: Facts) -> Place:
 # A new session's row, but for what is known of it.
 EMPTY_SESSION: Mapping[str, Any] = {
     **dict.fromkeys(("evt_end", "inbox_end", "taken", "epoch"), 0),
-    **dict.fromkeys(("claim", "expires"), None),
+    **dict.fromkeys(("claim", "expires", "line"), None),
 }
 
 
@@ -416,13 +458,20 @@ def write_tags(sid: int, tags: Sequence[str]) -> Job[None]:
         yield Insert("tag", ("tag", "sid"), [(tag, sid) for tag in tags])
 
 
-def write_refs(sid: int, stretches: Sequence[Stretch]) -> Job[None]:
-    if stretches:
-        rows = [(log, sid, start, stop) for log, start, stop in stretches]
-        yield Insert("ref", ("log", "child", "start", "stop"), rows)
+def write_refs(sid: int, stretches: Iterable[Stretch], since: int | None = None) -> Job[None]:
+    rows = [(log, sid, start, stop, since) for log, start, stop in stretches]
+    if rows:
+        yield Insert("ref", ("log", "child", "start", "stop", "since"), rows)
 
 
-def unnoted(sid: int, stretches: Sequence[Stretch], parent: str | None) -> Job[list[Stretch]]:
+def _noted(known: CachedSession | None, own: LogRef) -> Stretches:
+    """Return the stretches of others' logs that are known to be noted."""
+    if known is None:
+        return frozenset()
+    return frozenset(foreign_stretches(known.session, own)) if known.refs is None else known.refs
+
+
+def unnoted(session_id: str, sid: int, stretches: Sequence[Stretch], parent: str | None) -> Job[list[Stretch]]:
     """Return those stretches that are others' and not noted yet; SessionNotFound if one of them has been erased.
 
     A fork of a fork of a fork shows stretches of many logs: they are looked at together, not one by one.
@@ -436,13 +485,20 @@ def unnoted(sid: int, stretches: Sequence[Stretch], parent: str | None) -> Job[l
         for log, start, stop in stretches
         if not any(low <= start and stop <= high for low, high in noted.get(log, ()))
     ]
+    if new and (yield Select("session", ("sid",), {"sid": sid, "line !=": None})):
+        new = uncovered(frozenset(new), (yield from shown_by_first(session_id, sid)))
     owners = yield from owners_of_logs({log for log, _, _ in new})
-    for log, start, stop in new:
+    yield from _require_there(new, owners, parent)
+    return [stretch for stretch in new if owners.get(stretch[0]) != sid]
+
+
+def _require_there(stretches: Iterable[Stretch], owners: Mapping[int | str, int], parent: str | None) -> Job[None]:
+    """Raise SessionNotFound if one of the stretches has been erased, since the session whose log it is, is gone."""
+    for log, start, stop in stretches:
         if log not in owners:
             ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
             if held != stop - start:
                 raise SessionNotFound(parent or f"log {log}")
-    return [stretch for stretch in new if owners.get(stretch[0]) != sid]
 
 
 def owners_of_logs(logs: Collection[int | str]) -> Job[dict[int | str, int]]:

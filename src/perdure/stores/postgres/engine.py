@@ -15,8 +15,9 @@ from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values
 from perdure.stores.jobs import record
 from perdure.stores.jobs.listing import HeaderRow, Page
-from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages, unpacked_value
+from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages
 from perdure.stores.jobs.saving import Place
+from perdure.stores.jobs.values import unpacked_value
 from perdure.stores.postgres import quick
 from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched

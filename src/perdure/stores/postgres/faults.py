@@ -9,7 +9,7 @@ from perdure.protocols import Problem
 from perdure.stores.engine import Job
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values
-from perdure.stores.jobs.loading import read_value
+from perdure.stores.jobs.values import read_value
 from perdure.stores.postgres.link import Queries
 from perdure.stores.postgres.rows import KEY_IS_SOUND, LOG_IS_SOUND, queries_of, restored
 from perdure.stores.tapes import TapeCache

@@ -157,7 +157,8 @@ class Order:
             start, size = parcel.bytes_at(value), len(value)
             parcel.put("values", {"n": n, "sid": sid, "hash": key, "start": start, "size": size})
         for log, start, stop in self.refs:
-            parcel.put("refs", {"n": n, "sid": sid, "log": log, "start": start, "stop": stop})
+            stretch = {"log": log, "start": start, "stop": stop, "since": change.since}
+            parcel.put("refs", {"n": n, "sid": sid, **stretch})
         info = draft.session.info
         return {
             "status": info.status.value,
@@ -171,7 +172,7 @@ class Order:
             "wanted": wanted_of(draft.session),
             "tags": None if draft.tags is None else [plain(tag) for tag in draft.tags],
             "erasures": self._known.erasures if self._known else None,
-            **(self._of_create(draft) if change.is_new else _of_save(change)),
+            **(self._of_create(draft, change) if change.is_new else _of_save(change)),
         }
 
     def _need_parts(self, parcel: Parcel, draft: Draft, change: Keep) -> None:
@@ -188,11 +189,12 @@ class Order:
             if is_needed:
                 parcel.need(part)
 
-    def _of_create(self, draft: Draft) -> dict[str, Any]:
+    def _of_create(self, draft: Draft, change: Keep) -> dict[str, Any]:
         info = draft.session.info
         owner = None if info.owner is None else plain(info.owner)
         parent = info.parent_id and str(info.parent_id)
-        return {"kind": "create", "log": self.place.log, "owner": owner, "parent": parent}
+        line = change.inherited.line
+        return {"kind": "create", "log": self.place.log, "owner": owner, "parent": parent, "line": line}
 
     def _of_append(self, parcel: Parcel, change: Append) -> dict[str, Any]:
         if isinstance(change, Take):

@@ -32,16 +32,25 @@ _MOST_LOGS = 1_000
 # Each word weighs the same, wherever it stands. 1: a long text counts for less, by the logarithm of its length.
 _RANK = "ts_rank_cd('{1, 1, 1, 1}', word.words, %(words)s::tsquery, 1)"
 _LOGS = """
+    WITH RECURSIVE line (sid, next, is_own) AS (
+        SELECT sid, line, true FROM session WHERE id = %s
+        UNION SELECT session.sid, session.line, false FROM session JOIN line ON session.sid = line.next
+    )
     SELECT log.log FROM log JOIN session ON session.sid = log.sid WHERE session.id = %s
-    UNION SELECT ref.log FROM ref JOIN session ON session.sid = ref.child WHERE session.id = %s
+    UNION SELECT ref.log FROM ref JOIN line ON line.sid = ref.child WHERE line.is_own OR ref.since IS NULL
 """
 # Those of the owner's sessions, and those that they show of sessions that are gone.
 _LOGS_OF_OWNER = """
+    WITH RECURSIVE line (sid, next, is_own) AS (
+        SELECT sid, line, true FROM session WHERE owner = %(owner)s
+        UNION SELECT session.sid, session.line, false FROM session JOIN line ON session.sid = line.next
+    )
     SELECT log.log FROM log JOIN session ON session.sid = log.sid
     WHERE session.owner = %(owner)s AND session.status <> 'deleted'
     UNION ALL
-    SELECT ref.log FROM ref JOIN session ON session.sid = ref.child
-    WHERE session.owner = %(owner)s AND NOT EXISTS (
+    SELECT ref.log FROM ref JOIN (SELECT sid, bool_or(is_own) AS is_own FROM line GROUP BY sid) AS line
+        ON line.sid = ref.child
+    WHERE (line.is_own OR ref.since IS NULL) AND NOT EXISTS (
         SELECT 1 FROM log JOIN session AS own ON own.sid = log.sid WHERE log.log = ref.log AND own.status <> 'deleted'
     ) LIMIT %(most)s
 """
@@ -52,9 +61,16 @@ _READ = f"""
     LEFT JOIN log ON log.log = msg.log LEFT JOIN session ON session.sid = log.sid
     WHERE log.log IS NULL OR {LOG_IS_SOUND}
 """
+# Those with rows for it, and those whose lines lead there.
 _LENT = """
-    SELECT ref.log, ref.start, ref.stop, session.id, session.agent, session.status, session.owner
-    FROM ref JOIN session ON session.sid = ref.child WHERE ref.log = ANY (%s) ORDER BY session.sid
+    WITH RECURSIVE showing (log, start, stop, sid, since) AS (
+        SELECT log, start, stop, child, since FROM ref WHERE log = ANY (%s)
+        UNION SELECT showing.log, showing.start, showing.stop, session.sid, NULL
+        FROM session JOIN showing ON session.line = showing.sid
+        WHERE showing.since IS NULL
+    )
+    SELECT showing.log, showing.start, showing.stop, session.id, session.agent, session.status, session.owner
+    FROM showing JOIN session ON session.sid = showing.sid ORDER BY session.sid
 """
 
 _LOCK = 0x70657266

@@ -12,7 +12,7 @@ WITH op AS MATERIALIZED (
         said_in bigint, said_from bigint, said_sums bigint[], said_starts int[], said_sizes int[],
         head_crc bigint, head_from int, head_size int, hashes text[], wanted bigint[],
         batch_crc bigint, batch_from int, batch_size int, batch_run text,
-        key_name text, key_digest text, tags text[]
+        key_name text, key_digest text, tags text[], line bigint
     )
 ),
 store AS MATERIALIZED (SELECT erasures, followed FROM meta),
@@ -47,8 +47,8 @@ ready AS MATERIALIZED (
 made AS (
     -- A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
     INSERT INTO session
-        (sid, id, log, version, status, agent, owner, parent, created, updated, msg_end, epoch, op)
-    SELECT sid, id, log, 1, status, agent, owner, parent, created, updated, messages, sid << 20, op
+        (sid, id, log, version, status, agent, owner, parent, created, updated, msg_end, epoch, op, line)
+    SELECT sid, id, log, 1, status, agent, owner, parent, created, updated, messages, sid << 20, op, line
     FROM op WHERE kind = 'create'
     ON CONFLICT (id) DO NOTHING
     RETURNING sid
@@ -172,9 +172,10 @@ kept_uses AS (
 -- end
 -- if refs
 , kept_refs AS (
-    INSERT INTO ref (log, child, start, stop)
-    SELECT row.log, row.sid, row.start, row.stop
-    FROM jsonb_to_recordset(:refs::jsonb) AS row (n int, sid bigint, log bigint, start bigint, stop bigint)
+    INSERT INTO ref (log, child, start, stop, since)
+    SELECT row.log, row.sid, row.start, row.stop, row.since
+    FROM jsonb_to_recordset(:refs::jsonb)
+        AS row (n int, sid bigint, log bigint, start bigint, stop bigint, since bigint)
     WHERE row.n = ANY (ARRAY(SELECT n FROM done))
 )
 -- end

@@ -18,8 +18,8 @@ from perdure.errors import ClaimLost, PerdureError, SessionNotFound, StoreError
 from perdure.stores.cache import LRU
 from perdure.stores.engine import Job, Lock
 from perdure.stores.format.rows import Stretch
-from perdure.stores.jobs.claiming import Facts
-from perdure.stores.jobs.saving import Append, Change, Keep, Place, unnoted
+from perdure.stores.jobs.claiming import Facts, count_of_erasures
+from perdure.stores.jobs.saving import Append, Change, Keep, Place
 from perdure.stores.postgres import link as lines
 from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Line, Link, as_store_error, ask, fetched, is_lost, is_passing
@@ -368,7 +368,7 @@ def _must_be_noted(order: Order) -> Job[list[Stretch]]:
     """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased."""
     assert isinstance(order.change, Keep)
     yield Lock((order.change.session_id,), "share")
-    return (yield from unnoted(order.place.sid, order.new_refs, order.change.session.info.parent_id))
+    return (yield from order.change.unnoted(order.draft, (yield from count_of_erasures())))
 
 
 async def _was_made(connection: Connection, change: Change, answer: Answer) -> bool:

@@ -167,7 +167,17 @@ def owner_token(owner: str) -> str:
     return "o" + blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-_GONE = "NOT EXISTS (SELECT 1 FROM log JOIN session USING (sid) WHERE log.log = ref.log AND status <> 'deleted')"
+# The session's own logs, and those of sessions that are gone or hidden of which it shows something, by its line too.
+_LOGS = """
+    WITH RECURSIVE line (sid, next, is_own) AS (
+        SELECT sid, line, 1 FROM session WHERE id = ?1
+        UNION SELECT session.sid, session.line, 0 FROM session JOIN line ON session.sid = line.next
+    )
+    SELECT log.log FROM log JOIN session USING (sid) WHERE session.id = ?1
+    UNION SELECT ref.log FROM ref JOIN line ON line.sid = ref.child
+    WHERE (is_own OR ref.since IS NULL)
+        AND NOT EXISTS (SELECT 1 FROM log JOIN session USING (sid) WHERE log.log = ref.log AND status <> 'deleted')
+"""
 
 
 def _filters(db: apsw.Connection, query: Query) -> list[str] | None:
@@ -176,12 +186,7 @@ def _filters(db: apsw.Connection, query: Query) -> list[str] | None:
     if query.owner is not None:
         filters.append(f"place : {owner_token(query.owner)}")
     if query.session_id is not None:
-        logs = rows_of(
-            db,
-            "SELECT log.log FROM log JOIN session USING (sid) WHERE session.id = ?1 UNION SELECT ref.log"
-            f" FROM ref JOIN session ON session.sid = ref.child WHERE session.id = ?1 AND {_GONE}",
-            (str(query.session_id),),
-        )
+        logs = rows_of(db, _LOGS, (str(query.session_id),))
         if not logs:
             return None
         if len(logs) <= _MOST_LOGS:
@@ -233,9 +238,14 @@ def _best(db: apsw.Connection, candidates: _Candidates, query: Query, unit: floa
     return hits
 
 
+# Those with a row for it, and those whose lines lead there.
 _SHOWN_BY = """
-    SELECT id, owner FROM ref JOIN session ON session.sid = ref.child
-    WHERE ref.log = ?1 AND start <= ?2 AND stop > ?2 AND status <> 'deleted'
+    WITH RECURSIVE showing (sid, since) AS (
+        SELECT child, since FROM ref WHERE log = ?1 AND start <= ?2 AND stop > ?2
+        UNION SELECT session.sid, NULL FROM session JOIN showing ON session.line = showing.sid
+        WHERE showing.since IS NULL
+    )
+    SELECT id, owner FROM showing JOIN session USING (sid) WHERE status <> 'deleted'
         AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR id = ?4) ORDER BY sid LIMIT 1
 """
 

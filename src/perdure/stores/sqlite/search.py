@@ -346,10 +346,14 @@ def _reached(index: _IndexFile, db: apsw.Connection, least: int | None = None) -
 
 
 _OWNER = """
+    WITH RECURSIVE showing (sid, since) AS (
+        SELECT child, since FROM ref WHERE log = ?1
+        UNION SELECT session.sid, NULL FROM session JOIN showing ON session.line = showing.sid
+        WHERE showing.since IS NULL
+    )
     SELECT coalesce(
         (SELECT owner FROM log JOIN session USING (sid) WHERE log.log = ?1),
-        (SELECT owner FROM ref JOIN session ON session.sid = ref.child WHERE ref.log = ?1 AND owner IS NOT NULL
-            ORDER BY child LIMIT 1))
+        (SELECT owner FROM showing JOIN session USING (sid) WHERE owner IS NOT NULL ORDER BY sid LIMIT 1))
 """
 
 

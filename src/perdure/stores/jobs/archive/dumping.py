@@ -14,9 +14,10 @@ from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT, Messages, name_of_log, own_name, split_name
 from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
-from perdure.stores.jobs.loading import gather_unmet, is_message_sound
+from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.record import read_inbox, read_record, require_key
 from perdure.stores.jobs.saving import require_log
+from perdure.stores.jobs.values import gather_unmet
 from perdure.stores.tapes import merged
 
 

@@ -15,10 +15,12 @@ from perdure.stores.engine import Row as Columns
 from perdure.stores.format.heads import StoredHead, is_block, unpacked_head
 from perdure.stores.format.rows import LAST, Stretch, Values
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.loading import gather_unmet, is_message_sound, unpacked_value
+from perdure.stores.jobs.lines import noted, with_descendants
+from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.versions import Version
 from perdure.stores.jobs.saving import owner_of_log
+from perdure.stores.jobs.values import gather_unmet, unpacked_value
 
 _READ_AT_ONCE = 4_096
 _VALUES_AT_ONCE = 256
@@ -69,7 +71,7 @@ def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, di
     """Return the messages of these ids, each with its content, in a session's logs and in what it shows of others'."""
     sid = yield from sid_of(session_id)
     own = yield Select("log", ("log",), {"sid": sid})
-    shown = yield Select("ref", ("log", "start", "stop"), {"child": sid})
+    shown = yield from noted(session_id, sid)
     found: list[tuple[Row, dict[str, Any]]] = []
     for stretch in sorted({*((log, 0, LAST) for (log,) in own), *shown}):
         yield from _look_through(session_id, stretch, ids, found)
@@ -120,7 +122,8 @@ def concerned(places: Places) -> Job[list[str]]:
         for child, start, stop in (yield Select("ref", ("child", "start", "stop"), {"log": log})):
             if places.touch((log, start, stop)):
                 sids.add(child)
-    rows = yield Select("session", ("id",), {"sid in": sorted(sid for sid in sids if sid is not None)})
+    showing = yield from with_descendants(sid for sid in sids if sid is not None)
+    rows = yield Select("session", ("id",), {"sid in": sorted(showing)})
     found = {session_id for (session_id,) in rows}
     todo = list(found)
     while todo:

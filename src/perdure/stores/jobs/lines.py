@@ -1,0 +1,122 @@
+"""Lines of forks: what a session is noted to show of others' logs, by its own rows or by those of its line.
+
+The first version of a fork of a fork shows all that the first version of the one before it showed, and a little more.
+Only that little is noted again: the fork's row names the other session as its `line`. So these always hold:
+
+- a line is a session that is there, with a lower number;
+- all that its first version shows of others, the fork's first version shows too;
+- what the fork's first version shows of others is in its own rows without a `since`, or its line's first version shows
+  it; what later versions came to show is in its own rows with one.
+
+The rows of all sessions together say what is shown at all, which is what erasures go by. Who shows it, is asked of the
+lines as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from perdure.errors import CorruptRecord
+from perdure.model.transcript import LogRef
+from perdure.stores.cache import CachedSession
+from perdure.stores.engine import Job, Select
+from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.placement import foreign_stretches
+from perdure.stores.format.renaming import OpenHead, RenamedBlocks
+from perdure.stores.format.rows import Stretch
+from perdure.stores.jobs.values import gather
+from perdure.stores.tapes import without
+
+Stretches = frozenset[Stretch]
+
+
+class Inherited(NamedTuple):
+    """What a new fork need not note, since its line has it."""
+
+    line: int | None = None
+    shown: Stretches = frozenset()
+
+
+def inherited(parent_id: str, named: Stretches, known: CachedSession | None, origin: str) -> Job[Inherited]:
+    """Return what a new fork that names these stretches inherits of the session it is forked from.
+
+    `known` is what is at hand of that one, if nothing was erased since.
+    """
+    try:
+        rows = yield Select("session", ("sid", "log", "created", "line"), {"id": parent_id})
+        if not rows:
+            return Inherited()
+        sid, log, created, line = rows[0]
+        shown = None
+        if known is not None and known.session.info.created_at.timestamp() == created:
+            shown = known_beginning(known, LogRef(origin, log))
+        if shown is None:
+            shown = yield from began_with(parent_id, sid, line)
+    except CorruptRecord:
+        return Inherited()  # a fork of a damaged session notes all by itself
+    # If it begins before the end of what the other one began with, it would inherit what it does not show.
+    return Inherited(sid, shown) if shown and not uncovered(shown, named) else Inherited()
+
+
+def known_beginning(known: CachedSession, own: LogRef) -> Stretches | None:
+    """Return what the first version of a session at hand shows of others; None if that is not known."""
+    if known.began_with is None and known.session.version == 1:
+        return frozenset(foreign_stretches(known.session, own))
+    return known.began_with
+
+
+def began_with(session_id: str, sid: int, line: int | None) -> Job[Stretches]:
+    """Return what the first version of a session shows of others. A long line is not followed: its head tells it."""
+    if line is None:
+        return frozenset((yield Select("ref", ("log", "start", "stop"), {"child": sid, "since": None})))
+    return (yield from shown_by_first(session_id, sid))
+
+
+def shown_by_first(session_id: str, sid: int) -> Job[Stretches]:
+    """Return the stretches of others' logs that the head of the first version names; CorruptRecord if it is damaged."""
+    rows = yield Select("head", ("crc", "body"), {"sid": sid, "version": 1})
+    if not rows:
+        raise CorruptRecord(session_id, "head 1", "it is missing")
+    raw = unpacked_head(rows[0][1], rows[0][0], session_id, sid, 1)
+    head = StoredHead(raw, session_id, 1)
+    found: set[Stretch] = set()
+
+    def meet(log: int | str, start: int, stop: int) -> int | str:
+        found.add((log, start, stop))
+        return log
+
+    OpenHead(raw, head, (yield from gather(session_id, head))).renamed(RenamedBlocks(meet))
+    own = {log for (log,) in (yield Select("log", ("log",), {"sid": sid}))}
+    return frozenset(stretch for stretch in found if stretch[0] not in own)
+
+
+def noted(session_id: str, sid: int) -> Job[set[Stretch]]:
+    """Return all that a session is noted to show of others, by itself or by its line."""
+    found = {*(yield Select("ref", ("log", "start", "stop"), {"child": sid}))}
+    for (line,) in (yield Select("session", ("line",), {"sid": sid})):
+        if line is not None:
+            found |= yield from shown_by_first(session_id, sid)
+    return found
+
+
+def uncovered(stretches: Stretches, others: Stretches) -> list[Stretch]:
+    """Return what is in these stretches and not in the others, of which most are the same."""
+    left = stretches - others
+    logs = {log for log, _, _ in left}
+    return [*without(left, [stretch for stretch in others if stretch[0] in logs])]
+
+
+def heirs_of(sids: Collection[int]) -> Job[list[tuple[int, str]]]:
+    """Return the sessions whose line is one of these: their numbers and ids."""
+    return (yield Select("session", ("sid", "id"), {"line in": sorted(sids)}, order="sid")) if sids else []
+
+
+def with_descendants(sids: Iterable[int]) -> Job[set[int]]:
+    """Return sessions, and all whose lines lead to them: one statement for each generation."""
+    found = {*sids}
+    young = found
+    while young:
+        young = {sid for sid, _ in (yield from heirs_of(young))} - found
+        found |= young
+    return found
