@@ -17,7 +17,8 @@ from perdure.stores.sqlite.schema import first_row, rows_of
 
 _MARK = b"0"
 """What FTS5 puts before every word of its main index."""
-_VOCABULARY = "CREATE VIRTUAL TABLE IF NOT EXISTS temp.vocabulary USING fts5vocab('main', 'message', 'row')"
+# By instances: a row for each word would tell how many messages have it, and count them.
+_VOCABULARY = "CREATE VIRTUAL TABLE IF NOT EXISTS temp.vocabulary USING fts5vocab('main', 'message', 'instance')"
 _NEXT = "SELECT CAST(term AS BLOB) FROM temp.vocabulary WHERE term >= CAST(? AS TEXT) LIMIT 1"
 
 
