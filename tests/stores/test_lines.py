@@ -17,6 +17,7 @@ from perdure import FileStore, MemoryStore, SqliteStore
 from perdure.errors import SessionNotFound
 from perdure.stores.engine import Delete, Job, Lock, Select, Update
 from perdure.stores.file import commit
+from perdure.stores.file.log import SessionLog, encode_operation, line, opening
 from perdure.testing.samples import fork, new_session, say, show, texts
 
 ANY, FEW = st.integers(0, 9), st.integers(0, 3)
@@ -358,6 +359,24 @@ async def test_a_damaged_fork_in_files_is_not_touched_when_its_line_is_erased(tm
         assert file.read_bytes() == raw
         assert {problem.session_id for problem in await store.check()} == {"s3"}
     async with FileStore(tmp_path) as store:
+        assert texts(await store.load("s4")) == [f"said in s{number}" for number in range(5)]
+
+
+async def test_a_line_that_an_older_release_has_erased_is_found_and_costs_nothing(tmp_path: Path) -> None:
+    """It has kept what the heads of the forks name. They are gone by here too, until the store is copied."""
+    async with FileStore(tmp_path) as store:
+        await line_of(store, 5)
+        log = SessionLog("s2")
+        log.feed((tmp_path / "s2.jsonl").read_bytes())
+        left = [opening(log.key), line("message", at=0, body=log.messages[""][0])]
+        (tmp_path / f"{log.key}.jsonl").write_bytes(encode_operation(left, 1))
+        (tmp_path / "s2.jsonl").unlink()
+        (tmp_path / "s2.json").unlink()
+    async with FileStore(tmp_path) as store:
+        assert [problem.where for problem in await store.check()] == ["its line"]
+        await store.delete_many(["s0", "s1"])
+        await store.gc()
+        assert texts(await store.load("s3")) == [f"said in s{number}" for number in range(4)]
         assert texts(await store.load("s4")) == [f"said in s{number}" for number in range(5)]
 
 

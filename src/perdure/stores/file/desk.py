@@ -196,7 +196,7 @@ class Desk:
                 self._kept[stem] = known
         if known is None or known.log is not log:
             self.forget(stem)
-            known = LogRows(self.tables, log)
+            known = LogRows(self.tables, log, self._is_there)
         return self._take(stem, known)
 
     def _take(self, stem: str, rows: LogRows) -> LogRows:
@@ -220,7 +220,7 @@ class Desk:
 
     def renew(self, log: SessionLog) -> LogRows:
         self.forget(log.stem)
-        return self._take(log.stem, LogRows(self.tables, log))
+        return self._take(log.stem, LogRows(self.tables, log, self._is_there))
 
     def existing(self, session_id: str) -> LogRows | None:
         """Return a session's log; CorruptRecord if it is damaged, and the job is to be told of it."""
@@ -254,6 +254,10 @@ class Desk:
             if found and rows.key == found.base:
                 return rows
         return None
+
+    def _is_there(self, key: str) -> bool:
+        found = LogKey.parse(key)
+        return found is not None and self.look(found.owner).key == found.base
 
     def key_of(self, sid: int) -> str:
         """Return the key of the log of a session by its number."""

@@ -182,11 +182,15 @@ class SessionLog:
         return next(reversed(self.messages.get(name, {})), -1) + 1
 
     def shown(self) -> Iterator[Stretch]:
-        """All that this session shows of others' logs. Where lines are damaged, its heads say it again."""
+        """All that this session notes to show of others' logs. Where lines are damaged, its heads say it again."""
         yield from self.refs
         if self.damage:
-            for raw in (*self.heads.values(), *self.values.values()):
-                yield from _stretches(codec.decode_plain(raw))
+            yield from self.named()
+
+    def named(self) -> Iterator[Stretch]:
+        """All stretches that its heads name, those of its own log too."""
+        for raw in (*self.heads.values(), *self.values.values()):
+            yield from _stretches(codec.decode_plain(raw))
 
     def encode(self, lines: Sequence[Line]) -> bytes:
         """An operation to be appended to this log."""

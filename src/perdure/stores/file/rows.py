@@ -38,7 +38,7 @@ class LogEntry(msgspec.Struct, frozen=True):
 class LogRows:
     """The rows of one log. A session's number is the time of its birth, a log's number its key."""
 
-    def __init__(self, tables: Tables, log: SessionLog) -> None:
+    def __init__(self, tables: Tables, log: SessionLog, is_there: Callable[[str], bool]) -> None:
         key = LogKey.parse(log.key)
         is_own = key is not None and log.stem in (key.owner, key.base)
         self.log = log
@@ -48,6 +48,8 @@ class LogRows:
         """Whether a session is to be seen even where there is nothing but damage: it can be erased."""
         self.broken: dict[str, CorruptRecord] = {}
         """What cannot be made into rows, though each line is sound."""
+        self._is_there = is_there
+        """Tells whether the session with a key is there."""
         self._tables = tables
         self._made: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -137,10 +139,17 @@ class LogRows:
                 self._put("uses", hash=name, sid=self.sid)
 
     def _shown(self) -> None:
-        shown = {(stretch, self.log.refs.get(stretch, 0)) for stretch in self.log.shown()}
+        shown = {(stretch, self.log.refs.get(stretch, 0)) for stretch in self._stretches()}
         for (log, start, stop), since in sorted(shown - self._refs, key=str):
             self._put("ref", log=log, child=self.sid, start=start, stop=stop, since=since or None)
         self._refs |= shown
+
+    def _stretches(self) -> Iterator[Stretch]:
+        yield from self.log.shown()
+        if self.log.line and not self._is_there(self.log.line):
+            # A release that does not know of lines has erased it, and has kept what is named here.
+            own = {self.log.key_of(name) for name in ("", *self.log.messages)}
+            yield from (stretch for stretch in self.log.named() if stretch[0] not in own)
 
     def _record(self) -> None:
         for seq, entry in self._entries("event", self.log.events):

@@ -22,7 +22,7 @@ from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT
 from perdure.stores.jobs.claiming import holder_of
-from perdure.stores.jobs.lines import shown_by_first
+from perdure.stores.jobs.lines import began_with
 from perdure.stores.jobs.record import posted_of, require_key
 from perdure.stores.jobs.saving import end_of_log, info_columns, require_log
 from perdure.stores.jobs.values import gather_unmet, read_value
@@ -311,10 +311,10 @@ def _check_references(survey: _Survey, session: _Session, heads: Mapping[int, by
             yield from read_value(session.id, key)
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": session.sid}))}
     noted = yield Select("ref", ("log", "start", "stop"), {"child": session.sid})
-    # All that the line's first version shows is noted: by itself or by the line's line, which is checked in its turn.
+    # All that the line began with is noted: by itself or by the line's line, which is checked in its turn.
     if session.line is not None:
-        for (line_id,) in (yield Select("session", ("id",), {"sid": session.line})):
-            noted += yield from shown_by_first(line_id, session.line)
+        for line_id, line in (yield Select("session", ("id", "line"), {"sid": session.line})):
+            noted += yield from began_with(line_id, session.line, line)
     foreign = [stretch for stretch in shown if stretch[0] not in own]
     survey.problems += wrong_references(session.id, (named, uses), (foreign, noted))
 

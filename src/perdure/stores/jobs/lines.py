@@ -51,6 +51,10 @@ def inherited(parent_id: str, named: Stretches, known: CachedSession | None, ori
         shown = None
         if known is not None and known.session.info.created_at.timestamp() == created:
             shown = known_beginning(known, LogRef(origin, log))
+        if shown:
+            # One that came from another store keeps what it shows of others in logs of its own.
+            own = {log for (log,) in (yield Select("log", ("log",), {"sid": sid}))}
+            shown = frozenset(each for each in shown if each[0] not in own) if len(own) > 1 else shown
         if shown is None:
             shown = yield from began_with(parent_id, sid, line)
     except CorruptRecord:
