@@ -133,6 +133,11 @@ def log_of(name: str) -> None:
     expect_text(name, "$.name")
 
 
+def names_of(logs: Iterable[LogRef]) -> None:
+    for place, log in enumerate(expect_several(logs, "$.logs")):
+        expect(log, LogRef, f"$.logs[{place}]")
+
+
 def messages(log: LogRef, start: int, stop: int, origin: str) -> None:
     """Raise SessionNotFound for a log of another store."""
     expect(log, LogRef, "$.log")

@@ -320,6 +320,7 @@ class Store:
     async def names_of(self, logs: Collection[LogRef]) -> Mapping[LogRef, str]:
         from perdure.stores.jobs.adoptions import names_of
 
+        checked.names_of(logs)
         known = {log.key: log for log in logs if log.origin == self._origin and self._is_key(log.key)}
         names = await self._engine.run(partial(names_of, [*known])) if known else {}
         return {known[key]: name for key, name in names.items()}

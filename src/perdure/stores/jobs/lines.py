@@ -23,7 +23,6 @@ from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.placement import foreign_stretches
-from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch
 from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import without
@@ -89,6 +88,8 @@ def shown_by_first(session_id: str, sid: int) -> Job[Stretches]:
     def meet(log: int | str, start: int, stop: int) -> int | str:
         found.add((log, start, stop))
         return log
+
+    from perdure.stores.format.renaming import OpenHead, RenamedBlocks  # a first save does without it
 
     OpenHead(raw, head, (yield from gather(session_id, head))).renamed(RenamedBlocks(meet))
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": sid}))}
