@@ -13,6 +13,7 @@ from tests.stores.test_postgres import cut_off, schema, sql, store_in
 from perdure import PostgresStore
 from perdure.errors import SessionConflict, StoreError
 from perdure.protocols import Entry
+from perdure.stores.engine import Insert, Job
 from perdure.stores.postgres import link, parcel
 from perdure.testing.samples import fork, new_session, note, say, texts
 
@@ -287,3 +288,18 @@ async def test_messages_are_brought_in_many_at_a_time(schema: str, monkeypatch: 
         assert sum("INSERT INTO msg" in query for query in sent) == 3
         assert await execute("SELECT start, stop FROM unindexed") == [(0, 2_500)]
         assert texts(await other.load(session.id)) == texts(session)
+
+
+async def test_a_row_that_is_there_already_is_told_after_a_few_tries(schema: str) -> None:
+    """Whoever added it at the same time is found by the next look: asking on for half a minute tells no more."""
+    tries = 0
+
+    def job() -> Job[None]:
+        nonlocal tries
+        tries += 1
+        yield Insert("tag", ("tag", "sid"), [("a", 1), ("a", 1)])
+
+    async with store_in(schema) as store:
+        with pytest.raises(StoreError):
+            await store._engine.run(job, "write")
+    assert tries == 3

@@ -245,6 +245,20 @@ async def test_a_fork_of_an_erased_parent_is_found_after_the_index_is_made_anew(
         assert await ids(store, "shared", owner="bob") == []
 
 
+async def test_a_search_does_not_keep_the_erasure_waiting_that_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both need the one thread that searches. A search that waited in it would only end when its patience does."""
+    monkeypatch.setattr(sqlite_search, "_PATIENCE", 3_600)
+    async with SqliteStore(tmp_path / "sessions.db") as store:
+        sessions = [await store.create(new_session(f"word{number} shared")) for number in range(8)]
+        assert len(await ids(store, "shared")) == 8
+        async with asyncio.timeout(30):
+            erasures = (store.delete(session.id) for session in sessions[:7])
+            await asyncio.gather(*(verb for each in erasures for verb in (each, ids(store, "shared"))))
+        assert await ids(store, "shared") == [sessions[7].id]
+
+
 async def test_many_may_catch_up_and_erase_at_once(tmp_path: Path) -> None:
     """Whoever comes first: nothing is indexed twice, nothing left out, and nothing erased stays."""
     path = tmp_path / "sessions.db"
