@@ -126,7 +126,7 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
 async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
     """Return a new session. Raise ConfigurationError, and create none, if no model is named for it."""
-    from perdure.sessions.sessions import ASSISTANT
+    from perdure.sessions.talking import ASSISTANT
 
     agent = agent_of(ctx)
     sessions.loops.model_of(agent or ASSISTANT)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +21,11 @@ Time = Annotated[datetime, msgspec.Meta(tz=True)]
 """An instant. Without a time zone it could not be compared with any other, so none is stored or read without."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+# What `SessionId.of` makes ends like this: 128 bits in base32. A name that looks so is hashed too, so that it cannot be
+# mistaken for what other names were made into.
+_MADE = re.compile(r".*\.h[a-z2-7]{26}")
+_UNFIT = re.compile(r"[^A-Za-z0-9]+")
+_READABLE = 60
 
 
 class SessionId(str):
@@ -36,6 +44,25 @@ class SessionId(str):
     def generate(cls) -> SessionId:
         """A new UUIDv7: unique, and sorted by the time it was made."""
         return cls(new_id())
+
+    @classmethod
+    def of(cls, *names: str) -> SessionId:
+        """Return the id that stands for one or several names, of whatever text: no two sequences of names share one.
+
+        A single name that is an id already stays as it is. Anything else becomes its letters and digits, for people to
+        read, and a hash: `SessionId.of("order 7", "ada")` is `order-7-ada.h…`.
+        """
+        if not names:
+            raise InvalidSessionId("")
+        for name in names:
+            if not isinstance(name, str):
+                raise InvalidSessionId(name)
+        if len(names) == 1 and _ID.fullmatch(names[0]) and not _MADE.fullmatch(names[0]):
+            return cls(names[0])
+        # As ASCII JSON: that keeps apart what joined texts would not, and takes half of a surrogate pair too.
+        digest = hashlib.sha256(json.dumps(names).encode()).digest()[:16]
+        readable = _UNFIT.sub("-", "-".join(names))[:_READABLE].strip("-") or "session"
+        return cls(f"{readable}.h{base64.b32encode(digest).decode().rstrip('=').lower()}")
 
 
 def _utc_now() -> datetime:

@@ -178,7 +178,9 @@ class BlockingSessions(_Blocking):
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Give runs of other threads their grace, as `Sessions` does, then end what these threads still wait for."""
-        self._close(self._target._end_runs(at_once=kind is not None), self._target.__aexit__(kind, None, None))
+        self._close(
+            self._target._connection.end_runs(at_once=kind is not None), self._target.__aexit__(kind, None, None)
+        )
 
     def _close(self, *last: Coroutine[Any, Any, Any]) -> None:
         assert self._loop is not None

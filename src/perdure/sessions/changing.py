@@ -1,0 +1,101 @@
+"""Change what a session shows, and whether it is open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.errors import InvalidData
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSession
+from perdure.sessions.chat import Chat
+from perdure.sessions.reach import Reach
+
+
+class Changing(Reach):
+    """The verbs that make a new version without running an agent, and those that make a session of another."""
+
+    async def inject(self, session_id: str, message: object) -> None:
+        """Append a message, `{role, content, …}` or a Message, without running the agent."""
+        from perdure.actions.transcript import InjectMessage
+
+        if isinstance(message, str):
+            raise InvalidData("$.message", "a message to inject needs a role: {'role': 'user', 'content': …}")
+        await self.execute(session_id, InjectMessage(message))
+
+    async def trim(self, session_id: str, keep_last: int) -> int:
+        """Show the last messages only; how many that are."""
+        from perdure.actions.transcript import TrimTranscript
+
+        return _length(await self.execute(session_id, TrimTranscript(keep_last)))
+
+    async def compact(self, session_id: str, **options: Any) -> int:
+        """Show a summary or less of what is older; how many messages are shown then. See `CompactionOptions`."""
+        from perdure.actions.compact import CompactTranscript
+
+        return _length(await self.execute(session_id, CompactTranscript(loops=self.loops, **options)))
+
+    async def uncompact(self, session_id: str, block_id: str | None = None) -> int:
+        """Show again what the newest compaction covers, or that of an id; how many messages are shown then."""
+        from perdure.actions.compact import UncompactTranscript
+
+        return _length(await self.execute(session_id, UncompactTranscript(block_id)))
+
+    async def reset(self, session_id: str) -> None:
+        """Show nothing of what was said so far."""
+        from perdure.actions.transcript import ResetTranscript
+
+        await self.execute(session_id, ResetTranscript())
+
+    async def undo(self, session_id: str) -> int:
+        """Take back the last change of what is shown; how many messages are shown then."""
+        from perdure.actions.transcript import Undo
+
+        return _length(await self.execute(session_id, Undo()))
+
+    async def rewind(self, session_id: str, to: int | str) -> int:
+        """Go back to a version, by its number, or to a message, by its id; how many messages are shown then."""
+        from perdure.actions.transcript import Rewind
+
+        return _length(await self.execute(session_id, Rewind(to)))
+
+    async def suspend(self, session_id: str) -> None:
+        from perdure.actions.lifecycle import SuspendSession
+
+        await self.execute(session_id, SuspendSession())
+
+    async def resume(self, session_id: str) -> None:
+        from perdure.actions.lifecycle import ResumeSession
+
+        await self.execute(session_id, ResumeSession())
+
+    async def fork(
+        self,
+        src: str,
+        dst: str | None = None,
+        *,
+        at: int | str | None = None,
+        version: int | None = None,
+        loop: str | None = None,
+    ) -> Chat:
+        """Return a new session that begins where another stands: at its end, at a message, at an older version, or
+        where one of its loops ended, be it a branch that was not selected."""
+        from perdure.actions.fork import ForkSession
+
+        action = ForkSession(at=at, dst=None if dst is None else self._named(dst), loop=loop)
+        if loop is not None and version is not None:
+            raise InvalidData("$.version", "a loop says itself which version it began from; give loop= or version=")
+        made = await self.runtime.branch(await self._reach(src), action, version=version)
+        return self._handle(made.id)
+
+    async def adopt(self, session_id: str, branch: str) -> None:
+        """Show from now on what a fork of the session shows."""
+        from perdure.actions.adopt import AdoptBranch
+
+        await self.execute(session_id, AdoptBranch(await self._reach(branch)))
+
+    def _handle(self, session_id: SessionId) -> Chat:
+        raise NotImplementedError
+
+
+def _length(session: AgentSession) -> int:
+    return len(session.state.transcript)

@@ -1,0 +1,88 @@
+"""What the sessions of every owner share: an open store, the loops that run agents, and the runs under way."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from perdure.actions.given import require_loops
+from perdure.errors import ConfigurationError
+from perdure.loop.factory import LoopFactory
+from perdure.model.checks import expect_wait
+from perdure.model.definition import ModelConfig
+from perdure.protocols import Opened, SessionController, SessionStore
+from perdure.runtime.bus import EventBus
+from perdure.runtime.runtime import SessionRuntime
+from perdure.sessions.open_sessions import LiveSet
+from perdure.sessions.reply import Reply
+
+
+class Connection:
+    """A store, opened once, with one runtime and one cache for however many owners use it."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        loops: LoopFactory,
+        *,
+        events: EventBus,
+        live: int = 128,
+        model: ModelConfig | None = None,
+        controller: SessionController | None = None,
+        grace: float = 5.0,
+    ) -> None:
+        self.store = store
+        self.loops = require_loops(loops)
+        self.events = events
+        self.model = model
+        self.controller = controller
+        self.runtime = SessionRuntime(store, controller=controller, events=events)
+        self.streams: set[asyncio.Task[Reply]] = set()
+        self.alone: set[SessionRuntime] = set()
+        """The runtimes of agents that are asked once, without a session."""
+        self._live = LiveSet(store, live)
+        self._grace = expect_wait(grace, "$.grace")
+        self._is_open = False
+        self._exits = AsyncExitStack()
+
+    @property
+    def live(self) -> LiveSet:
+        """The sessions that somebody has open here."""
+        self.require_open()
+        return self._live
+
+    def require_open(self) -> None:
+        if not self._is_open:
+            raise ConfigurationError(
+                "This connection is not open: nothing would be heard or kept. Use it inside "
+                "`async with perdure.connect(…) as sessions:`."
+            )
+
+    async def open(self) -> None:
+        """Open the store, unless somebody has: whoever opened it closes it."""
+        is_shared = isinstance(self.store, Opened) and self.store.is_open
+        if isinstance(self.store, AbstractAsyncContextManager) and not is_shared:
+            await self._exits.enter_async_context(self.store)
+        self._exits.push_async_callback(self.loops.aclose)
+        self._exits.callback(self.events.wiretap(self._live.emit).cancel)
+        self._is_open = True
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Let runs end before the store is closed. After an error nobody waits: they are left to be recovered."""
+        try:
+            await self.end_runs(at_once=at_once)
+        finally:
+            await self._exits.aclose()
+            self._is_open = False
+
+    async def end_runs(self, *, at_once: bool = False) -> None:
+        """Stop streams that were left, and wait for runs; those that take longer than the grace are interrupted."""
+        await self._stop_streams()
+        grace = 0.0 if at_once else self._grace
+        await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self.alone)))
+
+    async def _stop_streams(self) -> None:
+        """Stop the runs of streams that were left before their end, and wait until what they said is kept."""
+        for work in self.streams:
+            work.cancel()
+        await asyncio.gather(*self.streams, return_exceptions=True)

@@ -1,0 +1,168 @@
+"""Recover, move and erase sessions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, BinaryIO
+
+from perdure.actions.children import spawned_by
+from perdure.errors import InvalidData, SessionBusy, SessionNotFound
+from perdure.model.checks import expect_function, expect_method, expect_several
+from perdure.model.ids import SessionId, now
+from perdure.model.session import SessionStatus
+from perdure.paging import all_infos
+from perdure.protocols import ArchivingStore, BulkErasure, Erasure, Filters
+from perdure.sessions.looking import Looking
+from perdure.sessions.reach import cannot
+
+if TYPE_CHECKING:
+    from perdure.actions.resume import RecoveryReport
+    from perdure.archive.moving import MoveReport, Progress
+
+
+class Keeping(Looking):
+    """The verbs about whole sessions: several of them need to look for these first."""
+
+    async def recover(self, session_id: str | None = None) -> RecoveryReport:
+        """Go on with runs that were killed: with one session's, or with all of them."""
+        from perdure.actions.resume import RecoveryReport, recover
+
+        self._require_open()
+        if session_id is not None or self.owner is None:
+            key = None if session_id is None else (await self.info(session_id)).id
+            return await recover(self.runtime, self.loops, session_id=key)
+        lapsed = await self.runtime.journal.lapsed() if self.runtime.journal is not None else ()
+        own = [each for each in reversed(lapsed) if await self._find(each) is not None]  # children first
+        return RecoveryReport.joined([await recover(self.runtime, self.loops, session_id=each) for each in own])
+
+    async def export(
+        self,
+        target: str | os.PathLike[str] | BinaryIO,
+        session_ids: Iterable[str] | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> MoveReport:
+        """Write sessions with all their versions and runs into one file of JSON Lines, all of them by default."""
+        from perdure.archive.moving import export_sessions
+
+        _check_moving(target, "write", "$.target", progress)
+        wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
+        chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
+        if chosen is None and self.owner is not None:
+            chosen = [info.id for info in await all_infos(self)]
+        return await export_sessions(self._archive(), target, chosen, progress=progress)
+
+    async def import_(
+        self, source: str | os.PathLike[str] | BinaryIO, *, progress: Progress | None = None
+    ) -> MoveReport:
+        """Take in the sessions of a file that `export` has written; those that are there already are skipped."""
+        from perdure.archive.moving import import_sessions
+
+        _check_moving(source, "read", "$.source", progress)
+        return await import_sessions(self._archive(), source, owner=self.owner, progress=progress)
+
+    def _archive(self) -> ArchivingStore:
+        self._require_open()
+        if not isinstance(self.store, ArchivingStore):
+            raise cannot(self.store, "move sessions")
+        return self.store
+
+    def _erasure(self) -> Erasure:
+        self._require_open()
+        if not isinstance(self.store, Erasure):
+            raise cannot(self.store, "erase single messages")
+        return self.store
+
+    async def purge(
+        self, *, older_than: timedelta | datetime | None = None, status: SessionStatus | str | None = None
+    ) -> int:
+        """Erase sessions for good, and those of their sub-agents with them; what forks show stays.
+
+        Return how many were erased, sub-agents' sessions included. One that is running is left alone.
+        """
+        if older_than is None and status is None:
+            raise InvalidData("$", "name what is to be erased: older_than, status, or both")
+        if not isinstance(older_than, timedelta | datetime | None):
+            given = type(older_than).__name__
+            raise InvalidData("$.older_than", f"expected a timedelta, or a datetime with a time zone; got {given}")
+        before = now() - older_than if isinstance(older_than, timedelta) else older_than
+        if before is not None and before.tzinfo is not None and before > now():
+            raise InvalidData("$.older_than", "this is in the future, so every session would be erased")
+        erased = 0
+        for each in (status,) if status is not None else SessionStatus:
+            filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
+            erased += len(await self._erase([info.id for info in await all_infos(self, **filters)]))
+        return erased
+
+    async def _erase(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Erase sessions with those of their sub-agents, except those that run or that somebody else has erased.
+
+        Return the ids erased.
+        """
+        session_ids = await self._with_children(session_ids)
+        store = self.store
+        erased = await (store.delete_many(session_ids) if isinstance(store, BulkErasure) else self._each(session_ids))
+        for session_id in erased:
+            self.live.close(session_id)
+        return erased
+
+    async def _each(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Erase sessions one by one, as `BulkErasure` does at once."""
+        erased: list[SessionId] = []
+        for session_id in session_ids:
+            with suppress(SessionBusy, SessionNotFound):
+                await self.store.delete(session_id)
+                erased.append(session_id)
+        return erased
+
+    async def delete(self, session_id: str) -> Sequence[SessionId]:
+        """Erase a session for good, and the sessions of its sub-agents with it; what its forks show stays.
+
+        Return the ids erased.
+        """
+        key = (await self.info(session_id)).id
+        if self.runtime.journal is not None and await self.runtime.journal.is_claimed(key):
+            raise SessionBusy(key)
+        erased = await self._erase([key])
+        if key not in erased:  # somebody has begun to run it, or has erased it: the store says which
+            await self.store.delete(key)
+        return erased
+
+    async def _with_children(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
+        """Return ids, each once and after those of the sessions that its sub-agents have."""
+        every: dict[SessionId, None] = {}
+        for session_id in session_ids:
+            every |= dict.fromkeys(info.id for info in await spawned_by(self.store, session_id, deleted=True))
+            every[session_id] = None
+        return tuple(every)
+
+    async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
+        """Replace what messages say, for good and everywhere; return how many were replaced.
+
+        A sub-agent's session and its caller's have copies of each other's texts in messages of their own, which stay:
+        `search` finds them.
+
+        Subscribers of the session, and of its forks that are open here, hear it once it is done.
+        """
+        from perdure.sessions.redacting import tell_of_redaction
+
+        key, began = await self._reach(session_id), now()
+        replaced = await self._erasure().redact(key, message_ids, replacement=replacement)
+        if self.runtime.journal is not None:
+            await tell_of_redaction(self.runtime.journal, self._connection.events, (key, *self.live), began)
+        return replaced
+
+    async def gc(self) -> int:
+        """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""
+        self._require_no_owner("Clearing up goes through the whole store, whatever is left in it and of whom.")
+        return await self._erasure().gc()
+
+
+def _check_moving(file: object, method: str, path: str, progress: object) -> None:
+    if not isinstance(file, str | os.PathLike):
+        expect_method(file, method, path)
+    if progress is not None:
+        expect_function(progress, "$.progress")

@@ -1,0 +1,109 @@
+"""Look at sessions: what they show, what was said, what ran, where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
+
+from perdure.aio import in_slices
+from perdure.errors import SessionNotFound
+from perdure.model.ids import SessionId
+from perdure.model.loop_events import AnyLoopEvent
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, SessionInfoList
+from perdure.protocols import Filters, Search, SearchHit
+from perdure.sessions.reach import Reach, cannot
+
+if TYPE_CHECKING:
+    from perdure.model.record import LoopRecord, SessionRecord
+    from perdure.sessions.lineage import Ancestry, Diff
+
+
+class Looking(Reach):
+    """The verbs that change nothing."""
+
+    async def exists(self, session_id: str) -> bool:
+        self._require_open()
+        if self.owner is None:
+            return await self.store.exists(SessionId(session_id))
+        return await self._find(session_id) is not None
+
+    async def session(self, session_id: str, version: int | None = None) -> AgentSession:
+        """The session itself, as of a version."""
+        return await self.runtime.get_session(await self._reach(session_id), version=version)
+
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        """A page of headers, newest first; of this owner's sessions, where there is one."""
+        self._require_open()
+        if self.owner is not None:
+            if filters.get("owner") not in (None, self.owner):
+                return SessionInfoList(())
+            filters["owner"] = self.owner
+        return await self.store.list(**filters)
+
+    async def length(self, session_id: str) -> int:
+        """How many messages the model is shown."""
+        return len((await self.session(session_id)).state.transcript)
+
+    async def snapshot(self, session_id: str) -> dict[str, Any] | None:
+        """A copy of what the model is shown, as plain data; None if there is no such session."""
+        try:
+            session = await self.session(session_id)
+        except SessionNotFound:
+            return None
+        said = session.state.transcript
+        messages = [message.to_dict() async for some in in_slices(said) for message in some]
+        return {
+            "id": str(session.id),
+            "version": session.version,
+            "status": session.status.value,
+            "agent": session.info.agent_name,
+            "system_prompt": session.state.context.system_prompt,
+            "metadata": dict(session.state.metadata),
+            "messages": messages,
+        }
+
+    async def history(self, session_id: str) -> Sequence[Message]:
+        """All that was said, whatever is covered, trimmed or rewound now."""
+        from perdure.sessions.history import all_said
+
+        session = await self.session(session_id)
+        return await all_said(self.runtime.journal, session, partial(self.session, session_id))
+
+    async def ancestry(self, session_id: str) -> Ancestry:
+        """What a session was forked from, what was forked from it, and the first of its line."""
+        from perdure.sessions.lineage import ancestry_of
+
+        return await ancestry_of(self.store, await self.info(session_id))
+
+    async def diff(self, left: str, right: str) -> Diff:
+        """What two sessions have in common from their beginning on, and how each goes on."""
+        from perdure.sessions.lineage import diff_of
+
+        return diff_of(await self.session(left), await self.session(right))
+
+    async def search(self, text: str, *, session_id: str | None = None, limit: int = 20) -> Sequence[SearchHit]:
+        """The messages that have every word of a text, best first, covered and trimmed ones too."""
+        self._require_open()
+        store = self.store
+        if not isinstance(store, Search):
+            raise cannot(store, "search messages")
+        key = None if session_id is None else (await self.info(session_id)).id
+        return await store.search(text, owner=self.owner, session_id=key, limit=limit)
+
+    async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
+        """What ran in a session."""
+        return await self.runtime.record((await self.info(session_id)).id, limit=limit, before=before)
+
+    async def loop(self, session_id: str, loop_id: str) -> LoopRecord:
+        """The whole record of one run."""
+        return await self.runtime.loop((await self.info(session_id)).id, loop_id)
+
+    async def events(
+        self, session_id: str, *, after: int | None = None, last: int | None = None, follow: bool = False
+    ) -> AsyncIterator[AnyLoopEvent]:
+        """The events on record, and with `follow` those to come, from whichever process."""
+        key = (await self.info(session_id)).id
+        async for event in self.runtime.events(key, after=after, last=last, follow=follow):
+            yield event

@@ -1,0 +1,99 @@
+"""Which sessions an owner can reach, and by which names. Every verb begins here."""
+
+from __future__ import annotations
+
+from perdure.actions.send import waiting_messages
+from perdure.errors import ConfigurationError, SessionNotFound
+from perdure.loop.factory import LoopFactory
+from perdure.model.ids import SessionId
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus, check_owner
+from perdure.protocols import Action, SessionStore
+from perdure.runtime.runtime import OnConflict, SessionRuntime
+from perdure.sessions.connection import Connection
+from perdure.sessions.open_sessions import LiveSet
+
+
+class Reach:
+    """A connection, seen by one owner. Without an owner, every session is within reach.
+
+    Ids are one namespace for the whole store, and an owner must not learn from it what others have. So the names that
+    an owner gives are its own: where `name` is not the id of one of its sessions, it stands for `SessionId.of(name,
+    owner)`, whether or not somebody else's session has `name` as its id.
+    """
+
+    def __init__(self, connection: Connection, owner: str | None) -> None:
+        check_owner(owner)
+        self._connection = connection
+        self.owner = owner
+
+    @property
+    def store(self) -> SessionStore:
+        return self._connection.store
+
+    @property
+    def loops(self) -> LoopFactory:
+        return self._connection.loops
+
+    @property
+    def runtime(self) -> SessionRuntime:
+        return self._connection.runtime
+
+    @property
+    def live(self) -> LiveSet:
+        """The sessions that somebody has open on this connection."""
+        return self._connection.live
+
+    def _require_open(self) -> None:
+        self._connection.require_open()
+
+    def _require_no_owner(self, what: str) -> None:
+        if self.owner is not None:
+            raise ConfigurationError(f"{what} Call it on sessions that were connected without an owner.")
+
+    async def _find(self, session_id: str) -> AgentSessionInfo | None:
+        """Return the header of a session within reach; None if there is none."""
+        self._require_open()
+        given = SessionId(session_id)
+        found = await self._header(given)
+        if self.owner is None or (found is not None and found.owner == self.owner):
+            return found
+        # Looked up whether or not somebody else has the id, so that the time it takes tells nothing.
+        named = await self._header(self._named(given))
+        return named if named is not None and named.owner == self.owner else None
+
+    async def _header(self, session_id: SessionId) -> AgentSessionInfo | None:
+        page = await self.store.list(id=session_id, limit=1)
+        if page.damaged:
+            raise page.damaged[0]
+        return page.all()[0] if page else None
+
+    def _named(self, name: str) -> SessionId:
+        """Return the id that a name stands for, if it is not itself the id of a session within reach."""
+        return SessionId(name) if self.owner is None else SessionId.of(SessionId(name), self.owner)
+
+    async def _reach(self, session_id: str) -> SessionId:
+        """Return the id of a session within reach. Without an owner, the verb itself finds out if there is one."""
+        self._require_open()
+        return SessionId(session_id) if self.owner is None else (await self.info(session_id)).id
+
+    async def info(self, session_id: str) -> AgentSessionInfo:
+        """Return a session's header."""
+        found = await self._find(session_id)
+        if found is None:
+            raise SessionNotFound(session_id)
+        return found
+
+    async def execute(self, session_id: str, action: Action, *, on_conflict: OnConflict = "retry") -> AgentSession:
+        """Execute any action on a session. After a conflict, one that may be repeated is applied again."""
+        key = await self._reach(session_id)
+        with self.live.running(key):
+            after = await self.runtime.execute(key, action, on_conflict=on_conflict)
+        waiting = waiting_messages(self.runtime, key, self.loops)
+        if waiting is not None and after.status is SessionStatus.ACTIVE:  # it may be just now
+            await self.runtime.follow(waiting)
+        return after
+
+
+def cannot(store: SessionStore, what: str) -> ConfigurationError:
+    """Explain that a store lacks what a verb needs."""
+    return ConfigurationError(f"A {type(store).__name__} cannot {what}. Use a store of perdure's own that can.")
