@@ -24,6 +24,7 @@ from perdure import (
     SendMessage,
     SessionBusy,
     SessionConflict,
+    SessionId,
     SessionNotFound,
     SessionRuntime,
     SqliteStore,
@@ -335,15 +336,34 @@ async def test_no_file_shows_one_owner_what_another_was_told(tmp_path: Path, kin
         victim = await target.create(new_session("a secret", id="victim", owner="bob"))
         like = new_session("anything", id="victim", owner="bob")
         like = await source.create(replace(like, info=replace(victim.info, version=0)))
-        child = fork(like, id="child")
+        hers = SessionId.under("alice", "child")
+        child = fork(like, id=hers)
         await source.create(replace(child, info=replace(child.info, owner="alice")))
-        archived = await source.dump("child")
+        archived = await source.dump(hers)
         decoy = {"victim/other": {0: b'{"role":"user","parts":[{"type":"text","text":"x"}],"id":"m"}'}}
         for lent in ({}, decoy):
             raw = b"".join((first_line(), *encode_session(replace(archived, lent=lent)), last_line(1)))
             with pytest.raises(InvalidData, match="shows parts of victim"):
                 await import_sessions(target, io.BytesIO(raw), owner="alice")
-        assert not await target.exists("child")
+        assert not await target.exists(hers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_import_for_an_owner_tells_nothing_of_ids_that_others_have(tmp_path: Path, kind: str) -> None:
+    """An id without the owner's mark is refused in the same words, whether or not somebody has it."""
+    said = []
+    async with MemoryStore() as source, opened(kind, tmp_path) as target:
+        await target.create(new_session("a secret", id="taken", owner="bob"))
+        for session_id in ("taken", "free"):
+            await source.create(new_session("mine", id=session_id, owner="alice"))
+            file = io.BytesIO()
+            await export_sessions(source, file, [session_id])
+            file.seek(0)
+            with pytest.raises(InvalidData) as refused:
+                await import_sessions(target, file, owner="alice")
+            said.append(str(refused.value).replace(session_id, "ID"))
+        assert said[0] == said[1]
+        assert not await target.exists("free")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -371,6 +371,13 @@ VERBS: dict[str, Verb] = {
     "purge naive": lambda s, c: s.purge(older_than=NAIVE),
     "purge status": lambda s, c: s.purge(status="old"),
     "delete number": lambda s, c: s.delete(5),  # type: ignore[arg-type]
+    "erase number": lambda s, c: s.erase(5),  # type: ignore[arg-type]
+    "restore number": lambda s, c: s.restore(5),  # type: ignore[arg-type]
+    "of number": lambda s, c: s.of(5),  # type: ignore[arg-type]
+    "of nobody": lambda s, c: s.of(None),  # type: ignore[arg-type]
+    "erase_owner number": lambda s, c: s.erase_owner(5),  # type: ignore[arg-type]
+    "erase_owner nobody": lambda s, c: s.erase_owner(),
+    "erase_owner wait": lambda s, c: s.erase_owner("ada", wait="long"),  # type: ignore[arg-type]
     "redact number": lambda s, c: c.redact(5),  # type: ignore[arg-type]
     "redact one id": lambda s, c: c.redact("m"),
     "redact numbers": lambda s, c: c.redact([5]),  # type: ignore[list-item]

@@ -100,7 +100,7 @@ async def test_a_store_in_which_everything_has_been_done_has_no_problems(tmp_pat
                 assert (await fsck(other)).problems == ()
             assert await sessions.purge(status="deleted") == 1
             for each in ("talk", "a-fork", "views", "boss", "branches", "orphan"):
-                await sessions.delete(each)
+                await sessions.erase(each)
                 assert (await fsck(store)).problems == ()
             await sessions.gc()
             assert (await fsck(store)).problems == ()

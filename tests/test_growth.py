@@ -276,6 +276,6 @@ async def test_the_line_of_a_session_that_was_made_anew_ends() -> None:
     async with connected(CountingStore()) as sessions:
         await sessions.open("a")
         await sessions.fork("a", "b")
-        await sessions.delete("a")
+        await sessions.erase("a")
         await sessions.fork("b", "a")
         assert (await sessions.ancestry("a")).root == "b"

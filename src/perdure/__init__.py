@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.actions.lifecycle import CompleteSession as CompleteSession
     from perdure.actions.lifecycle import DeleteSession as DeleteSession
     from perdure.actions.lifecycle import FailSession as FailSession
+    from perdure.actions.lifecycle import RestoreSession as RestoreSession
     from perdure.actions.lifecycle import ResumeSession as ResumeSession
     from perdure.actions.lifecycle import SuspendSession as SuspendSession
     from perdure.actions.metadata import RenameSession as RenameSession
@@ -208,6 +209,7 @@ if TYPE_CHECKING:
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
     from perdure.sessions.connect import connect_blocking as connect_blocking
+    from perdure.sessions.keeping import ErasureReceipt as ErasureReceipt
     from perdure.sessions.lineage import Ancestry as Ancestry
     from perdure.sessions.lineage import Diff as Diff
     from perdure.sessions.reply import Chunk as Chunk
@@ -231,7 +233,7 @@ _HOMES = {
     "actions.compact": "CompactTranscript UncompactTranscript",
     "actions.definition": "ChangeDefinition ChangeModel ChangeSystemPrompt",
     "actions.fork": "ForkSession",
-    "actions.lifecycle": "CompleteSession DeleteSession FailSession ResumeSession SuspendSession",
+    "actions.lifecycle": "CompleteSession DeleteSession FailSession RestoreSession ResumeSession SuspendSession",
     "actions.metadata": "RenameSession TagSession UpdateTask WriteMetadata",
     "actions.parallel": "SendParallel",
     "actions.resume": "RecoveryReport ResumeExecution recover",
@@ -288,6 +290,7 @@ _HOMES = {
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
     "sessions.sessions": "Sessions",
+    "sessions.keeping": "ErasureReceipt",
     "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",
     "stores.file": "FileStore",
@@ -307,7 +310,7 @@ AgentDefinition AgentSession AgentState ExecutionBudget ExecutionStatus Message 
 SessionStatus ToolCall Usage
 AdoptBranch ApproveToolCalls ChangeDefinition ChangeModel ChangeSystemPrompt ClearSession CompactTranscript
 CompleteSession DeleteSession DenyToolCalls FailSession ForkSession InjectMessage RenameSession ResetTranscript
-ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
+RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel SuspendSession TagSession TrimTranscript
 UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition

@@ -383,7 +383,7 @@ class SessionStore(Protocol):
     async def delete(self, session_id: str) -> None:
         """Erase this one session: nothing of it is left, except what other sessions' versions show.
 
-        The sessions of its sub-agents stay: `Sessions.delete` erases them with it. Raise SessionNotFound if there is
+        The sessions of its sub-agents stay: `Sessions.erase` erases them with it. Raise SessionNotFound if there is
         none, SessionBusy while it is being run.
         """
         ...

@@ -229,10 +229,10 @@ async def test_erasing_a_session_erases_its_sub_agents(kind: str, tmp_path: Path
         session = await waiting(runtime)
         ids = {each.id for each in (await family(runtime)).values()}
         await runtime.execute((await family(runtime))["leaf"].id, DeleteSession())
-        assert set(await sessions.delete(session.id)) == ids
+        assert set(await sessions.erase(session.id)) == ids
         assert [info.id for info in await sessions.list()] == [FORK]
         assert not await sessions.list(status="deleted")
-        await sessions.delete(FORK)
+        await sessions.erase(FORK)
         session = await waiting(runtime)
         await runtime.execute(session.id, FailSession())
         assert await sessions.purge(status="failed") == 3
@@ -246,5 +246,5 @@ async def test_a_session_that_runs_is_not_erased(tmp_path: Path) -> None:
         assert journal is not None
         await journal.claim(session.id, version=session.version, owner=owner_here())
         with pytest.raises(SessionBusy):
-            await sessions.delete(session.id)
+            await sessions.erase(session.id)
         assert len(await family(sessions.runtime)) == 3

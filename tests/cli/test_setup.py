@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perdure import SessionId
 from perdure.cli.setup import shown_url
 
 
@@ -111,7 +112,8 @@ def test_a_model_is_changed_by_naming_it(perdure: Callable[..., Any], home: Path
 def test_an_owner_sees_no_other(perdure: Callable[..., Any]) -> None:
     perdure("--owner", "ada", "send", "--new", "hers", "hello")
     perdure("--owner", "bob", "send", "--new", "his", "hello")
-    assert [line.split("\t")[0] for line in perdure("ls", "--owner", "ada").lines] == ["hers"]
+    assert [line.split("\t")[0] for line in perdure("ls", "--owner", "ada").lines] == [SessionId.under("ada", "hers")]
+    assert perdure("--owner", "ada", "show", "hers").out == perdure("show", SessionId.under("ada", "hers")).out
     perdure("--owner", "ada", "show", "his", code=3)
     perdure("--owner", "ada", "show", "hi", code=3)
 

@@ -120,7 +120,7 @@ async def test_the_branch_may_be_erased_and_its_words_redacted(connect: Connect)
         branch = await say(await chat.fork(), "x", "a secret of some length")
         await chat.adopt(branch)
         await chat.reset()
-        await sessions.delete(branch.id)
+        await sessions.erase(branch.id)
         await sessions.gc()
         assert await history(chat) == ["a", "x", "a secret of some length"]
         await chat.redact([(await chat.history())[-1].id])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 from collections.abc import AsyncIterator, Callable
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 import perdure
-from perdure import InvalidData, MemoryStore, SessionNotFound, Sessions, SqliteStore
-from perdure.testing import ScriptedDriver
+from perdure import InvalidData, MemoryStore, SessionId, SessionNotFound, Sessions, SqliteStore
+from perdure.testing import Delay, ScriptedDriver
 
 # What a verb that takes a session's id is given beside it.
 GIVEN: dict[str, dict[str, Any]] = {
@@ -28,10 +30,11 @@ GIVEN: dict[str, dict[str, Any]] = {
     "reason": "no",
     "loop_id": "x",
     "text": "hello",
+    "name": "a name",
 }
 ID_NAMES = ("session_id", "src", "left")
 # Verbs that are about no one session, each with a test of its own below; `open` and the two that tolerate any id too.
-OTHERS = {"open", "exists", "snapshot", "run", "list", "export", "import_", "purge", "gc"}
+OTHERS = {"open", "exists", "snapshot", "run", "list", "export", "import_", "purge", "gc", "erase_owner"}
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -41,10 +44,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @asynccontextmanager
 async def two_owners(store: Any) -> AsyncIterator[tuple[Sessions, Sessions]]:
-    """Ann's sessions and Bob's in one store; Ann has `hers`, with a fork, and Bob has `mine`."""
-    driver = ScriptedDriver(lambda _: "hello there")
-    ann = perdure.connect(store, driver=driver, owner="ann")
-    async with ann, perdure.connect(ann.store, driver=driver, owner="bob") as bob:
+    """Ann's sessions and Bob's on one connection; Ann has `hers`, with a fork, and Bob has `mine`."""
+    async with perdure.connect(store, driver=ScriptedDriver(lambda _: "hello there")) as app:
+        ann, bob = app.of("ann"), app.of("bob")
         await (await ann.open("hers")).send("hello")
         await ann.fork("hers", "her-fork")
         await (await bob.open("mine")).send("hello")
@@ -87,13 +89,54 @@ async def test_anothers_session_is_not_found_by_any_verb(store: Any, name: str) 
         assert await ann.snapshot("hers") == before
 
 
-async def test_open_exists_and_snapshot_see_no_others_session(store: Any) -> None:
+async def test_exists_and_snapshot_see_no_others_session(store: Any) -> None:
     async with two_owners(store) as (ann, bob):
-        assert not await bob.exists("hers")
-        assert await bob.snapshot("hers") is None
-        with pytest.raises(SessionNotFound):
-            await bob.open("hers")
+        for name in ("hers", (await ann.info("hers")).id):
+            assert not await bob.exists(name)
+            assert await bob.snapshot(name) is None
+
+
+async def test_the_names_of_sessions_are_an_owners_own(store: Any) -> None:
+    """Two owners may use the same name, and neither learns from it that the other does."""
+    async with two_owners(store) as (ann, bob):
+        chat = await bob.open("hers")
+        assert await chat.length() == 0
+        assert [message.text for message in (await ann.session("hers")).state.messages] == ["hello", "hello there"]
         assert (await ann.info("hers")).owner == "ann"
+        assert (await bob.info("hers")).owner == "bob"
+        assert (await bob.open(chat.id)).id == chat.id
+
+
+async def test_anothers_whole_id_is_like_any_that_is_free(store: Any) -> None:
+    async with two_owners(store) as (ann, bob):
+        theirs = (await ann.info("hers")).id
+        taken, free = [(await bob.open(each)).id for each in (theirs, "o234567abcdefghij.free")]
+        assert taken.removesuffix(theirs) == free.removesuffix("o234567abcdefghij.free")
+        assert (await ann.length("hers"), await bob.length(theirs)) == (2, 0)
+
+
+async def test_a_session_that_an_owner_has_without_a_mark_is_found(store: Any) -> None:
+    """Earlier releases set none."""
+    async with two_owners(store) as (ann, bob):
+        await ann.runtime.create(perdure.AgentDefinition("assistant"), session_id="old", owner="ann")
+        assert (await ann.open("old")).id == "old"
+        assert not await bob.exists("old")
+        assert (await bob.open("old")).id != "old"
+
+
+async def test_what_an_owner_creates_has_the_owners_mark(store: Any) -> None:
+    """Also forks and sessions without a name: an import for the owner takes no others."""
+    async with two_owners(store) as (ann, _):
+        made = [await ann.open(), await ann.open("x"), await ann.fork("x"), await ann.new_session("x")]
+        assert {chat.id[:17] for chat in made} == {SessionId.under("ann", "x")[:17]}
+
+
+async def test_an_owner_cannot_speak_for_another(store: Any) -> None:
+    async with two_owners(store) as (ann, _):
+        with pytest.raises(perdure.ConfigurationError, match="anybody else"):
+            ann.of("bob")
+        with pytest.raises(perdure.ConfigurationError, match="nobody else"):
+            await ann.erase_owner("bob")
 
 
 async def test_branches_of_others_are_not_adopted_or_compared(store: Any) -> None:
@@ -106,18 +149,18 @@ async def test_branches_of_others_are_not_adopted_or_compared(store: Any) -> Non
 
 async def test_lists_and_searches_are_ones_own(store: Any) -> None:
     async with two_owners(store) as (ann, bob):
-        assert [info.id for info in await bob.list()] == ["mine"]
+        mine = (await bob.info("mine")).id
+        assert [info.id for info in await bob.list()] == [mine]
         assert len(await bob.list(owner="ann")) == 0
-        assert {hit.session_id for hit in await bob.search("hello")} == {"mine"}
-        assert "mine" not in {hit.session_id for hit in await ann.search("hello")}
+        assert {hit.session_id for hit in await bob.search("hello")} == {mine}
+        assert mine not in {hit.session_id for hit in await ann.search("hello")}
 
 
 async def test_a_fork_belongs_to_its_parents_owner(store: Any) -> None:
     async with two_owners(store) as (ann, bob):
         assert (await ann.info("her-fork")).owner == "ann"
-        assert set((await ann.ancestry("hers")).children) == {"her-fork"}
-        with pytest.raises(perdure.SessionConflict):
-            await bob.fork("mine", "her-fork")
+        assert set((await ann.ancestry("hers")).children) == {(await ann.info("her-fork")).id}
+        assert (await bob.fork("mine", "her-fork")).id != (await ann.info("her-fork")).id
 
 
 async def test_exports_and_imports_are_ones_own(store: Any) -> None:
@@ -155,3 +198,53 @@ async def test_without_an_owner_all_are_seen(store: Any) -> None:
     async with two_owners(store) as (ann, _), perdure.connect(ann.store) as everyone:
         assert len(await everyone.list()) == 3
         assert await everyone.gc() == 0
+
+
+async def test_connecting_as_an_owner_is_the_short_form(store: Any) -> None:
+    async with two_owners(store) as (ann, _), perdure.connect(ann.store, owner="ann") as again:
+        assert (await again.info("hers")).id == (await ann.info("hers")).id
+
+
+async def test_a_person_is_erased_and_nobody_else(store: Any) -> None:
+    """Hidden sessions and forks too, with a receipt; and the words are found nowhere any more."""
+    async with two_owners(store) as (ann, bob):
+        await (await ann.open("secret")).send("zanzibar", key="k")
+        await ann.delete("secret")
+        secret = (await ann.info("secret")).id
+        with pytest.raises(InvalidData, match="name the owner"):
+            await perdure.Sessions.erase_owner(perdure.connect(store), None)
+        receipt = await ann.erase_owner()
+        assert receipt.is_complete
+        assert (receipt.owner, len(receipt.erased), receipt.left) == ("ann", 3, ())
+        assert secret in receipt.erased
+        assert not list(await ann.list())
+        assert not list(await ann.list(status="deleted"))
+        assert not list(await ann.search("zanzibar"))
+        assert len(await bob.list()) == 1
+        assert (await ann.erase_owner()).erased == ()
+
+
+async def test_a_persons_runs_are_stopped_before_they_are_erased(store: Any) -> None:
+    driver = ScriptedDriver([Delay(30.0, "too late")])
+    async with perdure.connect(store, driver=driver) as app:
+        chat = await app.of("ann").open("long")
+        run = asyncio.create_task(chat.send("take your time"))
+        await until(lambda: app.runtime.journal.is_claimed(chat.id))
+        receipt = await app.erase_owner("ann")
+        assert (receipt.erased, receipt.is_complete) == ((chat.id,), True)
+        await asyncio.gather(run, return_exceptions=True)
+        assert not await app.exists(chat.id)
+
+
+async def test_a_deleted_session_is_hidden_until_it_is_restored(store: Any) -> None:
+    async with two_owners(store) as (ann, _):
+        await ann.suspend("hers")
+        await ann.delete("hers")
+        assert "hers" not in {info.id[17:] for info in await ann.list()}
+        await ann.restore("hers")
+        assert (await ann.info("hers")).status == "suspended"
+        await ann.restore("hers")
+        assert (await ann.info("hers")).status == "suspended"
+        await ann.erase("hers")
+        with pytest.raises(SessionNotFound):
+            await ann.restore("hers")

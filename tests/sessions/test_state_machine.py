@@ -483,7 +483,7 @@ class Verbs(RuleBasedStateMachine):
             self._do(self.face.execute(session.id, CompleteSession()))
             assert self._do(self.face.purge(status="completed")) == 1
         else:
-            self._do(self.face.delete(session.id))
+            self._do(self.face.erase(session.id))
         del self.naive.sessions[session.id]
         assert not self._do(self.face.exists(session.id))
         assert self._do(self.face.snapshot(session.id)) is None

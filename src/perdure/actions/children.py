@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 
 from perdure.model.execution import PendingCall
-from perdure.model.ids import SessionId
+from perdure.model.ids import SessionId, mark_of
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
 from perdure.protocols import ActionContext, Filters, SessionStore
 
 
-def child_session_id(execution_id: str, call_id: str) -> SessionId:
-    """Return the id of the session that a tool call spawns: the same whenever the call is made again."""
+def child_session_id(parent: AgentSessionInfo, execution_id: str, call_id: str) -> SessionId:
+    """Return the id of the session that a tool call spawns: the same whenever the call is made again.
+
+    It has an owner's mark if its parent's has. Earlier releases set none, and their runs are still recovered.
+    """
     digest = hashlib.blake2b(f"{execution_id}/{call_id}".encode(), digest_size=16)
-    return SessionId(f"sub-{digest.hexdigest()}")
+    mark = mark_of(parent.owner) if parent.owner is not None else ""
+    return SessionId(f"{mark if parent.id.startswith(mark) else ''}sub-{digest.hexdigest()}")
 
 
 async def depth_of(session: AgentSession, context: ActionContext | None) -> int:

@@ -53,7 +53,9 @@ class ForkSession:
         if self.at is not None:
             transcript = transcript.cut(0, place_of(transcript, self.at, "$.at"))
         state = state.for_next_execution().with_transcript(transcript)
-        return session.forked(SessionId.generate() if self.dst is None else SessionId(self.dst), state)
+        return session.forked(
+            SessionId.generate(session.info.owner) if self.dst is None else SessionId(self.dst), state
+        )
 
 
 async def _after_loop(session: AgentSession, loop_id: str, context: ActionContext | None) -> AgentState:

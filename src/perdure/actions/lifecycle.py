@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perdure.actions.children import spawned_by
-from perdure.actions.waiting import end_waiting
+from perdure.actions.waiting import end_waiting, is_waiting
 from perdure.errors import IllegalStatusChange, SessionBusy
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import ActionContext, ActionResult
+from perdure.protocols import ActionContext, ActionResult, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class FailSession:
 class DeleteSession:
     """Hide the session from lists, and the sessions of its sub-agents with it. A run that waits for a person ends.
 
-    Their content stays until `Sessions.delete` or `Sessions.purge` erases it; a store's own `delete` erases only one.
+    `RestoreSession` takes it back. Their content stays until `Sessions.erase` or `Sessions.purge` erases it; a store's
+    own `delete` erases only one.
     """
 
     may_be_repeated: ClassVar[bool] = True
@@ -80,3 +81,37 @@ async def _hide_children(session: AgentSession, context: ActionContext) -> None:
             raise SessionBusy(each)
     for each in children:
         await context.execute(each, DeleteSession())
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSession:
+    """Take a deletion back: the session has the status from before it, and so have those of its sub-agents.
+
+    One whose run waited for a person is active again: that run has ended with the deletion.
+    """
+
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        if session.status is not SessionStatus.DELETED:
+            return session if context is None else Answer(session)
+        if context is not None:
+            await _show_children(session, context)
+        return session.restored(await _status_before(session, context))
+
+
+async def _show_children(session: AgentSession, context: ActionContext) -> None:
+    for info in await spawned_by(context.store, session.id, deleted=True):
+        if info.status is SessionStatus.DELETED:
+            await context.execute(info.id, RestoreSession())
+
+
+async def _status_before(session: AgentSession, context: ActionContext | None) -> SessionStatus:
+    """Return the status of the last version that was not deleted."""
+    if context is None:
+        return SessionStatus.ACTIVE
+    for version in range(session.version - 1, 0, -1):
+        before = await context.store.load(session.id, version)
+        if before is not None and before.status is not SessionStatus.DELETED:
+            return SessionStatus.ACTIVE if is_waiting(before) else before.status
+    return SessionStatus.ACTIVE

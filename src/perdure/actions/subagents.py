@@ -85,7 +85,7 @@ class Spawner:
 
     async def _ran(self, tool: SubagentTool, prompt: str, call: ToolContext) -> AgentSession:
         """The child session once there is nothing more to be done in it for now."""
-        child_id = child_session_id(call.execution_id, call.call_id)
+        child_id = self._child_id(call)
         child = await self._context.store.load(child_id)
         if child is None:
             child = await self._context.create(self._new_child(child_id, tool, call))
@@ -99,7 +99,7 @@ class Spawner:
 
     async def _has_begun(self, call: ToolContext) -> bool:
         """Tell whether the child has a run: its caller continues with it later, and must not end without it."""
-        child_id = child_session_id(call.execution_id, call.call_id)
+        child_id = self._child_id(call)
         if self._context.journal is not None and await self._context.journal.is_interrupted(child_id):
             return True
         child = await self._context.store.load(child_id)
@@ -110,7 +110,7 @@ class Spawner:
 
         None if the call has no child, or one that has not begun. The sub-agent itself need not be known here.
         """
-        child_id = child_session_id(call.execution_id, call.call_id)
+        child_id = self._child_id(call)
         try:
             if not await self._context.store.exists(child_id):
                 return None
@@ -127,12 +127,15 @@ class Spawner:
 
     async def _note_what_is_left(self, tool: SubagentTool, call: ToolContext) -> None:
         with suppress(PerdureError):  # the cancellation goes on, whether or not the child can be read
-            child_id = child_session_id(call.execution_id, call.call_id)
+            child_id = self._child_id(call)
             if not await self._context.store.exists(child_id):
                 return
             child = await self._context.execute(child_id, StopWaiting("its caller was cancelled"))
             if child.state.execution is not None:
                 self._left[call.call_id] = _outcome(tool.name, call.call_id, child)
+
+    def _child_id(self, call: ToolContext) -> SessionId:
+        return child_session_id(self._parent.info, call.execution_id, call.call_id)
 
     def _new_child(self, child_id: SessionId, tool: SubagentTool, call: ToolContext) -> AgentSession:
         at = now()

@@ -12,7 +12,7 @@ from perdure.aio import finish_despite_cancel
 from perdure.loop.run_events import ResumePoint, end_of
 from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.loop_events import AgentEnd
-from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.stop import StopReason, StopSignal
 from perdure.protocols import ActionContext, ActionResult, Answer, Next
@@ -43,7 +43,7 @@ async def end_waiting(
     if context is None:
         return after
     if context.journal is None:
-        await _end_children(before.state.execution, context, why)
+        await _end_children(before.info, before.state.execution, context, why)
         return after
     return await _ended_on_record(before, ended, after, context, why)
 
@@ -82,7 +82,7 @@ async def _ended_on_record(
     assert work.record is not None
     assert before.state.execution is not None
     await work.record.barrier()
-    await finish_despite_cancel(_end_children(before.state.execution, context, why))
+    await finish_despite_cancel(_end_children(before.info, before.state.execution, context, why))
     past = await past_of(before, before.state, context)
     end = _end(before, ended, past.told)
     work.record.put(end)
@@ -95,8 +95,8 @@ def _end(session: AgentSession, ended: AgentState, told: ResumePoint) -> AgentEn
     return AgentEnd(seq=told.seq + 1, loop_id=loop_id, session_id=session.id, agent_id=session.state.agent_id, **facts)
 
 
-async def _end_children(execution: ExecutionState, context: ActionContext, why: str) -> None:
+async def _end_children(parent: AgentSessionInfo, execution: ExecutionState, context: ActionContext, why: str) -> None:
     for call in execution.pending_calls:
-        child_id = child_session_id(execution.execution_id, call.id)
+        child_id = child_session_id(parent, execution.execution_id, call.id)
         if await context.store.exists(child_id):
             await context.execute(child_id, StopWaiting(why))

@@ -18,7 +18,7 @@ import msgspec
 from perdure.aio import aside
 from perdure.archive.lines import Found, encode_session, first_line, last_line, message_count, read_sessions
 from perdure.errors import InvalidData, SessionNotFound, StoreError
-from perdure.model.ids import SessionId, new_id
+from perdure.model.ids import SessionId, mark_of, new_id
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.paging import pages
 from perdure.protocols import Archive, ArchivedSession, ArchivingStore, Filters, SessionStore
@@ -96,7 +96,7 @@ async def import_sessions(
 
     InvalidData names the line at which a file is not what was written, SessionConflict a session that is here and is
     another. What stands before that is taken in; the rest is, and nothing twice, when the file is imported again.
-    With an `owner`, a session of anybody else's is refused.
+    With an `owner`, a session of anybody else's is refused, and one whose id anybody could have: see `_check_owner`.
     """
     if isinstance(source, str | os.PathLike):
         with await _opened(_path(source, "$.source")) as file:
@@ -104,7 +104,7 @@ async def import_sessions(
     report, present = MoveReport(), set[str]()
     reading = read_sessions(source)
     while (found := await aside(next, reading, None)) is not None:
-        _check_owner(found, owner)
+        await _check_owner(store, found, owner)
         is_new = await _take_in(store, found, present)
         present.add(found.archived.session_id)
         report = report.plus(found.archived, found.size, is_new=is_new)
@@ -132,12 +132,23 @@ async def _opened(path: str) -> BinaryIO:
         raise StoreError(f"{path} could not be read: {error.strerror}. Name another file.") from None
 
 
-def _check_owner(found: Found, owner: str | None) -> None:
+async def _check_owner(store: SessionStore, found: Found, owner: str | None) -> None:
+    """Raise InvalidData unless a session may be taken in for an owner.
+
+    Its id has to be one that nobody else can have: whether any other is taken, an owner must not learn from the answer.
+    """
     archived = found.archived
-    if owner is not None and archived.heads:
-        version = len(archived.heads)
-        if decode_info(archived.heads[-1], archived.session_id, version).owner != owner:
-            raise InvalidData(found.where, f"session {archived.session_id!r} is not one of {owner!r}'s")
+    if owner is None or not archived.heads:
+        return
+    if decode_info(archived.heads[-1], archived.session_id, len(archived.heads)).owner != owner:
+        raise InvalidData(found.where, f"session {archived.session_id!r} is not one of {owner!r}'s")
+    if not archived.session_id.startswith(mark_of(owner)) and not await _is_owned(store, archived.session_id, owner):
+        problem = f"the id {archived.session_id!r} has no owner's mark; take the file in without an owner"
+        raise InvalidData(found.where, problem)
+
+
+async def _is_owned(store: SessionStore, session_id: SessionId, owner: str) -> bool:
+    return any(info.owner == owner for info in await store.list(id=session_id, limit=1))
 
 
 async def _take_in(store: Archive, found: Found, present: set[str]) -> bool:

@@ -166,11 +166,22 @@ def tag(ctx: click.Context, session: str, tags: tuple[str, ...], remove: tuple[s
 @store_command()
 @session_argument()
 def delete(ctx: click.Context, session: str) -> None:
-    """Hide SESSION from lists for good; `purge --status deleted` erases it."""
-    from perdure.actions.lifecycle import DeleteSession
-
-    session_id, _ = on_session(ctx, session, lambda sessions, key: sessions.execute(key, DeleteSession()))
+    """Hide SESSION from lists. `restore` takes that back, `erase` erases it for good."""
+    session_id, _ = on_session(ctx, session, lambda sessions, key: sessions.delete(key))
     say(f"{session_id} is deleted")
+
+
+@store_command()
+@session_argument()
+def restore(ctx: click.Context, session: str) -> None:
+    """Take back that SESSION was deleted: it has the status from before."""
+    session_id, status = on_session(ctx, session, _restored)
+    say(f"{session_id} is {status}")
+
+
+async def _restored(sessions: Sessions, session_id: str) -> str:
+    await sessions.restore(session_id)
+    return (await sessions.info(session_id)).status.value
 
 
 class Compacted(NamedTuple):

@@ -162,7 +162,7 @@ class _Talk:
         chat = self._desk.chat
         try:
             if self._is_new and self._runner.run(chat.session()).version == 1:
-                self._runner.run(self._desk.sessions.delete(chat.id))
+                self._runner.run(self._desk.sessions.erase(chat.id))
                 self.tell("Nothing was said, and nothing is kept.")
                 return
         except SessionNotFound:

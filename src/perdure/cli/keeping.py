@@ -194,30 +194,61 @@ def _confirm(yes: bool, what: str) -> None:
 
 @store_command()
 @session_argument("sessions", nargs=-1, metavar="[SESSION]...")
+@click.option("--of", "owner", metavar="OWNER", help="Erase all sessions of this owner, hidden ones too.")
+@_yes
+def erase(ctx: click.Context, sessions: tuple[str, ...], owner: str | None, yes: bool) -> None:
+    """Erase each SESSION for good, with their sub-agents' sessions, or all that an owner has. Prints how many.
+
+    What forks of a SESSION show stays. Runs of the owner that are under way are asked to stop first.
+    """
+    if bool(sessions) == bool(owner):
+        raise click.UsageError("Name the sessions, or whose by --of.")
+    if owner is None:
+        _erase_each(ctx, sessions, yes)
+        return
+    _confirm(yes, f"erase all that {owner!r} has")
+    receipt = on_sessions(ctx, lambda store: store.erase_owner(owner))
+    say(f"sessions erased: {len(receipt.erased)}")
+    if not receipt.is_complete:
+        left = ", ".join(receipt.left[:_SHOWN])
+        raise Failure(
+            f"{counted(len(receipt.left), 'session')} still running: {left}. Repeat it once they end.", CONFLICT
+        )
+
+
+def _erase_each(ctx: click.Context, sessions: tuple[str, ...], yes: bool) -> None:
+    async def find(store: Sessions) -> list[str]:
+        return [await named(store, each) for each in sessions]
+
+    async def work(store: Sessions) -> int:
+        return sum([len(await store.erase(session_id)) for session_id in found])
+
+    found = on_sessions(ctx, find)
+    _confirm(yes, f"erase {', '.join(found)}")
+    say(f"sessions erased: {on_sessions(ctx, work)}")
+
+
+@store_command()
+@session_argument("sessions", nargs=-1, metavar="[SESSION]...")
 @older_option("older_than")
 @status_option
 @_yes
 def purge(
     ctx: click.Context, sessions: tuple[str, ...], older_than: datetime | None, status: str | None, yes: bool
 ) -> None:
-    """Erase each SESSION, or all of an age or status, with their sub-agents' sessions. Prints how many.
+    """Erase all sessions of an age or status, or each SESSION, with their sub-agents' sessions. Prints how many.
 
     What their forks show stays.
     """
     if bool(sessions) == bool(older_than or status):
         raise click.UsageError("Name the sessions, or which by --older-than and --status.")
 
-    async def find(store: Sessions) -> list[str]:
-        return [await named(store, each) for each in sessions]
-
-    async def work(store: Sessions) -> int:
-        if not found:
-            return await store.purge(older_than=older_than, status=status)
-        return sum([len(await store.delete(session_id)) for session_id in found])
-
-    found = on_sessions(ctx, find)
-    _confirm(yes, f"erase {', '.join(found)}" if found else "erase these sessions")
-    say(f"sessions erased: {on_sessions(ctx, work)}")
+    if sessions:
+        _erase_each(ctx, sessions, yes)
+        return
+    _confirm(yes, "erase these sessions")
+    erased = on_sessions(ctx, lambda store: store.purge(older_than=older_than, status=status))
+    say(f"sessions erased: {erased}")
 
 
 @store_command()

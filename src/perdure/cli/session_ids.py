@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -40,8 +41,8 @@ async def named(sessions: Sessions, text: str) -> SessionId:
     if text == NEWEST:
         return await _newest(sessions)
     wanted = SessionId(text)
-    if await sessions.exists(wanted):
-        return wanted
+    with suppress(SessionNotFound):
+        return (await sessions.info(wanted)).id
     found = await _beginning_with(sessions, wanted) or await _beginning_with(sessions, wanted, deleted=True)
     if not found:
         raise SessionNotFound(wanted)

@@ -26,6 +26,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _MADE = re.compile(r".*\.h[a-z2-7]{26}")
 _UNFIT = re.compile(r"[^A-Za-z0-9]+")
 _READABLE = 60
+_MARK_BYTES = 10
+"""80 bits, which base32 writes as 16 letters: too many for somebody to find a name with another's mark."""
 
 
 class SessionId(str):
@@ -41,9 +43,20 @@ class SessionId(str):
         return super().__new__(cls, value)
 
     @classmethod
-    def generate(cls) -> SessionId:
-        """A new UUIDv7: unique, and sorted by the time it was made."""
-        return cls(new_id())
+    def generate(cls, owner: str | None = None) -> SessionId:
+        """Return a new UUIDv7: unique, and sorted by the time it was made. With an owner, the mark stands before it."""
+        return cls(new_id()) if owner is None else cls.under(owner, new_id())
+
+    @classmethod
+    def under(cls, owner: str, name: str) -> SessionId:
+        """Return the id of an owner's session: the owner's mark, a dot, and the name that the owner has given it.
+
+        What owners call their sessions cannot clash then, and nobody learns from a name that is taken who has it. An id
+        that has the mark already stays as it is.
+        """
+        mark = mark_of(owner)
+        given = cls(name)
+        return given if given.startswith(mark) else cls(mark + given)
 
     @classmethod
     def of(cls, *names: str) -> SessionId:
@@ -63,6 +76,12 @@ class SessionId(str):
         digest = hashlib.sha256(json.dumps(names).encode()).digest()[:16]
         readable = _UNFIT.sub("-", "-".join(names))[:_READABLE].strip("-") or "session"
         return cls(f"{readable}.h{base64.b32encode(digest).decode().rstrip('=').lower()}")
+
+
+def mark_of(owner: str) -> str:
+    """Return what the ids of an owner's sessions begin with. It tells owners apart, and does not show their names."""
+    digest = hashlib.sha256(json.dumps(owner).encode()).digest()[:_MARK_BYTES]
+    return f"o{base64.b32encode(digest).decode().lower()}."
 
 
 def _utc_now() -> datetime:

@@ -156,6 +156,14 @@ class AgentSession(Value, frozen=True):
     def deleted(self) -> AgentSession:
         return self.with_status(SessionStatus.DELETED)
 
+    def restored(self, status: SessionStatus) -> AgentSession:
+        """Return the session as it was before it was deleted: no other move leads out of that status."""
+        if self.status is not SessionStatus.DELETED:
+            raise IllegalStatusChange(
+                self.id, self.status.value, status.value, (s.value for s in STATUS_MOVES[self.status])
+            )
+        return self._with_info(status=SessionStatus(status), updated_at=now())
+
 
 def forked_from(info: AgentSessionInfo) -> SessionId | None:
     """Return the session that this one is a fork of. A sub-agent's session has a parent too, and is not its fork."""

@@ -59,7 +59,7 @@ class SessionRepository:
         return await self.store.exists(session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Erase this one session. The sessions of its sub-agents stay: `Sessions.delete` erases them with it."""
+        """Erase this one session. The sessions of its sub-agents stay: `Sessions.erase` erases them with it."""
         await self.store.delete(session_id)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
@@ -92,7 +92,7 @@ class SessionFactory:
         check_owner(owner)
         at = now()
         info = AgentSessionInfo(
-            id=SessionId.generate() if session_id is None else SessionId(session_id),
+            id=SessionId.generate(owner) if session_id is None else SessionId(session_id),
             agent_name=definition.name,
             created_at=at,
             updated_at=at,

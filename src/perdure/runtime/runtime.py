@@ -221,7 +221,7 @@ class SessionRuntime:
         except BaseException as error:
             await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
-                return await self._add(after.forked(SessionId.generate(), after.state), made.saving)
+                return await self._add(after.forked(SessionId.generate(after.info.owner), after.state), made.saving)
             raise
         await self._emit_saved(kept)
         for event in made.tells:

@@ -68,6 +68,24 @@ class Changing(Reach):
 
         await self.execute(session_id, ResumeSession())
 
+    async def rename(self, session_id: str, name: str | None) -> None:
+        """Give a session a name for people, or none."""
+        from perdure.actions.metadata import RenameSession
+
+        await self.execute(session_id, RenameSession(name))
+
+    async def delete(self, session_id: str) -> None:
+        """Hide a session from lists, and the sessions of its sub-agents with it. `restore` takes that back."""
+        from perdure.actions.lifecycle import DeleteSession
+
+        await self.execute(session_id, DeleteSession())
+
+    async def restore(self, session_id: str) -> None:
+        """Take back that a session was deleted. What was erased cannot be restored."""
+        from perdure.actions.lifecycle import RestoreSession
+
+        await self.execute(session_id, RestoreSession())
+
     async def fork(
         self,
         src: str,

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, BinaryIO
 
+import msgspec
+
 from perdure.actions.children import spawned_by
-from perdure.errors import InvalidData, SessionBusy, SessionNotFound
-from perdure.model.checks import expect_function, expect_method, expect_several
+from perdure.actions.inbox import CANCEL
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionBusy, SessionNotFound
+from perdure.model.checks import expect_function, expect_method, expect_several, expect_wait
 from perdure.model.ids import SessionId, now
-from perdure.model.session import SessionStatus
-from perdure.paging import all_infos
-from perdure.protocols import ArchivingStore, BulkErasure, Erasure, Filters
+from perdure.model.session import SessionStatus, check_owner
+from perdure.paging import all_infos, pages
+from perdure.protocols import ArchivingStore, BulkErasure, Entry, Erasure, Filters
 from perdure.sessions.looking import Looking
 from perdure.sessions.reach import cannot
 
 if TYPE_CHECKING:
     from perdure.actions.resume import RecoveryReport
     from perdure.archive.moving import MoveReport, Progress
+
+
+_PAUSE = 0.05
+"""Seconds between two looks at whether a run has stopped."""
+
+
+class ErasureReceipt(msgspec.Struct, frozen=True):
+    """What erasing an owner came to."""
+
+    owner: str
+    erased: tuple[SessionId, ...]
+    """The sessions that are gone, sub-agents' included."""
+    left: tuple[SessionId, ...]
+    """Those that are still there, since their runs have not stopped."""
+    at: datetime
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.left
 
 
 class Keeping(Looking):
@@ -118,7 +142,7 @@ class Keeping(Looking):
                 erased.append(session_id)
         return erased
 
-    async def delete(self, session_id: str) -> Sequence[SessionId]:
+    async def erase(self, session_id: str) -> Sequence[SessionId]:
         """Erase a session for good, and the sessions of its sub-agents with it; what its forks show stays.
 
         Return the ids erased.
@@ -130,6 +154,50 @@ class Keeping(Looking):
         if key not in erased:  # somebody has begun to run it, or has erased it: the store says which
             await self.store.delete(key)
         return erased
+
+    async def erase_owner(self, owner: str | None = None, *, wait: float = 10.0) -> ErasureReceipt:
+        """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.
+
+        Runs under way are asked to stop, and waited for. Those that have not stopped after `wait` seconds are named in
+        the receipt: erase again once they have ended. On sessions of one owner, that owner is erased.
+        """
+        expect_wait(wait, "$.wait")
+        whose = self.owner if owner is None else owner
+        check_owner(whose)
+        if whose is None:
+            raise InvalidData("$.owner", "name the owner whose sessions are to be erased")
+        if self.owner not in (None, whose):
+            raise ConfigurationError(f"These are the sessions of {self.owner!r}, who can erase nobody else's.")
+        erased: list[SessionId] = []
+        deadline = time.monotonic() + wait
+        while found := await self._all_of(whose):
+            erased += await self._erase(await self._stopped(found, deadline))
+            if time.monotonic() >= deadline:
+                break
+        return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), tuple(await self._all_of(whose)), now())
+
+    async def _all_of(self, owner: str) -> list[SessionId]:
+        """Return the ids of an owner's sessions, deleted ones too."""
+        found: list[str | None] = []
+        for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
+            async for page in pages(self.store, **filters):
+                found += [info.id for info in page]
+                found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord)]
+        return [SessionId(each) for each in found if each is not None]
+
+    async def _stopped(self, session_ids: Sequence[SessionId], deadline: float) -> Sequence[SessionId]:
+        """Ask the runs of sessions to stop, and return the ids once they have, or at the deadline."""
+        journal = self.runtime.journal
+        if journal is None:
+            return session_ids
+        running = [each for each in session_ids if await journal.is_claimed(each)]
+        for each in running:
+            with suppress(SessionNotFound):
+                await journal.post(each, Entry(CANCEL))
+        while running and time.monotonic() < deadline:
+            await asyncio.sleep(_PAUSE)
+            running = [each for each in running if await journal.is_claimed(each)]
+        return session_ids
 
     async def _with_children(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
         """Return ids, each once and after those of the sessions that its sub-agents have."""

@@ -16,9 +16,9 @@ from perdure.sessions.open_sessions import LiveSet
 class Reach:
     """A connection, seen by one owner. Without an owner, every session is within reach.
 
-    Ids are one namespace for the whole store, and an owner must not learn from it what others have. So the names that
-    an owner gives are its own: where `name` is not the id of one of its sessions, it stands for `SessionId.of(name,
-    owner)`, whether or not somebody else's session has `name` as its id.
+    Ids are one namespace for the whole store, and an owner must not learn from it what others have. So an owner's ids
+    begin with a mark of its own, which it need not write: `order-7` is the session `o….order-7`. A session that was
+    created for the owner without the mark is found by its whole id.
     """
 
     def __init__(self, connection: Connection, owner: str | None) -> None:
@@ -54,12 +54,14 @@ class Reach:
         """Return the header of a session within reach; None if there is none."""
         self._require_open()
         given = SessionId(session_id)
-        found = await self._header(given)
-        if self.owner is None or (found is not None and found.owner == self.owner):
-            return found
-        # Looked up whether or not somebody else has the id, so that the time it takes tells nothing.
-        named = await self._header(self._named(given))
-        return named if named is not None and named.owner == self.owner else None
+        if self.owner is None:
+            return await self._header(given)
+        # Looked up one after the other, whoever has the second, so that neither the answer nor its time tells of it.
+        return await self._own(self._named(given)) or await self._own(given)
+
+    async def _own(self, session_id: SessionId) -> AgentSessionInfo | None:
+        found = await self._header(session_id)
+        return found if found is not None and found.owner == self.owner else None
 
     async def _header(self, session_id: SessionId) -> AgentSessionInfo | None:
         page = await self.store.list(id=session_id, limit=1)
@@ -68,8 +70,8 @@ class Reach:
         return page.all()[0] if page else None
 
     def _named(self, name: str) -> SessionId:
-        """Return the id that a name stands for, if it is not itself the id of a session within reach."""
-        return SessionId(name) if self.owner is None else SessionId.of(SessionId(name), self.owner)
+        """Return the id that a session of this name has if it is created now."""
+        return SessionId(name) if self.owner is None else SessionId.under(self.owner, name)
 
     async def _reach(self, session_id: str) -> SessionId:
         """Return the id of a session within reach. Without an owner, the verb itself finds out if there is one."""

@@ -88,7 +88,7 @@ class Sessions(Talking, Changing, Keeping):
             raise InvalidData("$.agent", f"expected an AgentDefinition, got {type(agent).__name__}")
         found = None if id is None else await self._find(id)
         if found is None:
-            new = SessionId.generate() if id is None else self._named(id)
+            new = SessionId.generate(self.owner) if id is None else self._named(id)
             found = await self._create(new, agent or ASSISTANT, tags)
         session_id = found.id
         if agent is not None and agent.name != found.agent_name:
@@ -116,7 +116,9 @@ class Sessions(Talking, Changing, Keeping):
     async def new_session(self, session_id: str) -> Chat:
         """Begin a session with the agent, tags and model of another. A model that connect() names comes first."""
         like = await self.session(session_id)
-        made = await self._create(SessionId.generate(), like.definition, like.info.tags, model=like.state.default_model)
+        made = await self._create(
+            SessionId.generate(self.owner), like.definition, like.info.tags, model=like.state.default_model
+        )
         return self._handle(made.id)
 
     async def _create(
