@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from os import PathLike
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 
 class PerdureError(Exception):
@@ -288,6 +288,9 @@ class DriverError(PerdureError):
     """A model call failed for good."""
 
 
+_MAY_PASS = frozenset({"TransientDriverError", "RetriesExhausted", "TimeoutError", "ConnectionError"})
+
+
 class TransientDriverError(DriverError):
     """A model call failed in a way that may pass: the only kind of error that is retried."""
 
@@ -322,21 +325,43 @@ class CompactionFailed(DriverError):
         )
 
 
+class Cause(Protocol):
+    """An error as it is on record: `perdure.ErrorRecord`."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def code(self) -> int | str | None: ...
+
+
 class RunFailed(DriverError):
     """A run ended without an answer. What was said until then is kept.
 
-    `kind` is the class of the error that ended it, as it is on record, and `problem` what that said.
+    `cause` is the error that ended it, as it is on record: its `type`, its `message`, and the `code` that a provider
+    gave. `retryable` tells whether the same may succeed later, by `chat.retry()`. `session` is what was saved.
     """
 
-    kind: str | None = None
+    cause: Cause | None = None
+    session: Any = None
     problem: str = ""
 
     def __init__(
-        self, session_id: str, version: int, reason: str, *, is_shown: bool = True, kind: str | None = None
+        self,
+        session_id: str,
+        version: int,
+        reason: str,
+        *,
+        is_shown: bool = True,
+        cause: Cause | None = None,
+        session: Any = None,
     ) -> None:
         self.session_id = session_id
         self.version = version
-        self.kind = kind
+        self.cause = cause
+        self.session = session
+        kind = self.kind
         self.problem = reason
         self.reason = reason = f"{kind}: {reason}" if kind else reason
         advice = "send again to continue, or undo() to take the message back"
@@ -346,6 +371,16 @@ class RunFailed(DriverError):
             f"The run in session {session_id!r} failed: {reason.rstrip('. ')}. The session is kept, "
             f"at version {version}, with all that was said: {advice}."
         )
+
+    @property
+    def kind(self) -> str | None:
+        """The class of the error that ended the run."""
+        return None if self.cause is None else self.cause.type
+
+    @property
+    def retryable(self) -> bool:
+        """Tell whether the run failed for a reason that may pass: a provider that could not answer, or a time limit."""
+        return self.kind in _MAY_PASS
 
 
 class InputRefused(RunFailed):
@@ -407,7 +442,7 @@ class ConfigurationError(PerdureError):
     `missing` says that no model is named, or that a tool is not here; `name` is the agent's or the tool's.
     """
 
-    missing: Literal["model", "tool"] | None = None
+    missing: Literal["model", "tool", "context"] | None = None
     name: str | None = None
 
     def __init__(
@@ -415,7 +450,7 @@ class ConfigurationError(PerdureError):
         what: str = "",
         advice: str = "",
         *,
-        missing: Literal["model", "tool"] | None = None,
+        missing: Literal["model", "tool", "context"] | None = None,
         name: str | None = None,
     ) -> None:
         self.missing = missing

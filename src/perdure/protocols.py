@@ -8,7 +8,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypedDict, TypeGuard, Unpack, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    TypedDict,
+    TypeGuard,
+    TypeVar,
+    Unpack,
+    runtime_checkable,
+)
 
 import msgspec
 
@@ -259,8 +270,20 @@ async def _unheard(progress: JSON) -> None:
     """Nobody follows a tool that is called outside of a run."""
 
 
-class ToolContext(msgspec.Struct, frozen=True):
-    """What a tool may know of the call it serves: a parameter of this type is filled in, and hidden from the model."""
+if TYPE_CHECKING:
+    # With a default, a plain `ToolContext` is complete for type checkers. Python has them from 3.13 on.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    C = TypeVarWithDefault("C", default=Any)
+else:
+    C = TypeVar("C")
+
+
+class ToolContext(msgspec.Struct, Generic[C], frozen=True):
+    """What a tool may know of the call it serves: a parameter of this type is filled in, and hidden from the model.
+
+    A parameter of the type `ToolContext[Request]` says that the tool needs a context, which is a `Request`.
+    """
 
     call_id: str
     execution_id: str
@@ -270,6 +293,14 @@ class ToolContext(msgspec.Struct, frozen=True):
     """Tells those who follow the run how far the call has come."""
     spawn: Callable[..., Awaitable[Any]] | None = None
     """Runs a sub-agent in a session of its own; None where the run belongs to no session."""
+    owner: str | None = None
+    """Whose session it is."""
+    metadata: Mapping[str, Any] = EMPTY
+    """The session's metadata, as `WriteMetadata` wrote it."""
+    context: C = None  # type: ignore[assignment]  # a tool that says what it needs is not called without it
+    """What `send(…, context=…)` was given, or what `connect(context=…)` has made of the session. It is never stored."""
+    context_data: Mapping[str, Any] | None = None
+    """What `send(…, context_data=…)` was given: JSON, stored with the run."""
 
 
 @runtime_checkable
@@ -301,6 +332,14 @@ class Tool(Protocol):
         ...
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON: ...
+
+
+@runtime_checkable
+class NeedsContext(Protocol):
+    """A tool that says whether it can be called without a context."""
+
+    @property
+    def needs_context(self) -> bool: ...
 
 
 class Filters(TypedDict, total=False):

@@ -96,7 +96,7 @@ async def test_a_sub_agent_has_a_session_of_its_own() -> None:
     assert (answer_of(session.state), results_in(session.state)[0].text) == ("Done.", "It is 5.")
     assert session.state.execution is not None
     execution_id = session.state.execution.execution_id
-    assert child.id == child_session_id(execution_id, "ask")
+    assert child.id == child_session_id(session.info, execution_id, "ask")
     assert (child.info.parent_id, child.info.owner, child.info.agent_name) == (session.id, "ada", "helper")
     spawned = child.info.spawn_ref
     assert spawned is not None
@@ -616,7 +616,7 @@ class Ailing(MemoryStore):
         return await super().claim(session_id, **given)
 
 
-@pytest.mark.parametrize("error", [StoreError("The disk is full."), SessionBusy(child_session_id("e", "c"))])
+@pytest.mark.parametrize("error", [StoreError("The disk is full."), SessionBusy("sub-1")])
 @pytest.mark.parametrize("when_busy", ["raise", "queue"])
 async def test_an_ailing_store_is_not_told_to_the_model(error: Exception, when_busy: Any) -> None:
     """What is no fault of the child ends the run where it is; it can be resumed, and then calls the child."""

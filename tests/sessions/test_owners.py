@@ -31,6 +31,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "loop_id": "x",
     "text": "hello",
     "name": "a name",
+    "key": "k",
 }
 ID_NAMES = ("session_id", "src", "left")
 # Verbs that are about no one session, each with a test of its own below; `open` and the two that tolerate any id too.

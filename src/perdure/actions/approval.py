@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of, pending_now
 from perdure.actions.given import require_loops
 from perdure.actions.needed_model import recorded_config, require_model
@@ -35,8 +36,9 @@ class ApproveToolCalls:
     what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
     """
 
-    def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None) -> None:
+    def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None, context: object = None) -> None:
         self._loops = require_loops(loops)
+        self._caller = Caller(context)
         self._given = _checked(call_ids)
         self.used_before = Usage()
         """What the run had used before this continued it."""
@@ -54,16 +56,19 @@ class ApproveToolCalls:
         )
         self.used_before = session.state.usage
         decisions = Decisions(approved={call.id: call.digest for call in shown}, waited=_waited(now))
-        return await _continued(session, self._loops, context, decisions, depth)
+        return await _continued(session, self._loops, context, decisions, depth, self._caller)
 
 
 class DenyToolCalls:
     """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
 
-    def __init__(self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None) -> None:
+    def __init__(
+        self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None, context: object = None
+    ) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
         self._loops = require_loops(loops)
+        self._caller = Caller(context)
         self._reason = reason
         self._given = _checked(call_ids)
         self.used_before = Usage()
@@ -73,7 +78,8 @@ class DenyToolCalls:
         shown, now = await _looked_at(session, context, self._given, lets_happen=False)
         self.used_before = session.state.usage
         decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
-        return await _continued(session, self._loops, context, decisions, await depth_of(session, context))
+        depth = await depth_of(session, context)
+        return await _continued(session, self._loops, context, decisions, depth, self._caller)
 
 
 class ShowPendingCalls:
@@ -89,7 +95,12 @@ class ShowPendingCalls:
 
 
 async def _continued(
-    session: AgentSession, loops: LoopFactory, context: ActionContext | None, decisions: Decisions, depth: int
+    session: AgentSession,
+    loops: LoopFactory,
+    context: ActionContext | None,
+    decisions: Decisions,
+    depth: int,
+    caller: Caller,
 ) -> AgentSession | Next:
     execution = session.state.execution
     assert execution is not None
@@ -103,7 +114,7 @@ async def _continued(
     state = session.state.with_execution(execution.with_pending_calls(()))
     spawn = Spawner(session, context, loops, decisions) if context is not None else None
     then = waiting_messages(context, session.id, loops, depth)
-    options = RunOptions(decisions=decisions, depth=depth, model=model, then=then)
+    options = RunOptions(decisions=decisions, depth=depth, model=model, then=then, caller=caller)
     return await run_agent(session.activated(), state, loops, context, options, spawn)
 
 

@@ -62,7 +62,12 @@ class Inbox:
         self.session_id = session_id
 
     async def post(
-        self, kind: str, messages: Sequence[Message], key: str | None = None, metadata: Mapping[str, Any] = EMPTY
+        self,
+        kind: str,
+        messages: Sequence[Message],
+        key: str | None = None,
+        metadata: Mapping[str, Any] = EMPTY,
+        context_data: Mapping[str, Any] | None = None,
     ) -> None:
         """Leave messages with the session: for its run to take in, or to be sent once it is free."""
         newest = await self._journal.read(self.session_id, last=1)
@@ -72,6 +77,7 @@ class Inbox:
             "messages": [message.to_dict() for message in messages],
             "key": key,
             **({"metadata": metadata} if metadata else {}),
+            **({"context_data": context_data} if context_data is not None else {}),
         }
         await self._journal.post(self.session_id, Entry(kind, body))
 
@@ -126,6 +132,16 @@ class Inbox:
         story = _refusal(session, entry, reason)
         await self.take(session, entry.seq, messages_in(entry), [entry_of(event) for event in story])
         return story
+
+
+async def is_under_way(journal: Journal, session_id: str, key: str) -> bool:
+    """Tell whether a message with a key waits in the inbox, or is answered by a run that has not been saved."""
+    if any(item.body.get("key") == key for item in await Inbox(journal, session_id).items() if item.kind == QUEUE):
+        return True
+    if not (await journal.is_claimed(session_id) or await journal.is_interrupted(session_id)):
+        return False
+    newest = await journal.runs(session_id, limit=1)
+    return any((run.first.body.get("key") or [None])[0] == key for run in newest)
 
 
 def _delivers(entry: JournalEntry, item: Any) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.callers import NOBODY, Caller
 from perdure.actions.children import depth_of
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
@@ -42,6 +43,7 @@ from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
 from perdure.model.loop_events import (
     AgentEnd,
+    AgentStart,
     AnyLoopEvent,
     ContinuationKind,
     LoopEvent,
@@ -77,8 +79,11 @@ class SendParallel:
         configs: Sequence[ModelConfig | str | AgentDefinition],
         strategy: Strategy | Callable[[Sequence[Branch]], Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        context: object = None,
+        context_data: Mapping[str, Any] | None = None,
     ) -> None:
         self._messages = messages_to_send(message)
+        self._caller = Caller.of(context, context_data)
         configs = () if isinstance(configs, str) else expect_several(configs, "$.configs")
         if len(configs) < 2:
             raise InvalidData("$.configs", "a parallel evaluation compares at least two configs")
@@ -96,6 +101,7 @@ class SendParallel:
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)
         group.parent, group.metadata = await parent_of(session, context), self._metadata
+        group.caller = self._caller
         return await group.evaluate()
 
 
@@ -118,6 +124,8 @@ async def resume_group(
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), work)
     group.parent = start.parent_loop_id
     group.metadata = start.metadata
+    started = (event for story in stories.values() for event in story if isinstance(event, AgentStart))
+    group.caller = Caller(data=next((event.context_data for event in started), None))
     return await group.evaluate(stories)
 
 
@@ -165,6 +173,7 @@ class Group:
         self.parent: str | None = None
         """The loop that the branches continue from."""
         self.metadata: Mapping[str, Any] = EMPTY
+        self.caller = NOBODY
         self._depth = 0
 
     def _branch(self, index: int, story: Sequence[AnyLoopEvent]) -> Run:
@@ -184,8 +193,13 @@ class Group:
             facts=self._branch_facts(index),
             spawn=self._spawner(),
             told=ResumePoint.of(story),
+            owner=self._session.info.owner,
+            context=self.caller.context,
+            context_data=self.caller.data,
         )
-        run = self._loop(definition, replay).start(replay.state, start)
+        loop = self._loop(definition, replay)
+        self.caller.require_for(loop.setup.tools, self._session.id)
+        run = loop.start(replay.state, start)
         run.is_interrupted = lambda: self._is_interrupted
         return run
 
@@ -219,12 +233,14 @@ class Group:
             "continuation": ContinuationKind("branch", str(index)) if self.parent else ContinuationKind(),
             "metadata": self.metadata,
             "base_version": self._session.version,
+            "context_data": self.caller.data,
             "group": self._loop_ids,
             "input_at": (min(places), max(places) + 1) if places else None,
         }
 
     async def evaluate(self, stories: Mapping[str, Sequence[AnyLoopEvent]] | None = None) -> AgentSession | Next:
         """Run the branches, or go on with those of a group that was killed; the session goes on from one of them."""
+        self.caller = await self.caller.known_to(self._loops, self._session)
         try:
             await self._work.open_inbox()  # a wish to cancel ends all branches; messages wait until one is selected
             await self._work.carry_out(self._compare(stories))

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.given import require_loops
@@ -51,8 +52,9 @@ class ResumeExecution:
 
     ends_interruption = True
 
-    def __init__(self, loops: LoopFactory, *, give_up: bool = False) -> None:
+    def __init__(self, loops: LoopFactory, *, give_up: bool = False, context: object = None) -> None:
         self._loops = require_loops(loops)
+        self._context = context
         self._give_up = give_up
         self.has_found_one = False
         """Whether there was a run to be continued."""
@@ -105,6 +107,7 @@ class ResumeExecution:
             inputs=_unjudged(events),
             key=_fact_of(events, "key"),
             posted=_fact_of(events, "posted"),
+            caller=Caller(self._context, _fact_of(events, "context_data")),
         )
         spawn = Spawner(session, context, self._loops, replay.decisions)
         active = session.activated() if is_waiting(session) else session

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.callers import NOBODY, Caller
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
 from perdure.errors import ConfigurationError, InvalidData
@@ -39,6 +40,7 @@ class Past(msgspec.Struct, frozen=True):
 
     told: ResumePoint = ResumePoint()
     key: Key | None = None
+    context_data: Mapping[str, Any] | None = None
 
 
 class RunOptions(msgspec.Struct, frozen=True):
@@ -62,6 +64,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     """Whether the run is to be ended where it stands."""
     metadata: Mapping[str, Any] = EMPTY
     """What the caller says of the run, for its record."""
+    caller: Caller = NOBODY
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
 
@@ -81,6 +84,9 @@ async def run_agent(
     loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = options.past or await past_of(session, state, context)
+    caller = await _caller_of(session, loops, options, past)
+    if not options.give_up:
+        caller.require_for(loop.setup.tools, session.id)
     key = options.key or past.key
     start = RunStart(
         record=work.record or Unrecorded(),
@@ -92,11 +98,15 @@ async def run_agent(
             "spawn_ref": session.info.spawn_ref,
             "key": (key.name, key.digest) if key else None,
             "posted": options.posted,
+            "context_data": caller.data,
             "metadata": options.metadata,
             **await continuation_of(session, () if options.work else options.inputs, context),
         },
         spawn=spawn,
         told=past.told,
+        owner=session.info.owner,
+        context=caller.context,
+        context_data=caller.data,
     )
     run = loop.start(state, start)
     try:
@@ -107,6 +117,14 @@ async def run_agent(
             raise Interrupted(made) from None
         raise
     return work.next(_after(session, run), key=key)
+
+
+async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOptions, past: Past) -> Caller:
+    """Return who asked for a run. What was left for its tools is on record, where the caller itself is gone."""
+    caller = options.caller
+    if caller.data is None and past.context_data is not None:
+        caller = replace(caller, data=past.context_data)
+    return caller if options.give_up else await caller.known_to(loops, session)
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
@@ -138,7 +156,7 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
         codec.convert(datetime, entries[-1].body["at"]),
     )
     key = run.first.body.get("key")
-    return Past(told, Key(*key) if key else None)
+    return Past(told, Key(*key) if key else None, run.first.body.get("context_data"))
 
 
 def _after(session: AgentSession, run: Run) -> AgentSession:

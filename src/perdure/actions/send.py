@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of
 from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.inbox import QUEUE, STEER, Inbox, WaitingMessages, messages_in
@@ -44,7 +45,8 @@ class SendMessage:
 
     `key` makes a repeated request return what the first one came to. `when_busy` says what becomes of a message to a
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
-    `metadata` goes on the record of the run.
+    `metadata` goes on the record of the run. `context` is what tools find in `ToolContext.context`; it is never stored.
+    `context_data` is JSON, stored with the run, for `connect(context=…)` to make a context of where the caller is gone.
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
@@ -59,6 +61,8 @@ class SendMessage:
         depth: int = 0,
         answers: JournalEntry | None = None,
         any_role: bool = False,
+        context: object = None,
+        context_data: Mapping[str, Any] | None = None,
     ) -> None:
         self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
@@ -72,6 +76,7 @@ class SendMessage:
             problem = "a message that steers another run has no record of its own; use when_busy='queue'"
             raise InvalidData("$.metadata", problem)
         self._metadata = checked_metadata(metadata)
+        self._caller = Caller.of(context, context_data)
         self._loops = require_loops(loops)
         self._when_busy = when_busy
         self._depth = depth
@@ -112,13 +117,15 @@ class SendMessage:
         """Leave the messages in the inbox."""
         journal = require_journal(context, "when_busy")
         key = None if self._key is None else self._key.name
-        await Inbox(journal, session.id).post(self._when_busy, self.messages, key, self._metadata)
+        await Inbox(journal, session.id).post(self._when_busy, self.messages, key, self._metadata, self._caller.data)
         self.was_left = True
         is_claimed = await journal.is_claimed(session.id)  # then that run looks into the inbox when it ends
         return Answer(session, None if is_claimed else then)
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
-        options = RunOptions(inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata, then=then)
+        options = RunOptions(
+            inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata, then=then, caller=self._caller
+        )
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
 
@@ -165,10 +172,8 @@ def waiting_messages(
         return None
 
     def send(item: JournalEntry) -> SendMessage:
-        key, metadata = item.body.get("key"), item.body.get("metadata")
+        facts = {name: item.body.get(name) for name in ("key", "metadata", "context_data")}
         # Roles were checked when it was posted.
-        return SendMessage(
-            messages_in(item), loops, key=key, metadata=metadata, depth=depth, answers=item, any_role=True
-        )
+        return SendMessage(messages_in(item), loops, **facts, depth=depth, answers=item, any_role=True)
 
     return WaitingMessages(given.execute, Inbox(given.journal, session_id), send)

@@ -90,7 +90,7 @@ class Spawner:
         if child is None:
             child = await self._context.create(self._new_child(child_id, tool, call))
         elif self._context.journal is not None:
-            child = await self._context.execute(child_id, _resumption(tool.loops))
+            child = await self._context.execute(child_id, _resumption(tool.loops, context=call.context))
         action = await self._next_action(child, tool, prompt, call)
         try:
             return child if action is None else await self._context.execute(child_id, action)
@@ -165,11 +165,14 @@ class Spawner:
 
         execution = child.state.execution
         if execution is None:
-            return SendMessage(prompt, tool.loops, depth=tool.depth)
+            given = {"context": call.context, "context_data": call.context_data}
+            return SendMessage(prompt, tool.loops, depth=tool.depth, **given)
         if execution.pending_calls:
             shown = await pending_now(child, self._context)
             asked = PendingCall(tool.name, {"prompt": prompt}, call.call_id, session_id=child.id, waits_for=shown)
-            return ApproveToolCalls(tool.loops, call_ids=shown) if self._is_approved(asked) else None
+            if not self._is_approved(asked):
+                return None
+            return ApproveToolCalls(tool.loops, call_ids=shown, context=call.context)
         assert execution.status is not ExecutionStatus.PENDING
         return None
 
@@ -178,11 +181,11 @@ class Spawner:
         return self._decisions is not None and self._decisions.approved.get(asked.id) == asked.digest
 
 
-def _resumption(loops: LoopFactory, *, give_up: bool = False) -> Action:
+def _resumption(loops: LoopFactory, *, give_up: bool = False, context: object = None) -> Action:
     """Return what continues or ends a child that was killed in the middle of a run, and does nothing to any other."""
     from perdure.actions.resume import ResumeExecution  # it spawns children itself
 
-    return ResumeExecution(loops, give_up=give_up)
+    return ResumeExecution(loops, give_up=give_up, context=context)
 
 
 def _outcome(name: str, call_id: str, child: AgentSession) -> Outcome:

@@ -70,6 +70,10 @@ class RunStart(msgspec.Struct, frozen=True):
     """The id of a new run, if it is known before it begins."""
     told: ResumePoint = ResumePoint()
     """How far the story of a run that is continued had come."""
+    owner: str | None = None
+    context: object = None
+    """What tools are given as their context."""
+    context_data: Mapping[str, Any] | None = None
 
 
 BY_ITSELF = RunStart()
@@ -109,7 +113,7 @@ class Run:
         self.state = state
         self.session_id = start.session_id
         self.spawn = start.spawn
-        self._start = start
+        self.start = start
         self._setup = setup
         self._facts = {**start.facts, "approved": decisions.approved, "denied": decisions.denied}
         self._interceptors = Interceptors(setup.interceptors)
@@ -194,11 +198,11 @@ class Run:
             self._restart_step()
             self._count_idle()
         else:
-            self.state = self.state.with_execution_started(self._start.execution_id)
+            self.state = self.state.with_execution_started(self.start.execution_id)
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
         if not resumed:
-            for message in self._start.inputs:
+            for message in self.start.inputs:
                 await self._narrator.message_ended(message)
         await self._narrator.barrier()
         if not self.is_input_accepted:
@@ -207,7 +211,7 @@ class Run:
             self.state = await self._interceptors.pass_through("before_execution", self.state)
 
     async def _filter_inputs(self) -> None:
-        warnings, rejected = await judge(self._setup.input_filters, self._start.inputs)
+        warnings, rejected = await judge(self._setup.input_filters, self.start.inputs)
         if rejected is not None:
             await self._narrator.rejected(rejected.reason)
             self.state = self.state.with_stop_signal(refusal(rejected.reason))
@@ -228,7 +232,7 @@ class Run:
 
     def _count_idle(self) -> None:
         """Count the time since the last event as idle, in the state and on record alike."""
-        idle = max(0.0, (self._began - (self._start.told.at or self._began)).total_seconds())
+        idle = max(0.0, (self._began - (self.start.told.at or self._began)).total_seconds())
         if idle:
             self._facts["idle"] = idle
             self.state = self.state.with_execution(self.execution.with_idle(idle))

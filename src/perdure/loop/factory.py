@@ -24,6 +24,7 @@ from perdure.loop.tools import ToolRegistry
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
+from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool
 
@@ -39,6 +40,11 @@ _NAME_A_MODEL = (
     "on the command line. The model 'offline' needs no key."
 )
 DEFAULT_COMPACTION = AutoCompaction()
+
+
+MakeContext = Callable[[AgentSession, Mapping[str, Any] | None], Any]
+"""Makes the context of a run's tools where no caller gives one, from the session and what the caller left as
+`context_data`. It may be async."""
 
 
 class Capability(Protocol):
@@ -80,6 +86,7 @@ class LoopFactory:
         keep_traces: bool = True,
         max_result_chars: int = 20_000,
         compaction: AutoCompaction | None = DEFAULT_COMPACTION,
+        context: MakeContext | None = None,
     ) -> None:
         if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
             known = "'sequential', 'parallel' or a number over 0"
@@ -104,6 +111,7 @@ class LoopFactory:
         self._input_filters = tuple(expect_function(each, "$.input_filters") for each in filters)
         self._events = None if events is None else expect_method(events, "emit", "$.events")
         expect(keep_traces, bool, "$.keep_traces")
+        self.make_context = None if context is None else expect_function(context, "$.context")
         self._concurrency = concurrency
         self._keep_traces = keep_traces
         self._max_result_chars = max_result_chars

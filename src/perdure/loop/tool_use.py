@@ -274,14 +274,21 @@ class ToolUse:
         finally:
             _session.reset(token)
 
-    def _context(self, call: ToolCall) -> ToolContext:
+    def _context(self, call: ToolCall) -> ToolContext[Any]:
         run = self._run
 
         async def progress(value: Any) -> None:
             await self._narrator.tool_progress(call.id, as_json(value))
 
         execution_id, agent_id = run.execution.execution_id, run.state.agent_id
-        return ToolContext(call.id, execution_id, agent_id, run.session_id, progress, run.spawn)
+        start = run.start
+        return ToolContext(
+            *(call.id, execution_id, agent_id, run.session_id, progress, run.spawn),
+            owner=start.owner,
+            metadata=run.state.metadata,
+            context=start.context,
+            context_data=start.context_data,
+        )
 
     @property
     def _step(self) -> AgentStep:

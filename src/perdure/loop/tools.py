@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, Literal, Optional, get_args, get_type_hints, overload
+from types import NoneType
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints, overload
 
 import msgspec
 
@@ -54,7 +55,7 @@ class FunctionTool:
         self.on_unknown: OnUnknown = on_unknown or ("rerun" if idempotent else "error")
         self._needs_approval = needs_approval
         self._function = function
-        self._arguments, self._context_name = _arguments_of(self.name, function, described)
+        self._arguments, self._context_name, self.needs_context = _arguments_of(self.name, function, described)
         self.parameters = _schema_of(self.name, self._arguments)
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
@@ -210,20 +211,21 @@ def _as_tool(function: Callable[..., Any]) -> Tool:
 
 def _arguments_of(
     name: str, function: Callable[..., Any], described: Mapping[str, str]
-) -> tuple[type[msgspec.Struct], str | None]:
-    """A struct with a field for each parameter, and the name of the parameter that takes the context, if any."""
+) -> tuple[type[msgspec.Struct], str | None, bool]:
+    """A struct with a field for each parameter; the name of the one that takes the context, and if it needs one."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
         raise ConfigurationError(f"The type hints of tool {name} cannot be read: {error}.") from None
     fields: list[Any] = []
-    context_name = None
+    context_name, needs_context = None, False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigurationError(f"Tool {name}: a model calls by name, so {parameter} cannot be filled in.")
         hint = hints.get(parameter.name, Any)
-        if ToolContext in (hint, *get_args(hint)):
-            context_name = parameter.name
+        wanted = _context_in(hint)
+        if wanted is not None:
+            context_name, needs_context = parameter.name, _is_needed(wanted)
             continue
         if parameter.default is None:
             hint = Optional[hint]  # noqa: UP045  # a hint may be a text or a special form, which have no `|`
@@ -233,7 +235,17 @@ def _arguments_of(
         fields.append((parameter.name, hint) if required else (parameter.name, hint, _default(parameter.default)))
     # No type of a user's can be named so: msgspec tells types apart by their names.
     made = msgspec.defstruct(f"arguments of {name}", fields, kw_only=True, forbid_unknown_fields=True)
-    return made, context_name
+    return made, context_name, needs_context
+
+
+def _context_in(hint: Any) -> Any:
+    """Return the ToolContext that a type hint names, alone or among others; None if it names none."""
+    return next((each for each in (hint, *get_args(hint)) if ToolContext in (each, get_origin(each))), None)
+
+
+def _is_needed(wanted: Any) -> bool:
+    """Tell whether `ToolContext[…]` says what the context is, and that it may not be None."""
+    return any(each is not Any and NoneType not in (each, *get_args(each)) for each in get_args(wanted))
 
 
 def _default(value: Any) -> Any:

@@ -76,6 +76,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     """The idempotency key of the request that the run answers, and the request's digest."""
     posted: str | None = None
     """The delivery id of the inbox item that the run answers, if it came from there."""
+    context_data: Mapping[str, Any] | None = None
+    """What the caller has left for whoever makes a context for the run's tools after it."""
     group: tuple[str, ...] = ()
     """The loops that run side by side with this one, itself among them."""
     input_at: tuple[int, int] | None = None
@@ -86,6 +88,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     def __post_init__(self) -> None:
         for name in ("metadata", "approved", "denied"):
             freeze(self, name)
+        if self.context_data is not None:
+            freeze(self, "context_data")
 
 
 class TurnStart(LoopEvent, frozen=True, kw_only=True, tag="turn_start"):

@@ -211,7 +211,16 @@ class ErrorRecord(Value, frozen=True):
     type: str
     message: str
     traceback: str | None = None
+    code: int | str | None = None
+    """What a provider called it: the HTTP status of its answer."""
 
     @classmethod
     def of(cls, error: BaseException, *, traceback: str | None = None) -> ErrorRecord:
-        return cls(type(error).__name__, clean_text(str(error)), traceback and clean_text(traceback))
+        told = traceback and clean_text(traceback)
+        return cls(type(error).__name__, clean_text(str(error)), told, _code_of(error))
+
+
+def _code_of(error: BaseException) -> int | None:
+    """Return the HTTP status that a provider answered with, if the error carries one; of retries, that of the last."""
+    code = getattr(getattr(error, "last", error), "status", None)
+    return code if isinstance(code, int) and not isinstance(code, bool) else None

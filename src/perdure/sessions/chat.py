@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
-from perdure.actions.send import WhenBusy
 from perdure.actions.waiting import is_waiting
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from perdure.model.record import SessionRecord
     from perdure.sessions.lineage import Ancestry, Diff
     from perdure.sessions.sessions import Sessions
+    from perdure.sessions.started_run import StartedRun
+    from perdure.sessions.talking import SendOptions
 
 
 class Chat:
@@ -41,32 +42,48 @@ class Chat:
     def __repr__(self) -> str:
         return f"<Chat {self._id}>"
 
-    async def send(
-        self,
-        message: object,
-        *,
-        key: str | None = None,
-        when_busy: WhenBusy = "raise",
-        metadata: Mapping[str, Any] | None = None,
-        any_role: bool = False,
-    ) -> Reply:
+    async def send(self, message: object, **options: Unpack[SendOptions]) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one."""
-        return await self._sessions.send(
-            self._id, message, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role
-        )
+        return await self._sessions.send(self._id, message, **options)
 
-    def stream(
-        self, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
-    ) -> AsyncIterator[Chunk]:
-        """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`."""
-        return self._sessions.stream(self._id, message, key=key, metadata=metadata)
+    def stream(self, message: object, *, detach: bool = False, **options: Unpack[SendOptions]) -> AsyncIterator[Chunk]:
+        """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
-    async def approve(self, call_ids: Shown | None = None) -> Reply:
+        Whoever stops listening stops the run, unless it is to `detach`.
+        """
+        return self._sessions.stream(self._id, message, detach=detach, **options)
+
+    async def start(self, message: object, **options: Unpack[SendOptions]) -> StartedRun:
+        """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it."""
+        return await self._sessions.start(self._id, message, **options)
+
+    async def result(self, key: str) -> Reply | None:
+        """Tell what came of a key, without starting anything. None if no message with that key was ever sent."""
+        return await self._sessions.result(self._id, key)
+
+    async def retry(self, **options: Unpack[SendOptions]) -> Reply:
+        """Send the last message again: what its run came to is taken out of the view, and stays in the history."""
+        return await self._sessions.retry(self._id, **options)
+
+    async def approve(self, call_ids: Shown | None = None, *, context: object = None) -> Reply:
         """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
-        return await self._sessions.approve(self._id, call_ids)
+        return await self._sessions.approve(self._id, call_ids, context=context)
 
-    async def deny(self, reason: str, call_ids: Shown | None = None) -> Reply:
-        return await self._sessions.deny(self._id, reason, call_ids)
+    async def deny(self, reason: str, call_ids: Shown | None = None, *, context: object = None) -> Reply:
+        """Keep pending tool calls from being made; the model is told why, and continues."""
+        return await self._sessions.deny(self._id, reason, call_ids, context=context)
+
+    def stream_approve(
+        self, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
+    ) -> AsyncIterator[Chunk]:
+        """Let pending tool calls be made, and have the text of what follows as it comes."""
+        return self._sessions.stream_approve(self._id, call_ids, context=context, detach=detach)
+
+    def stream_deny(
+        self, reason: str, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
+    ) -> AsyncIterator[Chunk]:
+        """Keep pending tool calls from being made, and have the text of what follows as it comes."""
+        return self._sessions.stream_deny(self._id, reason, call_ids, context=context, detach=detach)
 
     async def cancel(self) -> bool:
         return await self._sessions.cancel(self._id)
@@ -108,6 +125,21 @@ class Chat:
 
     async def rewind(self, to: int | str) -> int:
         return await self._sessions.rewind(self._id, to)
+
+    async def rename(self, name: str | None) -> None:
+        """Give the session a name for people, or none."""
+        await self._sessions.rename(self._id, name)
+
+    async def delete(self) -> None:
+        """Hide the session from lists. `restore` takes that back."""
+        await self._sessions.delete(self._id)
+
+    async def restore(self) -> None:
+        await self._sessions.restore(self._id)
+
+    async def erase(self) -> Sequence[SessionId]:
+        """Erase the session for good, and the sessions of its sub-agents with it."""
+        return await self._sessions.erase(self._id)
 
     async def redact(self, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         return await self._sessions.redact(self._id, message_ids, replacement=replacement)

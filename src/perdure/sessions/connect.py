@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError
-from perdure.loop.factory import Capability, LoopFactory
+from perdure.loop.factory import Capability, LoopFactory, MakeContext
 from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
@@ -37,6 +37,7 @@ class LoopOptions(TypedDict, total=False):
     keep_traces: bool
     max_result_chars: int
     compaction: AutoCompaction | None
+    context: MakeContext | None
 
 
 def connect(
@@ -54,7 +55,8 @@ def connect(
     Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
     sessions are kept in memory; `events` hears everything; `controller` is called at every stage of creating, loading
     and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
-    later; the rest goes to the `LoopFactory` that runs agents.
+    later; the rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
+    `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller.
 
     A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.

@@ -14,7 +14,7 @@ from perdure.protocols import Opened, SessionController, SessionStore
 from perdure.runtime.bus import EventBus
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.open_sessions import LiveSet
-from perdure.sessions.reply import Reply
+from perdure.sessions.started_run import StartedRun
 
 
 class Connection:
@@ -37,7 +37,7 @@ class Connection:
         self.model = model
         self.controller = controller
         self.runtime = SessionRuntime(store, controller=controller, events=events)
-        self.streams: set[asyncio.Task[Reply]] = set()
+        self._runs: set[StartedRun] = set()
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""
         self._live = LiveSet(store, live)
@@ -76,13 +76,16 @@ class Connection:
             self._is_open = False
 
     async def end_runs(self, *, at_once: bool = False) -> None:
-        """Stop streams that were left, and wait for runs; those that take longer than the grace are interrupted."""
-        await self._stop_streams()
+        """Stop the runs of streams that were left, and wait for others, which are interrupted after their grace."""
+        for run in self._runs:
+            if not run.is_detached:
+                run.work.cancel()
         grace = 0.0 if at_once else self._grace
         await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self.alone)))
+        if self._runs:  # whose sessions are settled: they have only to tell those who wait
+            await asyncio.wait({run.work for run in self._runs})
 
-    async def _stop_streams(self) -> None:
-        """Stop the runs of streams that were left before their end, and wait until what they said is kept."""
-        for work in self.streams:
-            work.cancel()
-        await asyncio.gather(*self.streams, return_exceptions=True)
+    def keep(self, run: StartedRun) -> None:
+        """Hold on to a run until it is over: asyncio itself does not."""
+        self._runs.add(run)
+        run.work.add_done_callback(lambda _: self._runs.discard(run))

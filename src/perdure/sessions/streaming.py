@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,11 +15,19 @@ _heard_by: ContextVar[Listener | None] = ContextVar("perdure_listener", default=
 
 
 class Listener:
-    """Hears the text of one run alone: others in its session may come before it, or behind it with what was queued."""
+    """Hears the text of one run alone: others in its session may come before it, or behind it with what was queued.
 
-    def __init__(self, session_id: SessionId) -> None:
-        self.chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+    With `continues` it is a run that waited for a person, and goes on with what was decided.
+    """
+
+    def __init__(self, session_id: SessionId, *, continues: bool = False) -> None:
+        self.began = asyncio.Event()
+        """Set once the run has claimed its session."""
+        self._chunks: list[Chunk] = []
+        self._grown = asyncio.Event()
+        self._is_over = False
         self._session_id = session_id
+        self._continues = continues
         self._loop_id: str | None = None
 
     def listen_to(self, run: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
@@ -27,19 +35,43 @@ class Listener:
         token = _heard_by.set(self)
         work = asyncio.ensure_future(run)
         _heard_by.reset(token)
-        work.add_done_callback(lambda _: self.chunks.put_nowait(None))
+        work.add_done_callback(lambda _: self._end())
         return work
+
+    async def heard(self) -> AsyncIterator[Chunk]:
+        """Yield what the run has said, from its beginning, and what it says until it is over."""
+        place = 0
+        while True:
+            grown = self._grown
+            while place < len(self._chunks):
+                yield self._chunks[place]
+                place += 1
+            if self._is_over:
+                return
+            await grown.wait()
 
     def hear(self, event: object) -> None:
         if isinstance(event, MessageUpdate):
             if event.loop_id == self._loop_id and event.kind in ("text", "restart"):
-                self.chunks.put_nowait(_chunk(event))
+                self._chunks.append(_chunk(event))
+                self._wake()
         elif isinstance(event, AgentStart) and self._loop_id is None and self._is_its_own(event):
             self._loop_id = event.loop_id
+            self.began.set()
 
     def _is_its_own(self, event: AgentStart) -> bool:
         # A run that was killed is recovered before what was said now is sent: it is resumed, and another's.
-        return event.session_id == self._session_id and not event.resumed and _heard_by.get() is self
+        is_wanted = bool(event.approved or event.denied) if self._continues else not event.resumed
+        return event.session_id == self._session_id and is_wanted and _heard_by.get() is self
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake those who wait; who comes later waits for the next time."""
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
 
 
 def _chunk(event: MessageUpdate) -> Chunk:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from perdure.actions.inbox import CANCEL
+from perdure.actions.inbox import CANCEL, is_under_way
 from perdure.actions.send import SendMessage, WhenBusy
+from perdure.aio import finish_despite_cancel
 from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
 from perdure.loop.filters import rejection_in
+from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
@@ -20,8 +21,9 @@ from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import Action, Entry
 from perdure.runtime.runtime import SessionRuntime
-from perdure.sessions.reach import Reach
+from perdure.sessions.looking import Looking
 from perdure.sessions.reply import Chunk, Reply
+from perdure.sessions.started_run import StartedRun
 from perdure.sessions.streaming import Listener
 from perdure.stores.urls import store_of
 
@@ -34,68 +36,125 @@ ASSISTANT = AgentDefinition("assistant")
 """Who answers in a session that was opened without an agent."""
 
 
-class Talking(Reach):
+class SendOptions(TypedDict, total=False):
+    """The options of everything that sends."""
+
+    key: str | None
+    when_busy: WhenBusy
+    metadata: Mapping[str, Any] | None
+    any_role: bool
+    context: object
+    context_data: Mapping[str, Any] | None
+
+
+class Talking(Looking):
     """The verbs that run an agent."""
 
-    async def send(
-        self,
-        session_id: str,
-        message: object,
-        *,
-        key: str | None = None,
-        when_busy: WhenBusy = "raise",
-        metadata: Mapping[str, Any] | None = None,
-        any_role: bool = False,
-    ) -> Reply:
+    async def send(self, session_id: str, message: object, **options: Unpack[SendOptions]) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
-        `metadata` goes on the record of the run. Messages of other roles than `user` are InvalidData, unless
-        `any_role` lets them pass.
+        `context` is what tools find in `ToolContext.context`; it is never stored. `context_data` is JSON, stored with
+        the run, for `connect(context=…)` to make a context of where the caller is gone. `metadata` goes on the record
+        of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass.
         """
-        action = SendMessage(message, self.loops, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role)
-        with suppress(*() if when_busy == "raise" else (SessionBusy,)):  # the run that is under way sends what is left
-            await self._keep_model(await self._reach(session_id))
-        after = await self._after_run(session_id, action)
-        return Reply(after, queued=True) if action.was_left else _answered(after, action)
+        action = self._sending(message, options)
+        await self._prepare(session_id, options)
+        return await self._sent(session_id, action)
+
+    async def start(self, session_id: str, message: object, **options: Unpack[SendOptions]) -> StartedRun:
+        """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it.
+
+        The options are those of `send`. When the connection is left, the run has its grace to end; then it is
+        interrupted, to be recovered.
+        """
+        run = await self._started(session_id, message, options, detach=True)
+        await run.begun()
+        return run
 
     async def stream(
-        self, session_id: str, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
+        self, session_id: str, message: object, *, detach: bool = False, **options: Unpack[SendOptions]
     ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
-        Whoever stops listening stops the run; what was said until then is kept.
+        Whoever stops listening stops the run, and what was said until then is kept. With `detach`, the run continues.
+        The other options are those of `send`.
         """
-        action = SendMessage(message, self.loops, key=key, metadata=metadata)
-        session_id = await self._reach(session_id)
-        await self._keep_model(session_id)
-        listener = Listener(session_id)
-        listening = self._connection.events.subscribe(LoopEvent, listener.hear, session_id=session_id)
-        work = listener.listen_to(self._run(session_id, action))
-        self._connection.streams.add(work)
-        try:
-            while (chunk := await listener.chunks.get()) is not None:
+        run = await self._started(session_id, message, options, detach=detach)
+        async with self._listening(run) as chunks:
+            async for chunk in chunks:
                 yield chunk
-            yield Chunk(reply=await self._streamed(work))
-        finally:
-            listening.cancel()
-            work.cancel()  # which does nothing to one that is done
-            await asyncio.gather(work, return_exceptions=True)
-            self._connection.streams.discard(work)
 
-    async def _streamed(self, work: asyncio.Task[Reply]) -> Reply:
-        """Return the reply of a stream's run; an error for a listener whose connection is closed under it."""
+    async def _started(self, session_id: str, message: object, options: SendOptions, *, detach: bool) -> StartedRun:
+        expect(detach, bool, "$.detach")
+        action = self._sending(message, options)
+        key = await self._prepare(session_id, options)
+        return self._run_apart(key, Listener(key), self._sent(key, action), detach)
+
+    def _sending(self, message: object, options: SendOptions) -> SendMessage:
+        for name in options.keys() - SendOptions.__annotations__.keys():
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+        return SendMessage(message, self.loops, **options)
+
+    async def _prepare(self, session_id: str, options: SendOptions) -> SessionId:
+        key = await self._reach(session_id)
+        # The run that is under way sends what is left with it.
+        with suppress(*() if options.get("when_busy", "raise") == "raise" else (SessionBusy,)):
+            await self._keep_model(key)
+        return key
+
+    async def _sent(self, session_id: str, action: SendMessage) -> Reply:
+        after = await self._after_run(session_id, action)
+        return Reply(after, queued=True) if action.was_left else _answered(after, action)
+
+    def _run_apart(
+        self, session_id: SessionId, listener: Listener, work: Coroutine[Any, Any, Reply], detach: bool
+    ) -> StartedRun:
+        """Begin a run in a task of the connection's."""
+        heard = self._connection.events.subscribe(LoopEvent, listener.hear, session_id=session_id)
+        run = StartedRun(session_id, listener, work, is_detached=detach)
+        run.work.add_done_callback(lambda _: heard.cancel())
+        self._connection.keep(run)
+        return run
+
+    @asynccontextmanager
+    async def _listening(self, run: StartedRun) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """Listen to a run. Whoever leaves stops it, unless it is detached."""
         try:
-            return await work
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise ConfigurationError(
-                "The connection was closed while the answer was streamed, so the run was stopped. What was said so far "
-                "is kept."
-            ) from None
+            yield run.stream()
+        finally:
+            if not run.is_detached:
+                await finish_despite_cancel(run.cancel())
+
+    async def result(self, session_id: str, key: str) -> Reply | None:
+        """Tell what came of a key, without starting anything. None if no message with that key was ever sent.
+
+        While its message waits or is being answered, the reply is `queued`. RunFailed if its run ended without one.
+        """
+        found = await self.info(session_id)
+        journal = self.runtime.journal
+        if journal is None:
+            raise ConfigurationError("This store has no journal, so it keeps no keys.")
+        kept = await journal.find_key(found.id, key)
+        if kept is not None:
+            return _answered(await self.runtime.get_session(found.id, version=kept[1]), None)
+        if not await is_under_way(journal, found.id, key):
+            return None
+        return Reply(await self.runtime.get_session(found.id), queued=True)
+
+    async def retry(self, session_id: str, **options: Unpack[SendOptions]) -> Reply:
+        """Send the last message again: what its run came to is taken out of the view, and stays in the history.
+
+        The options are those of `send`. InvalidData if nothing was sent yet; SessionNotActive while the run waits for
+        approval.
+        """
+        from perdure.actions.retry import taken_back
+
+        key = await self._reach(session_id)
+        messages, action = await taken_back(await self.session(key), self.runtime)
+        await self.execute(key, action)
+        return await self.send(key, messages, **options)
 
     async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
         """Ask once, without a session: nothing is kept but what the reply holds.
@@ -123,23 +182,62 @@ class Talking(Reach):
         require_nothing_pending(reply.pending_calls)
         return reply
 
-    async def approve(self, session_id: str, call_ids: Shown | None = None) -> Reply:
+    async def approve(self, session_id: str, call_ids: Shown | None = None, *, context: object = None) -> Reply:
         """Let pending tool calls be made, and the run continue: all of them, or those given as they were shown.
 
         A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
         nothing is made, if the session waits for something else by now.
         """
+        return await self._decide(session_id, await self._approval(session_id, call_ids, context))
+
+    async def deny(
+        self, session_id: str, reason: str, call_ids: Shown | None = None, *, context: object = None
+    ) -> Reply:
+        """Keep pending tool calls from being made; the model is told why, and continues."""
+        return await self._decide(session_id, await self._denial(session_id, reason, call_ids, context))
+
+    async def stream_approve(
+        self, session_id: str, call_ids: Shown | None = None, *, context: object = None, detach: bool = False
+    ) -> AsyncIterator[Chunk]:
+        """Let pending tool calls be made, as `approve` does, and have the text of what follows as it comes."""
+        action = await self._approval(session_id, call_ids, context)
+        async with self._listening(await self._decided_apart(session_id, action, detach)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def stream_deny(
+        self,
+        session_id: str,
+        reason: str,
+        call_ids: Shown | None = None,
+        *,
+        context: object = None,
+        detach: bool = False,
+    ) -> AsyncIterator[Chunk]:
+        """Keep pending tool calls from being made, as `deny` does, and have the text of what follows as it comes."""
+        action = await self._denial(session_id, reason, call_ids, context)
+        async with self._listening(await self._decided_apart(session_id, action, detach)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _approval(self, session_id: str, call_ids: Shown | None, context: object) -> ApproveToolCalls:
         from perdure.actions.approval import ApproveToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=shown))
+        return ApproveToolCalls(self.loops, call_ids=shown, context=context)
 
-    async def deny(self, session_id: str, reason: str, call_ids: Shown | None = None) -> Reply:
-        """Keep pending tool calls from being made; the model is told why, and continues."""
+    async def _denial(self, session_id: str, reason: str, call_ids: Shown | None, context: object) -> DenyToolCalls:
         from perdure.actions.approval import DenyToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        return await self._decide(session_id, DenyToolCalls(self.loops, reason=reason, call_ids=shown))
+        return DenyToolCalls(self.loops, reason=reason, call_ids=shown, context=context)
+
+    async def _decided_apart(
+        self, session_id: str, action: ApproveToolCalls | DenyToolCalls, detach: bool
+    ) -> StartedRun:
+        expect(detach, bool, "$.detach")
+        key = await self._reach(session_id)
+        return self._run_apart(key, Listener(key, continues=True), self._decide(key, action), detach)
 
     async def _shown(self, session_id: str, call_ids: Shown | None) -> Shown:
         """Return the calls that a decision is about: without any named, those that wait when it is made.
@@ -224,19 +322,24 @@ class Talking(Reach):
             await self.execute(session_id, change)
 
 
-def _answered(session: AgentSession, action: Action) -> Reply:
+def _answered(session: AgentSession, action: Action | None) -> Reply:
     state = session.state
     rejection = rejection_in(state.execution.continuation.stop_signals) if state.execution else None
     if rejection is not None:
         raise InputRefused(session.id, session.version, rejection)
     if state.status is ExecutionStatus.FAILED:
-        last = state.errors[-1] if state.errors else None
-        kind, reason = (last.type, last.message) if last else (None, str(state.stop_reason))
-        raise RunFailed(session.id, session.version, reason, is_shown=_is_shown(session, action), kind=kind)
+        raise _failure(session, is_shown=_is_shown(session, action))
     return Reply(session)
 
 
-def _is_shown(session: AgentSession, action: Action) -> bool:
+def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:
+    errors, stopped = session.state.errors, session.state.stop_reason
+    cause = errors[-1] if errors else None
+    reason = cause.message if cause else str(stopped)
+    return RunFailed(session.id, session.version, reason, is_shown=is_shown, cause=cause, session=session)
+
+
+def _is_shown(session: AgentSession, action: Action | None) -> bool:
     """Tell whether the view has what was sent: not if an input filter failed, which leaves the view as it was."""
     sent = {message.id for message in action.messages} if isinstance(action, SendMessage) else set()
     return not sent or any(message.id in sent for message in session.state.messages)

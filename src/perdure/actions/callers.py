@@ -1,0 +1,60 @@
+"""Who asked for a run: what its tools are given, and what is stored so that it can be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from inspect import isawaitable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import ConfigurationError, InvalidData
+from perdure.loop.factory import LoopFactory
+from perdure.model.definition import refuse_secrets
+from perdure.model.session import AgentSession
+from perdure.protocols import NeedsContext, Tool
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """What a caller has given for the tools of its run. Only the data is ever stored."""
+
+    context: object = None
+    data: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, context: object, data: Mapping[str, Any] | None) -> Caller:
+        """Return a caller. Raise InvalidData if the data is not a JSON object, or names a secret."""
+        if data is None:
+            return cls(context)
+        if not isinstance(data, Mapping):
+            raise InvalidData("$.context_data", f"expected a mapping, got {type(data).__name__}")
+        refuse_secrets(data, "$.context_data")
+        return cls(context, codec.decode_plain(codec.encode_json(dict(data), "$.context_data")))
+
+    async def known_to(self, loops: LoopFactory, session: AgentSession) -> Caller:
+        """Return the caller with a context: its own, or what `connect(context=…)` makes for one who is not there."""
+        if self.context is not None or loops.make_context is None:
+            return self
+        made = loops.make_context(session, self.data)
+        return replace(self, context=await made if isawaitable(made) else made)
+
+    def require_for(self, tools: Iterable[Tool], session_id: str) -> None:
+        """Raise ConfigurationError if a tool needs a context, and there is none: it would fail when it is called.
+
+        A run that was killed or queued then waits, since nothing of it has begun here.
+        """
+        if self.context is not None:
+            return
+        needing = [tool.name for tool in tools if isinstance(tool, NeedsContext) and tool.needs_context]
+        if needing:
+            what = f"The tool {needing[0]!r} of session {session_id!r} needs a context, and there is none."
+            advice = (
+                "Give one: send(…, context=…). For runs without a caller (recovered, or sent from a queue) name a "
+                "function that makes one: connect(…, context=lambda session, data: …)."
+            )
+            raise ConfigurationError(what, advice, missing="context", name=needing[0])
+
+
+NOBODY = Caller()

@@ -1,0 +1,81 @@
+"""A run that outlives its caller. It belongs to the connection, and can be listened to, waited for, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from perdure.errors import ConfigurationError
+from perdure.model.ids import SessionId
+from perdure.sessions.reply import Chunk, Reply
+from perdure.sessions.streaming import Listener
+
+
+class StartedRun:
+    """What `start` returns. Nothing that is done with it, but `cancel`, ends the run."""
+
+    def __init__(
+        self, session_id: SessionId, listener: Listener, run: Coroutine[Any, Any, Reply], *, is_detached: bool = True
+    ) -> None:
+        self.is_detached = is_detached
+        """Whether it continues though nobody listens any more."""
+        self._session_id = session_id
+        self._listener = listener
+        self.work = listener.listen_to(run)
+        self.work.add_done_callback(_retrieve)
+
+    @property
+    def session_id(self) -> SessionId:
+        return self._session_id
+
+    @property
+    def is_done(self) -> bool:
+        return self.work.done()
+
+    async def begun(self) -> None:
+        """Wait until the run has claimed its session. What kept it from that is raised."""
+        began = asyncio.ensure_future(self._listener.began.wait())
+        try:
+            await asyncio.wait({began, self.work}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+        finally:
+            began.cancel()
+        if self.work.done() and not self._listener.began.is_set():
+            await self.result()
+
+    async def stream(self) -> AsyncIterator[Chunk]:
+        """Yield the answer's text, from its beginning, as it comes; the last chunk is empty and has the `reply`.
+
+        Any number may listen, early or late, and leave again.
+        """
+        async for chunk in self._listener.heard():
+            yield chunk
+        yield Chunk(reply=await self.result())
+
+    async def result(self) -> Reply:
+        """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
+        await asyncio.wait({self.work})
+        if self.work.cancelled():
+            raise ConfigurationError(
+                f"The run of session {self._session_id!r} was stopped before it had an answer: somebody cancelled it "
+                "here, or its connection was closed while it was listened to. What was said so far is kept."
+            )
+        return self.work.result()
+
+    async def cancel(self) -> bool:
+        """Stop the run, and wait until what was said so far is kept. Return False if it was over."""
+        stopped = self.work.cancel()
+        await asyncio.wait({self.work})
+        return stopped
+
+    def __repr__(self) -> str:
+        return f"<StartedRun of {self._session_id}{', done' if self.is_done else ''}>"
+
+
+def _retrieve(work: asyncio.Task[Reply]) -> None:
+    """Look at what a run failed with, so that asyncio does not complain: its session's record tells of it."""
+    if not work.cancelled():
+        work.exception()
