@@ -51,6 +51,7 @@ def of_usage(usage: Usage) -> dict[str, Any]:
         "cache_write_tokens": usage.cache_write_tokens,
         "reasoning_tokens": usage.reasoning_tokens,
         "cost": usage.cost,
+        "unpriced_tokens": usage.unpriced_tokens,
     }
 
 

@@ -74,7 +74,8 @@ def _pieces(node: Node, title: int | None) -> list[tuple[str, str]]:
     sign = ("■" if node.stop_reason and node.status == "completed" else _SIGNS.get(node.status, "")) if is_run else ""
     name = "" if is_run else _WORDS.get(node.kind, "") + line(node.id)
     spent = [counted(node.usage.total_tokens, "token")] if node.usage.total_tokens else []
-    spent += [f"${node.usage.cost:.4f}"] if node.usage.cost else []
+    known = "" if node.usage.is_cost_known else "+"
+    spent += [f"${node.usage.cost:.4f}{known}"] if node.usage.cost else []
     spent += [f"{node.seconds:.2f} s"] if node.seconds is not None else []
     return [
         (sign, status_style(node.status)),

@@ -14,10 +14,18 @@ class Usage(Value, frozen=True):
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     cost: float = 0.0
+    """Dollars, for the tokens whose price is known."""
+    unpriced_tokens: int = 0
+    """How many of the tokens have a price that is not known: they are not in `cost`."""
 
     @property
     def total_tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+    @property
+    def is_cost_known(self) -> bool:
+        """Tell whether `cost` is all of it. A free model costs 0, and that is known."""
+        return self.unpriced_tokens == 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -27,6 +35,7 @@ class Usage(Value, frozen=True):
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.cost + other.cost,
+            self.unpriced_tokens + other.unpriced_tokens,
         )
 
     def __sub__(self, other: Usage) -> Usage:
@@ -37,4 +46,5 @@ class Usage(Value, frozen=True):
             self.cache_write_tokens - other.cache_write_tokens,
             self.reasoning_tokens - other.reasoning_tokens,
             self.cost - other.cost,
+            self.unpriced_tokens - other.unpriced_tokens,
         )

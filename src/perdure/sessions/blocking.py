@@ -14,6 +14,7 @@ from perdure.errors import ConfigurationError
 from perdure.model.checks import expect
 from perdure.sessions.chat import Chat
 from perdure.sessions.sessions import Sessions
+from perdure.sessions.started_run import StartedRun
 
 NOT_OPEN = "These sessions are not open. Use them inside `with perdure.connect_blocking(…)`."
 
@@ -144,6 +145,8 @@ class _Blocking:
             outcome = self._loop.wait(outcome)
         if isinstance(outcome, Chat):
             return BlockingChat(outcome, self._loop)
+        if isinstance(outcome, StartedRun | Sessions):
+            return _Blocking(outcome, self._loop)
         return self._loop.iterate(outcome) if hasattr(outcome, "__anext__") else outcome
 
     def __dir__(self) -> list[str]:

@@ -147,25 +147,26 @@ def from_pydantic(response: ModelResponse, origin: Origin, ids: CallIds) -> Mess
 
 def usage_of(response: ModelResponse) -> Usage:
     """Tokens as the provider counted them, and what they cost."""
-    used = response.usage
+    used, cost = response.usage, _cost(response)
     return Usage(
         used.input_tokens,
         used.output_tokens,
         used.cache_read_tokens,
         used.cache_write_tokens,
         used.output_reasoning_tokens,
-        _cost(response),
+        0.0 if cost is None else cost,
+        used.input_tokens + used.output_tokens if cost is None else 0,
     )
 
 
-def _cost(response: ModelResponse) -> float:
-    """Dollars, from the price list that genai-prices brings; nothing where it does not know the model."""
+def _cost(response: ModelResponse) -> float | None:
+    """Return dollars, from the price list that genai-prices brings; None where it does not know the model."""
     if response.usage.cost is not None:
         return float(response.usage.cost)
     try:
-        return float(response.cost().total_price) if response.model_name else 0.0
+        return float(response.cost().total_price) if response.model_name else None
     except (LookupError, ValueError):
-        return 0.0
+        return None
 
 
 def _said(kind: Any, text: str | None) -> Delta | None:
