@@ -373,6 +373,12 @@ VERBS: dict[str, Verb] = {
     "delete number": lambda s, c: s.delete(5),  # type: ignore[arg-type]
     "erase number": lambda s, c: s.erase(5),  # type: ignore[arg-type]
     "restore number": lambda s, c: s.restore(5),  # type: ignore[arg-type]
+    "start nothing": lambda s, c: c.start(""),
+    "start option": lambda s, c: c.start("hi", key=5),  # type: ignore[arg-type]
+    "stream detach": lambda s, c: anext(c.stream("hi", detach="yes")),  # type: ignore[arg-type]
+    "result number": lambda s, c: c.result(5),  # type: ignore[arg-type]
+    "context data": lambda s, c: c.send("hi", context_data=5),  # type: ignore[arg-type]
+    "context factory": lambda s, c: asyncio.sleep(0, LoopFactory(context=5)),  # type: ignore[arg-type]
     "of number": lambda s, c: s.of(5),  # type: ignore[arg-type]
     "of nobody": lambda s, c: s.of(None),  # type: ignore[arg-type]
     "erase_owner number": lambda s, c: s.erase_owner(5),  # type: ignore[arg-type]

@@ -215,6 +215,7 @@ if TYPE_CHECKING:
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
     from perdure.sessions.sessions import Sessions as Sessions
+    from perdure.sessions.started_run import StartedRun as StartedRun
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
@@ -293,6 +294,7 @@ _HOMES = {
     "sessions.keeping": "ErasureReceipt",
     "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",
+    "sessions.started_run": "StartedRun",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",
