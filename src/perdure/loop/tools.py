@@ -54,6 +54,7 @@ class FunctionTool:
         self.on_unknown: OnUnknown = on_unknown or ("rerun" if idempotent else "error")
         self._needs_approval = needs_approval
         self._function = function
+        self._is_async = inspect.iscoroutinefunction(function)
         self._arguments, self._context_name = _arguments_of(self.name, function, described)
         self.parameters = _schema_of(self.name, self._arguments)
 
@@ -76,7 +77,7 @@ class FunctionTool:
         given = dict(self.check(arguments))
         if self._context_name is not None:
             given[self._context_name] = context
-        if inspect.iscoroutinefunction(self._function):
+        if self._is_async:
             return await self._function(**given)
         outcome = await _in_a_thread(self.name, partial(_called, self._function, given))
         return await outcome if inspect.isawaitable(outcome) else outcome
