@@ -107,7 +107,8 @@ class MemoryEngine(Engine):
             return change.job()  # type: ignore[no-any-return]  # as every change says
         *columns, claim, expires = _FACTS(row)
         stands = claim is not None and expires > now().timestamp()
-        return change.made_to(Facts(*columns, claim, stands, meta["value"]))  # type: ignore[no-any-return]  # the same
+        facts = Facts(*columns, claim, stands, meta["value"])  # type: ignore[call-arg]  # as many as there are
+        return change.made_to(facts)  # type: ignore[no-any-return]  # as every change says
 
     def _answer(self, statement: Statement) -> list[Any]:
         kind = type(statement)

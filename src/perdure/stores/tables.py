@@ -192,7 +192,7 @@ class Rows:
         numbered = self._table.number
         if numbered and row.get(numbered) is None:
             row[numbered] = self.number_for(row)
-        whole = {**self._blank, **row}
+        whole = row if len(row) == len(self._blank) else {**self._blank, **row}
         self._enter(whole)
         self._note(Touched(self._name, whole, None))
         return whole.get(numbered)
