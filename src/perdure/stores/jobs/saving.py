@@ -34,6 +34,7 @@ from perdure.stores.format.rows import (
     checksum,
     key_checksum,
     log_checksum,
+    minute_of,
     operation_id,
     seed_of,
 )
@@ -201,7 +202,7 @@ class Keep(Change):
     def _new_session(self) -> Job[Place]:
         info = self.session.info
         columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": len(self.messages)}
-        columns |= {"updated": self.at.timestamp(), **EMPTY_SESSION}
+        columns |= {**update_columns(self.at), **EMPTY_SESSION}
         sid, log = yield from new_session(columns)
         return Place(sid, log)
 
@@ -262,6 +263,9 @@ class Keep(Change):
         if facts.claim is not None:
             columns |= {"claim": None, "expires": None}
         known = None if self.known is None else self.known.session.info
+        minute = minute_of(columns["updated"])
+        if known is None or minute_of(known.updated_at.timestamp()) != minute:
+            columns["recent"] = minute
         if known is None or known.status is not info.status:
             columns["status"] = info.status.value
         if known is None or known.agent_name != info.agent_name:
@@ -370,6 +374,12 @@ EMPTY_SESSION: Mapping[str, Any] = {
 }
 
 
+def update_columns(at: datetime) -> dict[str, Any]:
+    """Return the columns that say when a session was updated."""
+    updated = at.timestamp()
+    return {"updated": updated, "recent": minute_of(updated)}
+
+
 def info_columns(info: Any) -> dict[str, Any]:
     """Return the columns that lists filter by, as a header says them."""
     return {
@@ -378,6 +388,7 @@ def info_columns(info: Any) -> dict[str, Any]:
         "agent": info.agent_name,
         "owner": info.owner,
         "parent": None if info.parent_id is None else str(info.parent_id),
+        "spawned": int(info.spawn_ref is not None),
         "created": info.created_at.timestamp(),
     }
 
