@@ -111,7 +111,8 @@ class PageText:
     def _found(self, shelf: _Shelf, bounds: Sequence[_Condition], what: str, most: int) -> _Condition:
         """Return what there is on a shelf within bounds on the time that the list does not go by."""
         source = f"{self._table}{self._dialect.by(self._index(self._other))}"
-        return _select(what, source, [*self._on(self._table, shelf), *self._of(self._table), *bounds], f"LIMIT {most:d}")
+        conditions = [*self._on(self._table, shelf), *self._of(self._table), *bounds]
+        return _select(what, source, conditions, f"LIMIT {most:d}")
 
     def _part(self, table: str, source: str, conditions: Sequence[_Condition]) -> _Condition:
         time = "session.updated" if self._order == "updated" else f"{table}.created"
@@ -234,7 +235,8 @@ def _time(at: datetime | None) -> float | None:
 
 def _select(what: str, source: str, conditions: Sequence[_Condition], tail: str) -> _Condition:
     where = f" WHERE {' AND '.join(each.text for each in conditions)}" if conditions else ""
-    return _Condition(f"SELECT {what} FROM {source}{where} {tail}", [value for each in conditions for value in each.values])
+    values = [value for each in conditions for value in each.values]
+    return _Condition(f"SELECT {what} FROM {source}{where} {tail}", values)
 
 
 def _together(parts: Sequence[_Condition]) -> tuple[str, Sequence[Any]]:

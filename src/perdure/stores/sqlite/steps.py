@@ -25,13 +25,14 @@ def halves(script: str) -> tuple[list[str], str]:
     if not script.startswith(_IN_STEPS):
         return [], script
     steps, _, rest = script.partition(_AT_ONCE)
-    return [each.strip() for each in re.sub(r"^ *--.*\n", "", steps, flags=re.MULTILINE).split(";") if each.strip()], rest
+    bare = re.sub(r"^ *--.*\n", "", steps, flags=re.MULTILINE)
+    return [each for each in bare.split(";") if each.strip()], rest
 
 
 def take(
     connection: apsw.Connection, statements: list[str], together: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Carry out statements, those of them that a transaction `together` has room for."""
+    """Carry out statements, each piece of them inside of what `together` gives: a transaction, or one that is open."""
     for statement in statements:
         for bindings in _pieces(connection, statement):
             with together():
