@@ -112,17 +112,22 @@ class PageText:
         """Return what there is on a shelf within bounds on the time that the list does not go by."""
         source = f"{self._table}{self._dialect.by(self._index(self._other))}"
         conditions = [*self._on(self._table, shelf), *self._of(self._table), *bounds]
-        return _select(what, source, conditions, f"LIMIT {most:d}")
+        # In the index's own order, by which a planner that knows nothing of the rows chooses it.
+        time = f"{self._table}.{'recent' if self._other == 'updated' else 'created'}"
+        return _select(what, source, conditions, f"{self._ordered(self._table, time)} LIMIT {most:d}")
 
     def _part(self, table: str, source: str, conditions: Sequence[_Condition]) -> _Condition:
         time = "session.updated" if self._order == "updated" else f"{table}.created"
         if table == "tag" and (self._order == "updated" or any("session." in each.text for each in conditions)):
             source += " JOIN session ON session.sid = tag.sid"
         order = [f"{table}.recent", time, f"{table}.sid"] if self._order == "updated" else [time, f"{table}.sid"]
-        if self._query.owner is None:
-            order.insert(0, f"{table}.owner")  # as the index has it: not every planner sees that all are the same
-        tail = f"ORDER BY {', '.join(f'{name} DESC' for name in order)} LIMIT {self._page.most:d}"
+        tail = f"{self._ordered(table, *order)} LIMIT {self._page.most:d}"  # a plan may depend on it
         return _select(f"{time} AS time, {table}.sid AS sid", source, conditions, tail)
+
+    def _ordered(self, table: str, *names: str) -> str:
+        # An index has the owner before the time, and not every planner sees that nobody is always the same.
+        nobody = [f"{table}.owner"] if self._query.owner is None else []
+        return f"ORDER BY {', '.join(f'{name} DESC' for name in (*nobody, *names))}"
 
     @property
     def _is_plain(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import apsw
@@ -51,13 +51,6 @@ def _pieces(connection: apsw.Connection, statement: str) -> Iterator[Bindings]:
 def _carry_out(connection: apsw.Connection, statement: str, bindings: Bindings) -> None:
     try:
         connection.execute(statement, bindings).fetchall()
-    except apsw.ConstraintError:
-        if bindings is None:
-            raise
-        # A flipped bit has made another type of a column. That row stays out, and a check finds it.
-        for sid in range(bindings["after"], bindings["upto"]):
-            with suppress(apsw.ConstraintError):
-                connection.execute(statement, {"after": sid, "upto": sid + 1}).fetchall()
     except apsw.SQLError as error:
         if "duplicate column name" not in str(error):  # it was cut short, and is begun again
             raise
