@@ -209,7 +209,8 @@ class Keep(Change):
     def _write(self, draft: Draft, facts: Facts) -> Job[None]:
         place, sid = draft.place, draft.place.sid
         if not self.is_new:
-            yield Update("session", self.columns(draft, facts), {"sid": sid})
+            listed = yield from self._listed_as(sid)
+            yield Update("session", self.columns(draft, facts, listed), {"sid": sid})
         if draft.tags is not None:
             if not self.is_new:
                 yield Delete("tag", {"sid": sid})
@@ -247,7 +248,17 @@ class Keep(Change):
         yield from _require_there(new, (yield from owners_of_logs({log for log, _, _ in new})), parent_id)
         return new
 
-    def columns(self, draft: Draft, facts: Facts) -> dict[str, Any]:
+    def _listed_as(self, sid: int) -> Job[tuple[str, str] | None]:
+        """Return the status and the agent that lists have it under; None if they are to be written in any case."""
+        if self.known is not None:
+            return self.known.session.info.status.value, self.known.session.info.agent_name
+        try:
+            rows = yield Select("session", ("status", "agent"), {"sid": sid})
+        except CorruptRecord:  # which a save mends
+            return None
+        return rows[0] if rows else None
+
+    def columns(self, draft: Draft, facts: Facts, listed: tuple[str, str] | None) -> dict[str, Any]:
         """Return what changes in the session's row. A save gives the claim back.
 
         What stays as it is is left out: to set an indexed column costs a page of the index, whatever it is set to.
@@ -262,13 +273,11 @@ class Keep(Change):
             columns["taken"] = self.taken
         if facts.claim is not None:
             columns |= {"claim": None, "expires": None}
-        known = None if self.known is None else self.known.session.info
-        minute = minute_of(columns["updated"])
-        if known is None or minute_of(known.updated_at.timestamp()) != minute:
+        if facts.recent != (minute := minute_of(columns["updated"])):
             columns["recent"] = minute
-        if known is None or known.status is not info.status:
+        if listed is None or listed[0] != info.status.value:
             columns["status"] = info.status.value
-        if known is None or known.agent_name != info.agent_name:
+        if listed is None or listed[1] != info.agent_name:
             columns["agent"] = info.agent_name
         return columns
 

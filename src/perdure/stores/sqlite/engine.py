@@ -323,8 +323,8 @@ def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection)
     row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
     if row is None or type(row[-1]) is not int:
         return _drive(change.job, at, db, deferred)
-    *columns, claim, expires, erasures = row
-    facts = Facts(*columns, claim, claim is not None and expires > at, erasures)  # type: ignore[call-arg]
+    *columns, recent, claim, expires, erasures = row
+    facts = Facts(*columns, claim, claim is not None and expires > at, erasures, recent)  # type: ignore[call-arg]
     return drive(change.made_to(facts), Rows(db, at, deferred).answer)
 
 
