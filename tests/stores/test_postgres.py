@@ -35,7 +35,7 @@ from perdure.model.lineage import SpawnRef
 from perdure.model.message import Message
 from perdure.protocols import Entry, Key, SessionQuery
 from perdure.stores.jobs.listing import Page
-from perdure.stores.postgres import link, parcel, rows
+from perdure.stores.postgres import link, parcel, rows, writer
 from perdure.stores.postgres import schema as migrating
 from perdure.stores.urls import store_of
 from perdure.testing import ScriptedDriver
@@ -805,6 +805,31 @@ async def test_lists_use_their_indexes_at_100_000_sessions(schema: str) -> None:
             statement, values = next(rows.SQL.page(Page(SessionQuery.of(lists()[index][0]))))
             plan = "\n".join(row[0] for row in await execute(f"EXPLAIN {statement}", *values))
             assert index in plan, plan
+
+
+async def test_a_full_batch_does_not_wait_for_another(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one connection is writing, the other takes as many changes as make a batch."""
+    async with store_in(schema) as store:
+        sessions = [await store.create(new_session("a")) for _ in range(writer.MOST_PER_BATCH + 1)]
+        held, is_held, started = asyncio.Event(), asyncio.Event(), list[int]()
+        carry_out = writer.Writer._carry_out
+
+        async def slowly(self: Any, batch: list[Any], lane: Any) -> None:
+            started.append(len(batch))
+            if len(batch) == 1:
+                is_held.set()
+                await held.wait()
+            await carry_out(self, batch, lane)
+
+        monkeypatch.setattr(writer.Writer, "_carry_out", slowly)
+        first = asyncio.create_task(store.save(say(sessions[0], "b")))
+        await is_held.wait()
+        try:
+            await asyncio.wait_for(asyncio.gather(*(store.save(say(each, "b")) for each in sessions[1:])), 10)
+        finally:
+            held.set()
+        assert (await first).version == 2
+        assert started == [1, writer.MOST_PER_BATCH]
 
 
 async def test_followers_hear_at_once(schema: str) -> None:
