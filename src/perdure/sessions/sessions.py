@@ -542,10 +542,13 @@ class Sessions:
         return await self.runtime.get_session(await self._reach(session_id), version=version)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """A page of headers, newest first; of this owner's sessions, where there is one."""
+        """Return a page of headers, the newest first, or by `order="updated"` the last updated first.
+
+        Those of this owner's sessions, where there is one. `owner=None` asks for sessions without an owner.
+        """
         self._require_open()
         if self.owner is not None:
-            if filters.get("owner") not in (None, self.owner):
+            if filters.get("owner", self.owner) != self.owner:
                 return SessionInfoList(())
             filters["owner"] = self.owner
         return await self.store.list(**filters)
@@ -685,7 +688,9 @@ class Sessions:
             raise InvalidData("$.older_than", "this is in the future, so every session would be erased")
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
-            filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
+            filters: Filters = {"status": each}
+            if before is not None:
+                filters |= {"updated_before": before, "order": "updated"}  # no page looks at sessions that stay
             erased += len(await self._erase([info.id for info in await all_infos(self, **filters)]))
         return erased
 

@@ -143,7 +143,7 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
 def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
     archived = plan.archived
     row = {**saving.info_columns(info), **saving.EMPTY_SESSION, "log": 0, "version": info.version}
-    row |= {"updated": info.updated_at.timestamp(), "msg_end": len(plan.own[""])}
+    row |= {**saving.update_columns(info.updated_at), "msg_end": len(plan.own[""])}
     row |= {"evt_end": len(archived.entries), "inbox_end": len(archived.inbox)}
     if archived.interrupted:
         row |= {"claim": msgspec.json.encode(MOVED), "expires": 0.0}
