@@ -115,7 +115,8 @@ BARS = (
     Bar("growth.events", "the last 50 events of very many runs", "the same of 100", 1.5),
     Bar("growth.fork", "a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
     Bar("growth.fork_bytes", "bytes on disk of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
-    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    # It returns the whole line that leads to the session.
+    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of …, very deep, each in its line", "the same of 6", 1.5),
     Bar("together.streams", "one of very many streams at once, 20 pieces each", "one of 10", 1.5),
     Bar("together.queued", "one of very many messages queued behind a run", "one of 20", 1.5),
     *(
@@ -137,9 +138,18 @@ BARS = (
             "owner_tag": "by owner and tag",
             "owner_created": "by owner and `created_before`",
             "common_tag": "by owner and a tag of all sessions",
+            "no_owner": "without an owner",
+            "top_level": "without sub-agents",
+            "order": "in the order of updates, by any filter",
         }.items()
     ),
     Bar("lists.postgres", "PostgreSQL: a page of a very large list, by any filter", "the same of 1,000 sessions", 1.5),
+    Bar(
+        "lists.postgres_order",
+        "PostgreSQL: a page of a very large list in the order of updates, by any filter",
+        "the same of 1,000 sessions",
+        1.5,
+    ),
     # Nobody waits long for somebody else's maintenance.
     Bar("waits.load", "longest load of a short session beside `history()` of 100,000 messages", "", 20, unit="ms"),
     Bar("waits.save", "longest save while a small session of a large file is erased", "", 20, unit="ms"),

@@ -343,18 +343,24 @@ class NeedsContext(Protocol):
 
 
 class Filters(TypedDict, total=False):
-    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for."""
+    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for.
+
+    `owner=None` asks for sessions without an owner. `top_level` leaves out the sessions of sub-agents. `order` is
+    "created" unless it is given; a page's `next` belongs to the order of its list.
+    """
 
     id: str
     agent: str
     status: SessionStatus | str
-    owner: str
+    owner: str | None
     tag: str
     parent: str
+    top_level: bool
     created_after: datetime
     created_before: datetime
     updated_after: datetime
     updated_before: datetime
+    order: Literal["created", "updated"]
     limit: int
     after: str | None
 
@@ -365,13 +371,16 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: str | None = None
     agent: str | None = None
     status: SessionStatus | None = None
-    owner: str | None = None
+    owner: str | msgspec.UnsetType | None = msgspec.UNSET
+    """None asks for sessions without an owner; UNSET for everybody's."""
     tag: str | None = None
     parent: str | None = None
+    top_level: bool = False
     created_after: datetime | None = None
     created_before: datetime | None = None
     updated_after: datetime | None = None
     updated_before: datetime | None = None
+    order: Literal["created", "updated"] = "created"
     limit: int = 50
     after: str | None = None
 
@@ -381,7 +390,8 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if name not in cls.__struct_fields__:
                 raise InvalidData(f"$.{name}", f"no such filter; there are {', '.join(cls.__struct_fields__)}")
         try:
-            query = msgspec.convert({k: v for k, v in filters.items() if v is not None}, cls, dec_hook=_as_text)
+            given = {name: value for name, value in filters.items() if value is not None or name == "owner"}
+            query = msgspec.convert(given, cls, dec_hook=_as_text)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise InvalidData("$", f"a filter has the wrong type or value: {error}") from None
         if not 1 <= query.limit <= 1000:
@@ -471,10 +481,13 @@ def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
 
 @runtime_checkable
 class Lineage(Protocol):
-    """A store that knows where a line of forks begins, however long it is."""
+    """A store that reads a line of forks at once, however long it is."""
 
-    async def root_of(self, session_id: str) -> SessionId:
-        """The first of a session's line; of one whose beginning is erased, the oldest that is known by name."""
+    async def line_of(self, session_id: str) -> Sequence[SessionId]:
+        """Return what a session was forked from: the first of its line first, its parent last.
+
+        A line whose beginning is erased begins with the oldest that is known by name.
+        """
         ...
 
 

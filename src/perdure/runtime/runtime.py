@@ -257,7 +257,7 @@ class SessionRuntime:
         return await self._repository.info(session_id)
 
     async def list_sessions(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """A page of headers, newest first."""
+        """Return a page of headers, the newest first, or by `order="updated"` the last updated first."""
         return await self._repository.list(**filters)
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:

@@ -63,6 +63,16 @@ class _InfoOfHead(msgspec.Struct, frozen=True):
     format: int = codec.FORMAT
 
 
+class _SpawnedInfo(msgspec.Struct, frozen=True):
+    spawn_ref: Any = None
+
+
+class _SpawnedHead(msgspec.Struct, frozen=True):
+    """As much of a head as tells whether its session is a sub-agent's."""
+
+    info: _SpawnedInfo
+
+
 def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
     """The head of a settled session, and the values it takes to read it."""
     blocks = BlocksApart()
@@ -290,6 +300,15 @@ def decode_info(raw: bytes, session_id: str, version: int) -> AgentSessionInfo:
         return codec.decode(_InfoOfHead, raw).info
     except InvalidData as error:
         raise CorruptRecord(session_id, f"head {version}", str(error)) from None
+
+
+def was_spawned(body: bytes | None) -> int:
+    """Return 1 if a head as it is stored is that of a sub-agent's session; 0 if not, or if it is damaged."""
+    try:
+        info = msgspec.json.decode(unpack(body or b""), type=_SpawnedHead).info
+    except (InvalidData, msgspec.MsgspecError, UnicodeDecodeError):
+        return 0
+    return int(info.spawn_ref is not None)
 
 
 def _shown(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator[Stretch]:

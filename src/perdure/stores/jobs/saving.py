@@ -34,6 +34,7 @@ from perdure.stores.format.rows import (
     checksum,
     key_checksum,
     log_checksum,
+    minute_of,
     operation_id,
     seed_of,
 )
@@ -201,14 +202,15 @@ class Keep(Change):
     def _new_session(self) -> Job[Place]:
         info = self.session.info
         columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": len(self.messages)}
-        columns |= {"updated": self.at.timestamp(), **EMPTY_SESSION}
+        columns |= {**update_columns(self.at), **EMPTY_SESSION}
         sid, log = yield from new_session(columns)
         return Place(sid, log)
 
     def _write(self, draft: Draft, facts: Facts) -> Job[None]:
         place, sid = draft.place, draft.place.sid
         if not self.is_new:
-            yield Update("session", self.columns(draft, facts), {"sid": sid})
+            listed = yield from self._listed_as(sid)
+            yield Update("session", self.columns(draft, facts, listed), {"sid": sid})
         if draft.tags is not None:
             if not self.is_new:
                 yield Delete("tag", {"sid": sid})
@@ -246,7 +248,17 @@ class Keep(Change):
         yield from _require_there(new, (yield from owners_of_logs({log for log, _, _ in new})), parent_id)
         return new
 
-    def columns(self, draft: Draft, facts: Facts) -> dict[str, Any]:
+    def _listed_as(self, sid: int) -> Job[tuple[str, str] | None]:
+        """Return the status and the agent that lists have it under; None if they are to be written in any case."""
+        if self.known is not None:
+            return self.known.session.info.status.value, self.known.session.info.agent_name
+        try:
+            rows = yield Select("session", ("status", "agent"), {"sid": sid})
+        except CorruptRecord:  # which a save mends
+            return None
+        return rows[0] if rows else None
+
+    def columns(self, draft: Draft, facts: Facts, listed: tuple[str, str] | None) -> dict[str, Any]:
         """Return what changes in the session's row. A save gives the claim back.
 
         What stays as it is is left out: to set an indexed column costs a page of the index, whatever it is set to.
@@ -261,10 +273,11 @@ class Keep(Change):
             columns["taken"] = self.taken
         if facts.claim is not None:
             columns |= {"claim": None, "expires": None}
-        known = None if self.known is None else self.known.session.info
-        if known is None or known.status is not info.status:
+        if facts.recent != (minute := minute_of(columns["updated"])):
+            columns["recent"] = minute
+        if listed is None or listed[0] != info.status.value:
             columns["status"] = info.status.value
-        if known is None or known.agent_name != info.agent_name:
+        if listed is None or listed[1] != info.agent_name:
             columns["agent"] = info.agent_name
         return columns
 
@@ -370,6 +383,12 @@ EMPTY_SESSION: Mapping[str, Any] = {
 }
 
 
+def update_columns(at: datetime) -> dict[str, Any]:
+    """Return the columns that say when a session was updated."""
+    updated = at.timestamp()
+    return {"updated": updated, "recent": minute_of(updated)}
+
+
 def info_columns(info: Any) -> dict[str, Any]:
     """Return the columns that lists filter by, as a header says them."""
     return {
@@ -378,6 +397,7 @@ def info_columns(info: Any) -> dict[str, Any]:
         "agent": info.agent_name,
         "owner": info.owner,
         "parent": None if info.parent_id is None else str(info.parent_id),
+        "spawned": int(info.spawn_ref is not None),
         "created": info.created_at.timestamp(),
     }
 

@@ -193,8 +193,8 @@ class Order:
         info = draft.session.info
         owner = None if info.owner is None else plain(info.owner)
         parent = info.parent_id and str(info.parent_id)
-        line = change.inherited.line
-        return {"kind": "create", "log": self.place.log, "owner": owner, "parent": parent, "line": line}
+        family = {"parent": parent, "spawned": int(info.spawn_ref is not None), "line": change.inherited.line}
+        return {"kind": "create", "log": self.place.log, "owner": owner, **family}
 
     def _of_append(self, parcel: Parcel, change: Append) -> dict[str, Any]:
         if isinstance(change, Take):

@@ -91,8 +91,10 @@ class Writer:
         return await order.done
 
     def _start(self) -> None:
-        if not any(lane.is_busy for lane in self._lanes):
-            self._run(self._lanes[0])
+        """Have a lane take what waits: at once if none does, and one more when a batch is full."""
+        idle = [lane for lane in self._lanes if not lane.is_busy]
+        if idle and (len(idle) == len(self._lanes) or len(self._waiting) >= MOST_PER_BATCH):
+            self._run(idle[0])
 
     def _run(self, lane: _Lane) -> None:
         lane.task = asyncio.get_running_loop().create_task(self._serve(lane), name="perdure writer")

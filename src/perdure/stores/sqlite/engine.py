@@ -41,7 +41,7 @@ from perdure.stores.file_lock import FileLock
 from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
-from perdure.stores.sql import Adapter, Again, Dialect, Translator
+from perdure.stores.sql import Adapter, Again, Dialect, Steps, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
 from perdure.stores.sqlite.readers import Readers
@@ -323,8 +323,8 @@ def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection)
     row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
     if row is None or type(row[-1]) is not int:
         return _drive(change.job, at, db, deferred)
-    *columns, claim, expires, erasures = row
-    facts = Facts(*columns, claim, claim is not None and expires > at, erasures)  # type: ignore[call-arg]
+    *columns, recent, claim, expires, erasures = row
+    facts = Facts(*columns, claim, claim is not None and expires > at, erasures, recent)  # type: ignore[call-arg]
     return drive(change.made_to(facts), Rows(db, at, deferred).answer)
 
 
@@ -381,13 +381,22 @@ class Rows:
 
 def _read_page(page: Page, db: apsw.Connection) -> list[HeaderRow]:
     try:
-        rows = list(map(HeaderRow._make, db.execute(*TRANSLATOR.page(page))))
+        rows = [HeaderRow(*row) for row in _in_steps(TRANSLATOR.page(page), db)]
     except UnicodeDecodeError:
         texts = [name in _TEXTS["session"] for name in HeaderRow._fields]
-        rows = [HeaderRow(*_decoded(row, texts)) for row in db.execute(*_OF_DAMAGED.page(page))]
+        rows = [HeaderRow(*_decoded(row, texts)) for row in _in_steps(_OF_DAMAGED.page(page), db)]
     if any(newer[:2] <= older[:2] for newer, older in pairwise(rows)):
         raise CorruptRecord(None, "of the session table", "its rows are out of order")
     return rows
+
+
+def _in_steps(steps: Steps, db: apsw.Connection) -> list[Row]:
+    statement = next(steps)
+    try:
+        while True:
+            statement = steps.send(db.execute(*statement).fetchall())
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # what a generator returns has no type here
 
 
 def _decoded(row: Row, texts: Sequence[bool]) -> Row:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import msgspec
 
 from perdure.errors import ConfigurationError, CorruptRecord, StoreError
 from perdure.stores.file_lock import FileLock
-from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum
+from perdure.stores.format.heads import was_spawned
+from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum, minute_of
+from perdure.stores.sqlite import steps
 
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
@@ -122,10 +125,15 @@ def migrate(connection: apsw.Connection) -> None:
     """Apply the migrations that the file does not have yet, each once, whoever else is starting up."""
     for name, function in _FUNCTIONS.items():
         connection.create_scalar_function(name, function, deterministic=True)
+    scripts = _migrations()
+    if 0 < _require_own(connection) == len(scripts) - 1:
+        steps.take(connection, steps.halves(scripts[-1].read_text())[0], lambda: exclusively(connection))
     with exclusively(connection):
         current = _require_own(connection)
-        for number, script in list(enumerate(_migrations(), start=1))[current:]:
-            connection.execute(script.read_text()).fetchall()
+        for number, script in list(enumerate(scripts, start=1))[current:]:
+            in_steps, rest = steps.halves(script.read_text())
+            steps.take(connection, in_steps, nullcontext)
+            connection.execute(rest).fetchall()
             connection.pragma("user_version", number)
         connection.pragma("application_id", APPLICATION_ID)
 
@@ -196,10 +204,16 @@ def _batch_crc(sid: int, seq: int, loop: bytes | None, kind: bytes, crc: int, bo
     return batch_checksum(sid, seq, batch) ^ (0 if was_sound else 1)
 
 
+def _minute(time: float) -> int:
+    return minute_of(time) if isfinite(time) else 0
+
+
 # What migrations call.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "batch_body": _batch_body,
     "batch_crc": _batch_crc,
     "key_crc": key_checksum,
     "log_crc": log_checksum,
+    "minute": _minute,
+    "was_spawned": was_spawned,
 }

@@ -26,7 +26,7 @@ from perdure.stores.engine import (
     Statement,
     Update,
 )
-from perdure.stores.jobs.saving import EMPTY_SESSION, Append, Take, info_columns
+from perdure.stores.jobs.saving import EMPTY_SESSION, Append, Take, info_columns, update_columns
 from perdure.stores.jobs.saving import new_session as new_session_rows
 from perdure.testing.samples import new_session
 from perdure.testing.scene import Contract, in_directory, refused
@@ -86,7 +86,7 @@ class Tried:
     async def session(self, session_id: str = "it") -> tuple[int, int | str]:
         """Add a session and its log; return the numbers of both."""
         info = new_session(id=session_id).info
-        columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": 0, "updated": now().timestamp()}
+        columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": 0, **update_columns(now())}
         return await self.engine.run(lambda: new_session_rows({**columns, **EMPTY_SESSION}), "write")
 
     async def inbox(self, session_id: str = "it") -> int:
