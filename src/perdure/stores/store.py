@@ -145,6 +145,7 @@ class Store:
             key=key,
             is_new=is_new,
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
+            remember=self._remember,
         )
 
     def _known(self, session: AgentSession) -> CachedSession | None:
@@ -156,7 +157,6 @@ class Store:
         return prepare_batch(entries, self._pack)
 
     async def _keep(self, change: Keep) -> AgentSession:
-        change.finish = partial(self._remember, change)
         kept: CachedSession = await self._engine.commit(change)
         if not kept.at_hand:
             with suppress(CorruptRecord):  # it is saved all the same
@@ -256,14 +256,13 @@ class Store:
     ) -> tuple[Claim, Appended]:
         checked.claim(version, owner, lease, messages, entries, take_over)
         asked = Claim(SessionId(session_id), 0, version, owner, lease)
-        change = Take(asked, self._origin, _encoded(messages), self._batch(entries), take_over=take_over)
-        change.finish = self._note_claim
+        rows, batch = _encoded(messages), self._batch(entries)
+        change = Take(asked, self._origin, rows, batch, take_over=take_over, note=self._note_claim)
         taken: tuple[Claim, Appended] = await self._engine.commit(change)
         return taken
 
-    def _note_claim(self, taken: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
-        self._claims[taken[0].session_id, taken[0].epoch] = taken[0]
-        return taken
+    def _note_claim(self, claim: Claim) -> None:
+        self._claims[claim.session_id, claim.epoch] = claim
 
     async def heartbeat(self, claim: Claim) -> None:
         checked.held(claim)

@@ -66,8 +66,13 @@ class Change:
         self.session_id = session_id
         self.origin = origin
         self.op = operation_id()
-        self.finish: Callable[[Any], Any] = _as_it_is
-        """Called with what came of it, in the caller's event loop, even if the caller does not wait any more."""
+
+    def finish(self, result: Any) -> Any:
+        """Take note of what came of it, in the caller's event loop, even if the caller does not wait any more.
+
+        What it calls for that must not hold this change: each save would be a cycle, left to the garbage collector.
+        """
+        return result
 
     def refuse(self, facts: Facts) -> None:
         """Raise what is wrong; return if the change may be made to a session that stands so."""
@@ -80,10 +85,6 @@ class Change:
     def made_to(self, facts: Facts) -> Job[Any]:
         """Make the change to a session that stands so; for engines that have read that by a quicker way."""
         raise NotImplementedError
-
-
-def _as_it_is(result: Any) -> Any:
-    return result
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -124,6 +125,7 @@ class Keep(Change):
         key: Key | None = None,
         is_new: bool = False,
         parent: CachedSession | None = None,
+        remember: Callable[[Keep, CachedSession], CachedSession] | None = None,
     ) -> None:
         super().__init__(session.id, origin)
         self.session = session
@@ -142,6 +144,10 @@ class Keep(Change):
         """What a new one need not note, once that was looked up."""
         self._placement = placement
         self._pack = pack
+        self._remember = remember
+
+    def finish(self, result: CachedSession) -> CachedSession:
+        return result if self._remember is None else self._remember(self, result)
 
     @property
     def entries(self) -> int:
@@ -339,10 +345,18 @@ class Append(Change):
 class Take(Append):
     """A claim, with a run's first entries."""
 
-    def __init__(self, claim: Claim, *given: Any, take_over: bool) -> None:
+    def __init__(
+        self, claim: Claim, *given: Any, take_over: bool, note: Callable[[Claim], None] | None = None
+    ) -> None:
         super().__init__(claim, *given)
         self.take_over = take_over
+        self._note = note
         self.holder = msgspec.json.encode(Holder.here(claim.owner))
+
+    def finish(self, result: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
+        if self._note is not None:
+            self._note(result[0])
+        return result
 
     def refuse(self, facts: Facts) -> None:
         refused = refusal(self.session_id, facts, None, take_over=self.take_over)
