@@ -99,7 +99,9 @@ class Store:
 
     async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
         checked.create(session, written)
-        return await self._keep(self._kept_as(session, written, is_new=True))
+        change = self._kept_as(session, written, is_new=True)
+        kept: CachedSession = await self._engine.commit(change)
+        return kept.session if kept.at_hand else await self._read_again(change, kept)
 
     async def save(
         self,
@@ -112,7 +114,9 @@ class Store:
         key: Key | None = None,
     ) -> AgentSession:
         checked.save(session, claim, written, entries, taken, key)
-        return await self._keep(self._kept_as(session, written, claim, entries, taken, key))
+        change = self._kept_as(session, written, claim, entries, taken, key)
+        kept: CachedSession = await self._engine.commit(change)
+        return kept.session if kept.at_hand else await self._read_again(change, kept)
 
     def is_waited_for(self, session_id: str) -> bool | None:
         cached = self._cache.get(SessionId(session_id))
@@ -156,11 +160,10 @@ class Store:
     def _batch(self, entries: Sequence[Entry]) -> Batch | None:
         return prepare_batch(entries, self._pack)
 
-    async def _keep(self, change: Keep) -> AgentSession:
-        kept: CachedSession = await self._engine.commit(change)
-        if not kept.at_hand:
-            with suppress(CorruptRecord):  # it is saved all the same
-                return await self.load(change.session_id, change.version) or kept.session
+    async def _read_again(self, change: Keep, kept: CachedSession) -> AgentSession:
+        """Return what was saved with all that it shows, some of which was not at hand."""
+        with suppress(CorruptRecord):  # it is saved all the same
+            return await self.load(change.session_id, change.version) or kept.session
         return kept.session
 
     def _remember(self, change: Keep, kept: CachedSession) -> CachedSession:

@@ -22,7 +22,7 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Key, StoredAt
 from perdure.stores.cache import CachedSession
 from perdure.stores.claims import Holder
-from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Select, Update
+from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Row, Select, Update
 from perdure.stores.format.heads import PREFIX, encode_head
 from perdure.stores.format.placement import Placement, foreign_stretches
 from perdure.stores.format.rows import (
@@ -43,6 +43,7 @@ from perdure.stores.jobs.lines import Inherited, Stretches, inherited, known_beg
 
 Pack = Callable[[bytes], bytes]
 """What makes the body of a row smaller, if the engine wants it so."""
+_NONE: frozenset[Any] = frozenset()
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -183,7 +184,7 @@ class Keep(Change):
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
-        there = known.hashes if known else frozenset[str]()
+        there = known.hashes if known else _NONE
         is_tagged = known is not None and known.session.info.tags == kept.info.tags
         return Draft(
             kept,
@@ -192,15 +193,26 @@ class Keep(Change):
             values,
             {key: self._pack(values[key]) for key in values if key not in there},
             named,
-            tuple(named - _noted(known, own)),
+            tuple(named - _noted(known, own)) if named else (),
             None if is_tagged else tuple(kept.info.tags),
         )
 
     def made_to(self, facts: Facts) -> Job[CachedSession]:
         self.refuse(facts)
-        place = (yield from self._new_session()) if self.is_new else place_of(facts)
+        draft = self.draft_of(facts, (yield from self._new_session()) if self.is_new else None)
+        return (yield from self.kept_as(draft, facts))
+
+    def draft_of(self, facts: Facts, place: Place | None = None) -> Draft:
+        """Return what is to be written to a session that stands so."""
         known = self.known if self.known is not None and self.known.erasures == facts.erasures else None
-        draft = self.draft(place, known)
+        return self.draft(place_of(facts) if place is None else place, known)
+
+    def is_plain(self, draft: Draft) -> bool:
+        """Tell whether a save writes no rows but that of its session, messages, and a head."""
+        is_alone = self.batch is None and self.key is None
+        return is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
+
+    def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:
         yield from self._write(draft, facts)
         return self.made(draft, facts)
 
@@ -431,10 +443,14 @@ def end_of_log(log: int | str) -> Job[int]:
 
 def write_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Job[None]:
     if bodies:
-        sums: Iterator[int | None] = repeat(None)  # in a file, whose lines have checksums of their own
-        if isinstance(log, int):
-            sums = map(crc32, bodies, count(seed_of(log) + start))
-        yield Insert("msg", ("log", "pos", "crc", "body"), zip(repeat(log), count(start), sums, bodies, strict=False))
+        yield Insert("msg", ("log", "pos", "crc", "body"), rows_of_messages(log, start, bodies))
+
+
+def rows_of_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Iterable[Row]:
+    sums: Iterator[int | None] = repeat(None)  # in a file, whose lines have checksums of their own
+    if isinstance(log, int):
+        sums = map(crc32, bodies, count(seed_of(log) + start))
+    return zip(repeat(log), count(start), sums, bodies, strict=False)
 
 
 def write_batch(sid: int, last: int, batch: Batch | None, stretch: Stretch) -> Job[None]:
@@ -458,7 +474,11 @@ def write_key(sid: int, name: str, digest: str, version: int) -> Job[None]:
 
 
 def write_head(sid: int, version: int, body: bytes) -> Job[None]:
-    yield Insert("head", ("sid", "version", "crc", "body"), [(sid, version, checksum(body, sid, version), body)])
+    yield Insert("head", ("sid", "version", "crc", "body"), [row_of_head(sid, version, body)])
+
+
+def row_of_head(sid: int, version: int, body: bytes) -> Row:
+    return sid, version, checksum(body, sid, version), body
 
 
 def write_values(sid: int, packed: Values) -> Job[None]:

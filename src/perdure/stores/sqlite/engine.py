@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -41,6 +41,7 @@ from perdure.stores.file_lock import FileLock
 from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
+from perdure.stores.jobs.saving import Draft, Keep, row_of_head, rows_of_messages
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
@@ -109,7 +110,7 @@ class SqliteEngine(IndexedEngine):
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened
-        return await opened.writer.run(partial(_commit, change, now().timestamp(), opened.deferred), change.finish)
+        return await opened.writer.ask(partial(_commit, change, now().timestamp(), opened.deferred), change.finish)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
@@ -325,7 +326,33 @@ def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection)
         return _drive(change.job, at, db, deferred)
     *columns, claim, expires, erasures = row
     facts = Facts(*columns, claim, claim is not None and expires > at, erasures)  # type: ignore[call-arg]
+    if isinstance(change, Keep) and not change.is_new:
+        change.refuse(facts)
+        draft = change.draft_of(facts)
+        if change.is_plain(draft):
+            _write_plain(change, draft, facts, db, deferred)
+            return change.made(draft, facts)
+        return drive(change.kept_as(draft, facts), Rows(db, at, deferred).answer)
     return drive(change.made_to(facts), Rows(db, at, deferred).answer)
+
+
+_MESSAGES = "INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)"
+_HEADS = "INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)"
+
+
+def _write_plain(keep: Keep, draft: Draft, facts: Facts, db: apsw.Connection, deferred: DeferredRows) -> None:
+    """Write what most saves write, by statements that are written out: the row of the session, messages, a head."""
+    place, columns = draft.place, keep.columns(draft, facts)
+    db.execute(_update_of(tuple(columns)), (*columns.values(), place.sid))
+    messages = rows_of_messages(place.log, place.msg_end, keep.messages)
+    for text, rows in ((_MESSAGES, messages), (_HEADS, [row_of_head(place.sid, keep.version, draft.head)])):
+        if not deferred.take(text, rows):
+            db.executemany(text, rows)
+
+
+@cache
+def _update_of(columns: tuple[str, ...]) -> str:
+    return f"UPDATE session SET {', '.join(f'{name} = ?' for name in columns)} WHERE sid = ?"
 
 
 # Rows of these are only ever added, and in every save. Where many save at once, they are written together.

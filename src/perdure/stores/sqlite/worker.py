@@ -77,18 +77,22 @@ class Requests:
         self._closed = False
         self._is_ended = False
 
-    async def run(
+    async def run(self, job: Callable[[apsw.Connection], T], *, alone: bool = False, long: bool = False) -> Any:
+        """Return what the job returns, or raise the error it raised.
+
+        A job that is to run `alone` is given the connection outside of any transaction.
+        """
+        return await self.ask(job, alone=alone, long=long)
+
+    def ask(
         self,
         job: Callable[[apsw.Connection], T],
         finish: Callable[[T], Any] | None = None,
         *,
         alone: bool = False,
         long: bool = False,
-    ) -> Any:
-        """What the job returns, passed through `finish` in this loop; or the error it raised.
-
-        A job that is to run `alone` is given the connection outside of any transaction.
-        """
+    ) -> asyncio.Future[Any]:
+        """Hand in a job. Return a future of what it returns, passed through `finish` in this loop."""
         if self._closed:
             raise _closed_error()
         if self._pid != os.getpid():
@@ -101,7 +105,7 @@ class Requests:
             loop.call_soon(self._hand_over, loop)
         else:
             gathered.append(request)
-        return await request.future
+        return request.future
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hand over what was gathered.
@@ -383,12 +387,20 @@ def _roll_back(connection: apsw.Connection) -> None:
 
 def deliver(batch: list[Request]) -> None:
     """Wake each event loop once, whatever the number of its requests."""
+    first = batch[0].loop
+    if all([request.loop is first for request in batch]):  # as nearly always
+        _wake(first, batch)
+        return
     by_loop: dict[asyncio.AbstractEventLoop, list[Request]] = {}
     for request in batch:
         by_loop.setdefault(request.loop, []).append(request)
     for loop, requests in by_loop.items():
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
-            loop.call_soon_threadsafe(_deliver_in_loop, requests)
+        _wake(loop, requests)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, requests: list[Request]) -> None:
+    with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
+        loop.call_soon_threadsafe(_deliver_in_loop, requests)
 
 
 def _deliver_in_loop(requests: list[Request]) -> None:
