@@ -5,7 +5,6 @@ from __future__ import annotations
 from perdure.model.transcript import Span, Transcript
 from perdure.stores.format.rows import Stretch
 
-
 _NONE: frozenset[Stretch] = frozenset()
 
 

@@ -357,9 +357,7 @@ class Append(Change):
 class Take(Append):
     """A claim, with a run's first entries."""
 
-    def __init__(
-        self, claim: Claim, *given: Any, take_over: bool, note: Callable[[Claim], None] | None = None
-    ) -> None:
+    def __init__(self, claim: Claim, *given: Any, take_over: bool, note: Callable[[Claim], None] | None = None) -> None:
         super().__init__(claim, *given)
         self.take_over = take_over
         self._note = note

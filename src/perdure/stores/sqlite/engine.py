@@ -41,7 +41,7 @@ from perdure.stores.file_lock import FileLock
 from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
-from perdure.stores.jobs.saving import Draft, Keep, row_of_head, rows_of_messages
+from perdure.stores.jobs.saving import Append, Draft, Keep, row_of_head, rows_of_messages
 from perdure.stores.sql import Adapter, Again, Dialect, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from perdure.stores.sqlite.search import SearchThread
 
 _PAUSE = 0.01
+_BRIEF = 64
+"""A change of at most this many messages may be made in an event loop's thread."""
 _ERASURES = "(SELECT value FROM meta WHERE key = 'erasures')"
 _PEEK = f"SELECT version, {_ERASURES} FROM session WHERE id = ?"
 _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE id = ?"
@@ -63,9 +65,10 @@ _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE 
 class SqliteEngine(IndexedEngine):
     """Keeps the tables in a SQLite file."""
 
-    def __init__(self, path: Path, lock_timeout: float) -> None:
+    def __init__(self, path: Path, lock_timeout: float, *, commit_in_loop: bool = False) -> None:
         self._path = path
         self._timeout = lock_timeout
+        self._commits_in_loop = commit_in_loop
         self._open: OpenFile | None = None
 
     @property
@@ -88,7 +91,7 @@ class SqliteEngine(IndexedEngine):
         if self._open is not None:
             raise StoreError("This store is open already.")
         path = await asyncio.to_thread(prepare, self._path, self._timeout)
-        self._open = OpenFile(path, self._timeout)
+        self._open = OpenFile(path, self._timeout, commit_in_loop=self._commits_in_loop)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -110,7 +113,9 @@ class SqliteEngine(IndexedEngine):
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened
-        return await opened.writer.ask(partial(_commit, change, now().timestamp(), opened.deferred), change.finish)
+        job = partial(_commit, change, now().timestamp(), opened.deferred)
+        is_brief = isinstance(change, Keep | Append) and len(change.messages) <= _BRIEF
+        return await opened.writer.ask(job, change.finish, brief=is_brief)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
@@ -185,7 +190,7 @@ class SqliteEngine(IndexedEngine):
 class OpenFile:
     """An open file: its threads, and its connection for looking at a row or two in passing."""
 
-    def __init__(self, path: Path, lock_timeout: float) -> None:
+    def __init__(self, path: Path, lock_timeout: float, *, commit_in_loop: bool = False) -> None:
         self.path = path
         self._pid = os.getpid()
         self._peeking = threading.Lock()
@@ -193,7 +198,8 @@ class OpenFile:
         self.origin = str(self._surely(lambda db: meta(db, "uid")))
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.deferred = DeferredRows()
-        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock, self.deferred)
+        name = f"perdure writer {path.name}"
+        self.writer = WritingWorker(name, partial(connect, path), self._lock, self.deferred, in_loop=commit_in_loop)
         self.readers = Readers(f"perdure reader {path.name}", self._connected_again)
         self._searching: SearchThread | None = None
         self.left: frozenset[int] | None = frozenset()
