@@ -1,14 +1,26 @@
-"""What a save leaves behind in memory."""
+"""What a save leaves behind, in memory and in tables."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
 
+from perdure.model import ids
+from perdure.model.ids import SessionId
+from perdure.model.session import SessionStatus
+from perdure.protocols import Key
+from perdure.stores.engine import TABLES
 from perdure.stores.file import FileStore
-from perdure.stores.jobs.saving import Change
+from perdure.stores.jobs.saving import Change, Draft, Keep
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.samples import new_session, say
@@ -33,3 +45,70 @@ async def test_a_save_leaves_nothing_to_the_garbage_collector(kind: str, tmp_pat
         assert not [each for each in gc.get_objects() if isinstance(each, Change)]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("commit_in_loop", [False, True])
+async def test_what_is_written_out_is_what_the_job_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit_in_loop: bool
+) -> None:
+    """SQLite's short way for a plain save leaves the same rows as the way that every save can go."""
+    found = []
+    for way in ("short", "long"):
+        path = tmp_path / f"{way}.db"
+        with monkeypatch.context() as patched, replaced_clock_and_ids():
+            plain: list[bool] = []
+            original = Keep.is_plain
+
+            def noted(self: Keep, draft: Draft, plain: list[bool] = plain) -> bool:
+                plain.append(original(self, draft))
+                return plain[-1] and way == "short"
+
+            patched.setattr(Keep, "is_plain", noted)
+            async with SqliteStore(path, commit_in_loop=commit_in_loop) as store:
+                await varied_saves(store)
+            assert {True, False} <= set(plain), "both kinds of save are tried"
+        found.append(rows_in(path))
+    assert found[0] == found[1]
+
+
+async def varied_saves(store: SqliteStore) -> None:
+    one, two = await asyncio.gather(store.create(new_session("Hello")), store.create(new_session("Hi")))
+    for number in range(3):
+        one, two = await asyncio.gather(store.save(say(one, str(number), "more")), store.save(say(two, str(number))))
+    one = await store.save(one)
+    one = await store.save(one.with_tags(["new"]))
+    one = await store.save(one.with_status(SessionStatus.SUSPENDED))
+    store.evict(two.id)
+    loaded = await store.load(two.id)
+    assert loaded is not None
+    two = await store.save(say(loaded, "after a load"))
+    two = await store.save(say(two, "with a key"), key=Key("name", "digest"))
+    claim, _ = await store.claim(two.id, version=two.version, owner="me")
+    two = await store.save(say(two, "under a claim"), claim=claim)
+    forked = await store.create(two.forked(SessionId.generate(), two.state))
+    forked = await store.save(say(forked, "in a fork"))
+    await store.save(say(forked, "again in it"))
+
+
+@contextmanager
+def replaced_clock_and_ids() -> Iterator[None]:
+    numbers = itertools.count(1)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def clock() -> datetime:
+        return start + timedelta(seconds=next(numbers))
+
+    with ids.use(clock=clock, ids=lambda: f"id-{next(numbers):012}"):
+        yield
+
+
+def rows_in(path: Path) -> dict[str, list[Any]]:
+    """Return all rows of all tables, without what differs from file to file or from process to process."""
+    db = apsw.Connection(str(path))
+    found = {}
+    for name, table in TABLES.items():
+        columns = ", ".join(table.columns)
+        found[name] = db.execute(f"SELECT {columns} FROM {name} ORDER BY {columns}").fetchall()
+    db.close()
+    del found["meta"]
+    return found
