@@ -117,7 +117,8 @@ BARS = (
     Bar("growth.events", "the last 50 events of very many runs", "the same of 100", 1.5),
     Bar("growth.fork", "a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
     Bar("growth.fork_bytes", "bytes on disk of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
-    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    # It returns the whole line that leads to the session.
+    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of …, very deep, each in its line", "the same of 6", 1.5),
     Bar("together.streams", "one of very many streams at once, 20 pieces each", "one of 10", 1.5),
     Bar("together.queued", "one of very many messages queued behind a run", "one of 20", 1.5),
     *(

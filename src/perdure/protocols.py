@@ -432,10 +432,13 @@ def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
 
 @runtime_checkable
 class Lineage(Protocol):
-    """A store that knows where a line of forks begins, however long it is."""
+    """A store that reads a line of forks at once, however long it is."""
 
-    async def root_of(self, session_id: str) -> SessionId:
-        """The first of a session's line; of one whose beginning is erased, the oldest that is known by name."""
+    async def line_of(self, session_id: str) -> Sequence[SessionId]:
+        """Return what a session was forked from: the first of its line first, its parent last.
+
+        A line whose beginning is erased begins with the oldest that is known by name.
+        """
         ...
 
 

@@ -99,7 +99,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "branches": {"session_id": ID},
     "adoptions": {"session_id": ID, "version": COUNT},
-    "root_of": {"session_id": ID},
+    "line_of": {"session_id": ID},
     "names_of": {"logs": RECORDS},
     "log_of": {"session_id": ID, "name": TEXT},
     "lapsed": {},

@@ -236,10 +236,10 @@ class Store:
         page = Page(SessionQuery.of(filters))
         return page.listed(await self._engine.page(page))
 
-    async def root_of(self, session_id: str) -> SessionId:
-        from perdure.stores.jobs.lineage import root_of
+    async def line_of(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs.lineage import line_of
 
-        return await self._engine.run(partial(root_of, SessionId(session_id)))
+        return await self._engine.run(partial(line_of, SessionId(session_id)))
 
     async def ids_with_prefix(
         self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50

@@ -144,7 +144,8 @@ def prepare_batch(entries: Sequence[Entry], smaller: Callable[[bytes], bytes] | 
     reach: dict[str, tuple[int, int]] = {}
     for place, entry in enumerate(entries):
         if entry.run is not None:
-            reach[entry.run] = (reach.get(entry.run, (place, place))[0], place)
+            known = reach.get(entry.run)
+            reach[entry.run] = (place if known is None else known[0], place)
     run, body = pack_entries(prepare_entries(entries), smaller)
     return Batch(len(entries), run, reach, body)
 
@@ -154,8 +155,16 @@ def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
     prepared = []
     for entry in entries:
         codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
-        prepared.append((entry, codec.encode_json(entry.body, f"$.{entry.kind}")))
+        prepared.append((entry, _bytes_of(entry)))
     return prepared
+
+
+def _bytes_of(entry: Entry) -> bytes:
+    if type(entry.body) is msgspec.Raw:  # as the events of a run come
+        raw = bytes(entry.body)
+        if len(raw) <= codec.MAX_BYTES:
+            return raw
+    return codec.encode_json(entry.body, f"$.{entry.kind}")
 
 
 def batch_checksum(sid: int, last: int, batch: Batch) -> int:

@@ -209,7 +209,7 @@ class Keep(Change):
 
     def is_plain(self, draft: Draft) -> bool:
         """Tell whether a save writes no rows but that of its session, messages, and a head."""
-        is_alone = self.batch is None and self.key is None
+        is_alone = self.known is not None and self.batch is None and self.key is None
         return is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
 
     def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:

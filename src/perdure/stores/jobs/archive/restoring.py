@@ -26,7 +26,7 @@ from perdure.stores.jobs.archive.archived import (
     say_the_same,
     split_name,
 )
-from perdure.stores.jobs.archive.dumping import dump, read_stretch
+from perdure.stores.jobs.archive.dumping import dump, read_bodies
 from perdure.stores.jobs.claiming import require_absent
 from perdure.stores.jobs.record import write_inbox
 from perdure.stores.jobs.saving import Pack
@@ -95,7 +95,7 @@ class RestorePlan:
                 ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
                 is_same = held == stop - start
             else:
-                here = yield from read_stretch(log, start, stop)
+                here = yield from read_bodies(log, start, stop)
                 is_same = say_the_same(here, {at: lent[at] for at in range(start, stop)})
             if not is_same:
                 return False
