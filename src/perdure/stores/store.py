@@ -198,10 +198,12 @@ class Store:
         if version is not None and not 0 < version <= LAST:
             return None
         cached = self._cache.recall(key)
-        load, loaded = await self._fetch(key, version, cached)
+        load = Load(key, version, self._origin, cached, self._values)
+        loaded = await self._engine.fetch(load)
         if loaded is not None and cached is not None and loaded.erasures != cached.erasures:
             # Something was erased since: what is at hand may be what was erased.
-            load, loaded = await self._fetch(key, version, None)
+            load = Load(key, version, self._origin, None, self._values)
+            loaded = await self._engine.fetch(load)
         if loaded is None:
             self._cache.forget(key)
             return None
@@ -212,12 +214,6 @@ class Store:
         if version is None or (cached is not None and version == cached.session.version):
             self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
         return session
-
-    async def _fetch(
-        self, key: SessionId, version: int | None, cached: CachedSession | None
-    ) -> tuple[Load, Loaded | None]:
-        load = Load(key, version, self._origin, cached, self._values)
-        return load, await self._engine.fetch(load)
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
         assert loaded.head is not None

@@ -228,13 +228,13 @@ class OpenFile:
 
     def peek(self, sql: str, bindings: tuple[Any, ...]) -> Any:
         """Return the first row of one statement, or None."""
-        return self._surely(lambda db: db.execute(sql, bindings).fetchone())
+        return self._surely(_first_row, sql, bindings)
 
-    def _surely(self, job: Callable[[apsw.Connection], T]) -> T:
+    def _surely(self, job: Callable[..., T], *given: Any) -> T:
         try:
             with self._peeking:
                 require_in_place(self._peeker)
-                return job(self._peeker)
+                return job(self._peeker, *given)
         except (apsw.Error, UnicodeError) as error:
             raise as_store_error(error) from None
 
@@ -260,6 +260,10 @@ class OpenFile:
         self._lock.close()
         with self._peeking:  # another event loop may be looking
             self._peeker.close()
+
+
+def _first_row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> Any:
+    return db.execute(sql, bindings).fetchone()
 
 
 def _in_one_state(job: Callable[[apsw.Connection], T], db: apsw.Connection) -> T:
