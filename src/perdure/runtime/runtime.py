@@ -214,16 +214,20 @@ class SessionRuntime:
     ) -> AgentSession:
         after = made.session
         try:
-            after = await self._pass(SessionStage.AFTER_ACTION, _checked(action, before, after))
-            after = await self._pass(SessionStage.BEFORE_SAVE, after)
-            await self._emit_executed(action, before, after)
+            after = _checked(action, before, after)
+            if self._controller is not None:
+                after = await self._pass(SessionStage.AFTER_ACTION, after)
+                after = await self._pass(SessionStage.BEFORE_SAVE, after)
+            if self._is_heard:
+                await self._emit_executed(action, before, after)
             kept = await self._saved(after, made.saving, held)
         except BaseException as error:
             await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
                 return await self._add(after.forked(SessionId.generate(), after.state), made.saving)
             raise
-        await self._emit_saved(kept)
+        if self._is_heard:
+            await self._emit_saved(kept)
         for event in made.tells:
             await self._events.emit(event)
         return kept
@@ -235,7 +239,7 @@ class SessionRuntime:
             kept = await self._repository.save(session, saving)
             is_kept = True
             held.was_saved(self._repository.may_be_waited_for(kept.id))
-            return await self._pass(SessionStage.AFTER_SAVE, kept)
+            return kept if self._controller is None else await self._pass(SessionStage.AFTER_SAVE, kept)
         except Exception as error:
             await self._emit_save_failed(session, error, persisted=is_kept)
             raise
@@ -244,7 +248,8 @@ class SessionRuntime:
         """A session as of a version, the newest by default."""
         try:
             session = await self._repository.load(session_id, version)
-            session = await self._pass(SessionStage.AFTER_LOAD, session)
+            if self._controller is not None:
+                session = await self._pass(SessionStage.AFTER_LOAD, session)
         except Exception as error:
             await self._events.emit(SessionLoadFailed(str(session_id), str(error), type(error).__name__))
             raise
