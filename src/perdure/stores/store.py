@@ -97,9 +97,15 @@ class Store:
         self._values.forget_all()
         self._definitions.forget_all()
 
-    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        checked.create(session, written)
-        change = self._kept_as(session, written, is_new=True)
+    async def create(
+        self,
+        session: AgentSession,
+        *,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        erasures: int | None = None,
+    ) -> AgentSession:
+        checked.create(session, written, erasures)
+        change = self._kept_as(session, written, is_new=True, erasures=erasures)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
 
@@ -118,6 +124,9 @@ class Store:
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
 
+    async def erasures(self) -> int:
+        return await self._engine.run(claiming.count_of_erasures, "glance")
+
     def is_waited_for(self, session_id: str) -> bool | None:
         cached = self._cache.get(SessionId(session_id))
         return None if cached is None else cached.is_waited_for
@@ -132,6 +141,7 @@ class Store:
         key: Key | None = None,
         *,
         is_new: bool = False,
+        erasures: int | None = None,
     ) -> Keep:
         if key is not None:
             codec.check_text(f"{key.name}/{key.digest}", "$.key")
@@ -148,6 +158,7 @@ class Store:
             taken=taken,
             key=key,
             is_new=is_new,
+            erasures=erasures,
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
             remember=self._remember,
         )

@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import CorruptRecord, SessionConflict, SessionNotFound
+from perdure.errors import CorruptRecord, ErasedMeanwhile, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
@@ -126,12 +126,15 @@ class Keep(Change):
         taken: int = 0,
         key: Key | None = None,
         is_new: bool = False,
+        erasures: int | None = None,
         parent: CachedSession | None = None,
         remember: Callable[[Keep, CachedSession], CachedSession] | None = None,
     ) -> None:
         super().__init__(session.id, origin)
         self.session = session
         self.is_new = is_new
+        self._erasures = erasures
+        """How often something had been erased when what a new session is made of was read."""
         self.version = session.version + 1
         self.messages = placement.new
         self.at = at
@@ -164,6 +167,7 @@ class Keep(Change):
         if self.is_new:
             if facts.sid is not None:
                 raise SessionConflict(self.session_id, 0, facts.version)
+            self.require_unerased(facts.erasures)
             return
         refused = refusal(self.session_id, facts, self.claim)
         if refused is not None:
@@ -173,6 +177,15 @@ class Keep(Change):
             raise SessionConflict(self.session_id, self.session.version, facts.version)
         if facts.created != self.session.info.created_at.timestamp():
             raise another_session(self.session)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Tell whether it is not to be made if something was erased since what it is made of was read."""
+        return self._erasures is not None
+
+    def require_unerased(self, erasures: int) -> None:
+        if self._erasures not in (None, erasures):
+            raise ErasedMeanwhile(self.session_id)
 
     def draft(self, place: Place, known: CachedSession | None) -> Draft:
         """Return what is to be written. `known` tells what is there already, if nothing was erased since."""
