@@ -31,6 +31,7 @@ class Bar:
 BARS = (
     # What a turn costs. A turn is a question, a tool call, its result and an answer.
     Bar("save.bare", "save of a turn", "the same rows in a bare transaction, through one thread", 1.35, 1.2),
+    Bar("save.in_loop", "save of a turn with `commit_in_loop`", "the bare transaction, through one thread", 1.35, 1.2),
     Bar("save.wal", "save of a turn, pages written to the write-ahead log", "", 7, 6, unit="pages"),
     Bar("save.10k", "save of a turn at 10,000 messages", "the same at none", 1.2),
     Bar("save.100k", "save of a turn at 100,000 messages", "the same at none", 1.2),
@@ -46,6 +47,7 @@ BARS = (
         at_least=True,
     ),
     Bar("crowd.cpu", "processor time of a turn, 64 sessions at once", "", 0.15, unit="ms"),
+    Bar("crowd.in_loop", "processor time of a turn, 64 sessions at once, with `commit_in_loop`", "", 0.15, unit="ms"),
     Bar(
         "crowd.execute",
         "turns a second by `runtime.execute`, 64 sessions at once",

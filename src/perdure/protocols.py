@@ -443,6 +443,19 @@ class SessionStore(Protocol):
 
 
 @runtime_checkable
+class CountsErasures(Protocol):
+    """A store that counts what is erased or redacted in it, so that a fork cannot keep what it had read before."""
+
+    async def erasures(self) -> int:
+        """Return how often something was erased or redacted so far."""
+        ...
+
+    async def create(self, session: AgentSession, *, erasures: int | None = None) -> AgentSession:
+        """Keep a session of version 0 as version 1; ErasedMeanwhile if the count is another by then."""
+        ...
+
+
+@runtime_checkable
 class Opened(Protocol):
     """A store that can be opened once for several who use it: whoever opened it closes it."""
 

@@ -37,7 +37,8 @@ SEVERAL = (*without([], {}), {"x": 5})
 RECORDS = (*without([]), [None])
 """Messages or entries."""
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {
-    "create": {"session": without(), "written": without({})},
+    "create": {"session": without(), "written": without({}), "erasures": (*without(None, 5), -1)},
+    "erasures": {},
     "save": {
         "session": without(),
         "claim": without(None),

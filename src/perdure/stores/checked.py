@@ -35,8 +35,10 @@ from perdure.stores.format.rows import LAST
 T = TypeVar("T")
 
 
-def create(session: AgentSession, written: Mapping[str, StoredAt]) -> None:
+def create(session: AgentSession, written: Mapping[str, StoredAt], erasures: int | None) -> None:
     _check_session(session)
+    if erasures is not None:
+        expect_count(erasures, "$.erasures")
     _check_mapping(written)
     if session.version != 0:
         raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")

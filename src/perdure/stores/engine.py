@@ -183,7 +183,7 @@ class Request(Protocol[T_co]):
 class Change(Request[Any], Protocol):
     """A change to one session. `finish` is called with what came of it, though its caller may wait no more."""
 
-    finish: Callable[[Any], Any]
+    def finish(self, result: Any) -> Any: ...
 
 
 class Fetch(Request[T_co | None], Protocol[T_co]):

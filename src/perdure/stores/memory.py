@@ -105,9 +105,9 @@ class MemoryEngine(Engine):
         meta = self._tables.tables["meta"].only("key", "erasures")
         if row is None or meta is None:
             return change.job()  # type: ignore[no-any-return]  # as every change says
-        *columns, claim, expires = _FACTS(row)
+        *columns, recent, claim, expires = _FACTS(row)
         stands = claim is not None and expires > now().timestamp()
-        facts = Facts(*columns, claim, stands, meta["value"])  # type: ignore[call-arg]  # as many as there are
+        facts = Facts(*columns, claim, stands, meta["value"], recent)  # type: ignore[call-arg]  # as many as there are
         return change.made_to(facts)  # type: ignore[no-any-return]  # as every change says
 
     def _answer(self, statement: Statement) -> list[Any]:

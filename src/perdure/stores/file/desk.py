@@ -72,6 +72,7 @@ class Desk:
             noted.clear()
         self.tables.begin()
         self.lock(ids)
+        self.tables.answer(Update("meta", {"value": self.directory.erasures()}, {"key": "erasures"}))
 
     @contextmanager
     def looking(self, ids: Iterable[str]) -> Iterator[None]:

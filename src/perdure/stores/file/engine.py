@@ -182,7 +182,12 @@ class _Task:
             if self._before is not None:
                 self._before(desk)
             result = drive(self._job(), desk.answer)
-            if self._kind in ("write", "erase"):
+            if self._kind == "erase":
+                # Twice: what is read while it is being erased is counted as read before, too.
+                desk.directory.note_erasure()
+                commit(desk, result)
+                desk.directory.note_erasure()
+            elif self._kind == "write":
                 commit(desk, result)
             return result
 

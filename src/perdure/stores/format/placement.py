@@ -37,6 +37,12 @@ class Placement:
         """From where to where a tape was met last: each step of a run shows again what the steps before it did."""
         self.new: list[bytes] = []
         self.new_messages: list[Message] = []
+        turn = self._turn_at_the_end() if not written else None
+        self._is_one_turn = turn is not None
+        if turn is not None:
+            for message in turn.messages():
+                self._add(message)
+            return
         for transcript in transcripts_of(session.state):
             for span in unsettled_spans(transcript.pieces, origin) if settled_in(transcript, origin) is None else ():
                 self._meet(span, written)
@@ -44,7 +50,7 @@ class Placement:
     @property
     def moves(self) -> bool:
         """Tell whether a message gets a place in a log, be it a new one or one that was written ahead."""
-        return bool(self._places)
+        return self._is_one_turn or bool(self._places)
 
     def _is_stored(self, span: Span) -> bool:
         return span.tape.ref is not None and span.tape.ref.origin == self._origin
@@ -60,22 +66,25 @@ class Placement:
             slot = (span.tape, position)
             if slot in self._places:
                 continue
-            if not isinstance(message, Message):
-                raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
-            stored_at = written.get(message.id)
+            stored_at = written.get(message.id) if isinstance(message, Message) else None
             self._places[slot] = None if stored_at is None else checked.place(stored_at)
             if stored_at is None:
-                raw, message = codec.encode_settled(message)
-                self.new.append(raw)
-                self.new_messages.append(message)
+                self._add(message)
+
+    def _add(self, message: Message) -> None:
+        if not isinstance(message, Message):
+            raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
+        raw, settled = codec.encode_settled(message)
+        self.new.append(raw)
+        self.new_messages.append(settled)
 
     def settle(self, log: LogRef, start: int) -> AgentSession:
         """The session with every message at its place in a log; new ones stand from `start` on."""
-        if not self._places:
+        if not self.moves:
             return self._session
         home = Tape(self.new_messages, log, start)
-        if self._is_one_turn():
-            return self._with_turn(Span(home, start, home.end))
+        if self._is_one_turn:
+            return self._with_turn(Span(home, start, start + len(self.new_messages)))
         places = self._written_places()
         for slot, place in self._places.items():
             if place is None:
@@ -102,14 +111,15 @@ class Placement:
             places[slot] = tape, place.position
         return places
 
-    def _is_one_turn(self) -> bool:
-        """Whether all that is new stands in the last piece of the transcript, as it does after most actions."""
+    def _turn_at_the_end(self) -> Span | None:
+        """Return the last piece of the transcript, if all that is new is there, as it is after most actions."""
         pieces = self._session.state.transcript.pieces
         if self._session.state.execution is not None or not pieces or not isinstance(pieces[-1], Span):
-            return False
-        if not len(pieces[-1]) == len(self.new) == len(self._places):
-            return False
-        return all(map(self._is_settled, pieces[:-1]))
+            return None
+        turn = pieces[-1]
+        if turn.tape.ref is not None or turn.tape.items is None:
+            return None
+        return turn if all(map(self._is_settled, pieces[:-1])) else None
 
     def _is_settled(self, piece: Piece) -> bool:
         """Whether a piece is known to be in the store as it is."""

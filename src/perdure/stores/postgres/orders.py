@@ -96,9 +96,9 @@ class Order:
         return self._draft
 
     @property
-    def new_refs(self) -> Sequence[Stretch]:
-        """Return the stretches of others' logs that it names, and that may not be noted yet."""
-        return self.draft.new_refs if isinstance(self.change, Keep) else ()
+    def needs_care(self) -> bool:
+        """Tell whether to write it while nobody can erase: it shows what is others', or must not be too late."""
+        return isinstance(self.change, Keep) and (bool(self.draft.new_refs) or self.change.is_guarded)
 
     def refuse(self, facts: Facts) -> None:
         """Raise what is wrong; return if it may be tried again from where the session stands."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from perdure.errors import ClaimLost, PerdureError, SessionNotFound, StoreError
+from perdure.errors import ClaimLost, ErasedMeanwhile, PerdureError, SessionNotFound, StoreError
 from perdure.stores.cache import LRU
 from perdure.stores.engine import Job, Lock
 from perdure.stores.format.rows import Stretch
@@ -171,7 +171,7 @@ class Writer:
             found = await self._located(connection, batch)
             together = []
             for order in found:
-                if order.new_refs:
+                if order.needs_care:
                     self._set_aside(order)
                 else:
                     together.append(order)
@@ -198,7 +198,7 @@ class Writer:
     async def _make_aside(self, order: Order) -> None:
         try:
             async with self._link.connection() as connection:
-                if order.new_refs:
+                if order.needs_care:
                     await self._send_carefully(connection, order)
                 else:
                     await self._send(connection, [order], waits=True)
@@ -355,7 +355,7 @@ class Writer:
             async with connection.transaction():
                 order.refs = await ask(connection, queries_of(_must_be_noted(order), order.at))
                 answers = await self._execute(connection, [order], waits=True)
-        except SessionNotFound as error:
+        except (SessionNotFound, ErasedMeanwhile) as error:
             self._fail([order], error)
         except psycopg.Error as error:
             if is_lost(error):
@@ -370,7 +370,10 @@ def _must_be_noted(order: Order) -> Job[list[Stretch]]:
     """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased."""
     assert isinstance(order.change, Keep)
     yield Lock((order.change.session_id,), "share")
-    return (yield from order.change.unnoted(order.draft, (yield from count_of_erasures())))
+    erasures = yield from count_of_erasures()
+    if not order.may_have_been_made:  # or it would be refused for what was erased after it was created
+        order.change.require_unerased(erasures)
+    return (yield from order.change.unnoted(order.draft, erasures)) if order.draft.new_refs else []
 
 
 async def _was_made(connection: Connection, change: Change, answer: Answer) -> bool:

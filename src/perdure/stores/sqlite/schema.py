@@ -20,7 +20,7 @@ from perdure.stores.sqlite import steps
 
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
-_CHECKPOINT_PAGES = 16_000
+CHECKPOINT_PAGES = 16_000
 BUSY_MS = 10_000
 # Instead of 2,000. Whatever a writer commits empties it, and a long session is read once from end to end: loads of 0
 # and of 10,000 messages took as long with either, and the process is 1.9 MB smaller.
@@ -103,7 +103,7 @@ def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     _set(connection, "journal_mode", "wal")
     _set(connection, "synchronous", 2)
     _set(connection, "secure_delete", 1)
-    _set(connection, "wal_autocheckpoint", _CHECKPOINT_PAGES)
+    _set(connection, "wal_autocheckpoint", CHECKPOINT_PAGES)
     _set(connection, "trusted_schema", 0)
     _set(connection, "cell_size_check", 1)
     if reader:

@@ -380,11 +380,11 @@ class Transactions(EngineScene):
             return result
 
         take = Take(Claim(SessionId("it"), 0, 1, "me", 30.0), tried.engine.origin, [], None, take_over=False)
-        take.finish = finish
+        take.finish = finish  # type: ignore[method-assign]  # what is asked of it is seen here
         claim, _ = await tried.engine.commit(take)
         assert finished == [True]
         append = Append(claim, tried.engine.origin, [], None, taken=3)
-        append.finish = finish
+        append.finish = finish  # type: ignore[method-assign]
         waiting = asyncio.ensure_future(tried.engine.commit(append))
         await asyncio.sleep(0)
         waiting.cancel()
