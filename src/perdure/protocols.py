@@ -303,6 +303,33 @@ class Tool(Protocol):
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON: ...
 
 
+@runtime_checkable
+class Toolset(Protocol):
+    """Tools that have to be connected to before they are known. `perdure.mcp` makes one of an MCP server.
+
+    One may be given to several connections and factories: each opens it for itself.
+    """
+
+    def open_tools(self) -> OpenToolset:
+        """Return the toolset as one connection uses it. Nothing is started yet."""
+        ...
+
+
+class OpenToolset(Protocol):
+    """A toolset as the runs of one connection use it."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools there are now. It is called before every run, and connects if nobody has.
+
+        Raise ConfigurationError if they cannot be reached: then no run begins.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. It is called once the runs have ended; a later call of `tools` connects again."""
+        ...
+
+
 class Filters(TypedDict, total=False):
     """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for."""
 

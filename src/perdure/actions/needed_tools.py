@@ -10,10 +10,11 @@ from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession
 
 
-def require_tools(
+async def require_tools(
     loops: LoopFactory, session: AgentSession, depth: int, calls: Iterable[ToolCall], *, why: str, what_to_do: str
 ) -> None:
     """Raise ConfigurationError if a call is of a tool that is not here: the model would be told that there is none."""
+    await loops.connect_tools(session.definition)
     known = {tool.name for tool in loops.all_tools(session.definition, depth)}
     for call in calls:
         if call.name not in known:

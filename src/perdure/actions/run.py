@@ -78,7 +78,9 @@ async def run_agent(
 
     A run that was cancelled raises Interrupted with that, once it has come to its end.
     """
-    loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
+    definition = _definition_for(session, options)
+    await loops.connect_tools(definition)
+    loop = loops.build(definition, state, depth=options.depth, model=options.model)
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = options.past or await past_of(session, state, context)
     key = options.key or past.key

@@ -21,11 +21,12 @@ from perdure.loop.subagents import SubagentPolicy, SubagentTool
 from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
 from perdure.loop.tools import ToolRegistry
+from perdure.loop.toolsets import Toolsets, parted
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
 from perdure.model.state import AgentState
-from perdure.protocols import Driver, EventHandler, Tool
+from perdure.protocols import Driver, EventHandler, Tool, Toolset
 
 if TYPE_CHECKING:
     from perdure.loop.compaction.compactor import Compactor
@@ -67,7 +68,7 @@ class LoopFactory:
     def __init__(
         self,
         *,
-        tools: Iterable[Tool | Callable[..., Any]] = (),
+        tools: Iterable[Tool | Toolset | Callable[..., Any]] = (),
         driver: Driver | None = None,
         model: ModelConfig | str | None = None,
         capabilities: Mapping[str, Capability] | None = None,
@@ -86,7 +87,7 @@ class LoopFactory:
             raise ConfigurationError(f"concurrency is {known}, not {concurrency!r}.")
         if not _is_count(max_result_chars):
             raise ConfigurationError(f"max_result_chars is a number over 0, not {max_result_chars!r}.")
-        tools = expect_several(tools, "$.tools")
+        given = expect_several(tools, "$.tools")
         self._subagents = expect_several(subagents, "$.subagents")
         for each in self._subagents:
             expect(each, AgentDefinition, "$.subagents")
@@ -112,7 +113,9 @@ class LoopFactory:
         self._clients = ProviderDriver()
         self._provider = RetryingDriver(self._clients)
         Interceptors(self._interceptors)
-        self._tools = ToolRegistry(tools)
+        toolsets, own = parted(given)
+        self._toolsets = Toolsets(toolsets)
+        self._tools = self._own_tools = ToolRegistry(own)
         self._with_agents(None, depth=0)
 
     def build(
@@ -176,9 +179,30 @@ class LoopFactory:
 
         return Summariser(self.driver_of(model), model)
 
+    async def connect_tools(self, definition: AgentDefinition) -> None:
+        """Connect to the toolsets that an agent may need, and take up what has changed there since.
+
+        Every run does it before it begins. An agent that names only tools that are here already needs none.
+        """
+        if not self._needs_toolsets(definition):
+            return
+        taken = [*(each.name for each in self._own_tools), *(each.name for each in self._subagents)]
+        found = await self._toolsets.tools(taken)
+        self._tools = ToolRegistry((*self._own_tools, *found))
+
+    def _needs_toolsets(self, definition: AgentDefinition) -> bool:
+        if not self._toolsets:
+            return False
+        here = {*(each.name for each in self._own_tools), *(each.name for each in self._subagents)}
+        return definition.tools is None or not here.issuperset((*definition.tools, *definition.tools_deny))
+
     async def aclose(self) -> None:
-        """Close the connections to model providers."""
-        await self._provider.aclose()
+        """Close the connections to model providers and to toolsets."""
+        try:
+            await self._toolsets.close()
+        finally:
+            self._tools = self._own_tools
+            await self._provider.aclose()
 
     @property
     def model(self) -> ModelConfig | None:
@@ -222,6 +246,11 @@ class LoopFactory:
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
+        if not self._toolsets.are_connected and self._needs_toolsets(definition):
+            raise ConfigurationError(
+                f"The tools of {self._toolsets} are not known yet.",
+                "Call `await loops.connect_tools(definition)` first.",
+            )
         chosen = self._with_agents(definition.name, depth).select(definition.tools, definition.tools_deny)
         if depth < self._policy.max_depth:
             return chosen
