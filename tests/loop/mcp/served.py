@@ -140,9 +140,26 @@ def pid() -> int:
     return os.getpid()
 
 
+def serve_http(port: int) -> None:
+    """Serve whoever has the token; without SERVED_TOKEN, everybody."""
+    import uvicorn
+    from starlette.responses import PlainTextResponse
+
+    app, token = server.streamable_http_app(), os.environ.get("SERVED_TOKEN")
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        if token and scope["type"] == "http" and headers.get(b"authorization") != f"Bearer {token}".encode():
+            await PlainTextResponse("who are you?", 401)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    uvicorn.run(guarded, port=port, log_level="error")
+
+
 if __name__ == "__main__":
     print("served: on its way", file=sys.stderr, flush=True)
     if len(sys.argv) > 2:
-        server.run("streamable-http", port=int(sys.argv[2]))
+        serve_http(int(sys.argv[2]))
     else:
         server.run()

@@ -10,6 +10,7 @@ from perdure.aio import finish_despite_cancel
 from perdure.errors import ConfigurationError, ToolError, ToolUnavailable
 from perdure.loop.mcp.content import said_in, value_of
 from perdure.loop.mcp.link import Link
+from perdure.loop.mcp.transport import Endpoint
 from perdure.model.value import JSON, thawed
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from perdure.loop.mcp.server import McpServer
     from perdure.loop.mcp.tool import McpTool
     from perdure.protocols import ToolContext
+
+
+class _Unlisted(ConfigurationError):
+    """A server was connected to, and its tools could not be listed."""
 
 
 class McpConnection:
@@ -34,16 +39,10 @@ class McpConnection:
 
     async def tools(self) -> Sequence[McpTool]:
         """Return the tools that the server has now, having started it if it is not running."""
-        link = self._linked()
         try:
-            listed = await link.listed()
-        except ConfigurationError:
-            raise
-        except Exception as error:  # around a request: a server that cannot list its tools has none to run with
-            link.is_lost = True
-            why = self._server.scrubbed(f"{type(error).__name__}: {error}".rstrip(". "))
-            what = f"The MCP server {self._server.name!r} cannot list its tools: {why}."
-            raise ConfigurationError(what, "Check that it runs by itself.") from error
+            listed = await self._list()
+        except _Unlisted:
+            listed = await self._list()  # it was gone before anybody noticed, and is started again
         if listed != self._listed:
             self._tools = self._server.tools_in(listed, self)
             self._listed = listed
@@ -56,7 +55,7 @@ class McpConnection:
             try:
                 client = await link.client()
             except ConfigurationError as error:
-                raise ToolUnavailable(self._server.name, error.what, was_sent=False) from error
+                raise ToolUnavailable(self._server.name, f"{link.why}.", was_sent=False) from error
             result = await self._asked(link, client, name, thawed(arguments), context)
         if result.is_error:
             raise ToolError(said_in(result) or f"{name} has failed, and does not say why.")
@@ -70,6 +69,19 @@ class McpConnection:
         for ending in self._lost.values():
             ending.cancel()
         self._lost.clear()
+
+    async def _list(self) -> Sequence[Mapping[str, Any]]:
+        link = self._linked()
+        try:
+            with link.in_use():
+                return await link.listed()
+        except ConfigurationError:
+            raise
+        except Exception as error:  # around a request: without a list there is nothing to run with
+            link.is_lost = True
+            why = self._server.scrubbed(f"{type(error).__name__}: {error}".rstrip(". :"))
+            what = f"The MCP server {self._server.name!r} cannot list its tools: {why}."
+            raise _Unlisted(what, "Check that it runs by itself.") from error
 
     def _linked(self) -> Link:
         """Return a connection that can be used; begin one if there is none."""
@@ -108,8 +120,9 @@ class McpConnection:
             return await _with_progress(client, name, arguments, context)
         except MCPError as error:
             said = self._server.scrubbed(error.message)
-            # The second is what a server says that has been restarted, and does not know this connection any more.
-            if link.is_lost or error.code in (CONNECTION_CLOSED, INVALID_REQUEST):
+            is_forgotten = isinstance(self._server.target, Endpoint) and error.code == INVALID_REQUEST
+            # One that was restarted does not know this connection any more, and says so.
+            if link.is_lost or is_forgotten or error.code == CONNECTION_CLOSED:
                 link.is_lost = True
                 raise ToolUnavailable(self._server.name, f"{said}.") from None
             raise ToolError(f"The MCP server {self._server.name!r} refused the call: {said} ({error.code}).") from None

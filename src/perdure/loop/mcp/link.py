@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ _START_SECONDS = 60.0
 """A launcher may have to download the server first."""
 _LEAVE_SECONDS = 10.0
 """The client gives a process 6 s: to end by itself, after SIGTERM, and after SIGKILL."""
+_MOST_TOLD = 1000
 _MOST_PAGES = 1000
 """A server whose list never ends must not hold up a run for ever."""
 
@@ -35,6 +36,8 @@ class Link:
     def __init__(self, server: McpServer) -> None:
         self.is_lost = False
         """Whether calls can no longer be sent here: the server is gone, or asked for a new connection."""
+        self.why = ""
+        """Why it could not be connected to."""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._client: Client | None = None
@@ -49,6 +52,11 @@ class Link:
         self._listed: Sequence[Mapping[str, Any]] | None = None
         self._listing = asyncio.Lock()
         self._task = self._loop.create_task(self._live(), name=f"perdure mcp {server.name}")
+
+    @property
+    def _patience(self) -> float:
+        """How long it may take to connect, and to list its tools."""
+        return max(_START_SECONDS, self._server.timeout or 0)
 
     @property
     def is_usable(self) -> bool:
@@ -92,7 +100,8 @@ class Link:
             # Since 2026 servers say how long a list holds, and the client asks again when that time is over.
             if self._listed is None or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 self._listed = ()  # a change that is told of meanwhile makes it None again
-                listed = await _all_tools(client)
+                async with asyncio.timeout(self._patience):
+                    listed = await _all_tools(client)
                 self._listed = listed if self._listed is not None else None
                 return listed
             return self._listed
@@ -128,8 +137,7 @@ class Link:
         if self._leave.is_set():
             return
         anyio, client_class, implementation = _imported()
-        seconds = max(_START_SECONDS, self._server.timeout or 0)
-        with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+        with anyio.CancelScope(deadline=anyio.current_time() + self._patience) as scope:
             self._scope = scope
             async with (
                 self._server.target.reached(self._note_end, self._said) as transport,
@@ -140,18 +148,17 @@ class Link:
                 self._is_settled.set()
                 await self._leave.wait()
         if not self._is_settled.is_set() and not self._leave.is_set():
-            raise TimeoutError(f"it did not answer within {seconds:g} s")
+            raise TimeoutError(f"it did not answer within {self._patience:g} s")
 
     def _fail(self, error: BaseException | None) -> None:
         if self._is_settled.is_set():
-            logger.warning("The MCP server %r was left with an error: %s", self._server.name, self._told(error))
+            logger.info("The MCP server %r was left with an error: %s", self._server.name, self._told(error))
             return
-        self._problem = _unreachable(self._server, "its connection was closed" if error is None else self._told(error))
         if isinstance(error, ConfigurationError):
-            self._problem = error
-        elif self._said:
-            last = self._server.scrubbed("\n".join(self._said))
-            self._problem.add_note(f"The last that it wrote to its standard error:\n{last}")
+            self.why, self._problem = error.what, error
+        else:
+            self.why = "its connection was closed" if error is None else self._told(error)
+            self._problem = _unreachable(self._server, self.why, self._said)
         self._is_settled.set()
 
     def _told(self, error: BaseException | None) -> str:
@@ -207,8 +214,10 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _unreachable(server: McpServer, why: str) -> ConfigurationError:
+def _unreachable(server: McpServer, why: str, said: Iterable[str]) -> ConfigurationError:
+    wrote = server.scrubbed(" / ".join(filter(None, said)))[-_MOST_TOLD:]
     return ConfigurationError(
-        f"The MCP server {server.name!r} ({server.target.shown}) cannot be reached: {why}.",
-        "Check its command or URL, and that it runs by itself.",
+        f"The MCP server {server.name!r} ({server.target.shown}) cannot be reached: {why}."
+        + (f" It wrote: {wrote}" if wrote else ""),
+        "Check its command, or its URL and token, and that it runs by itself.",
     )

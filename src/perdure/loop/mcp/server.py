@@ -37,6 +37,7 @@ _LAUNCHERS = {
     "tool",
     "exec",
 }
+_TELLING = re.compile(r"[\w@./][\w@./-]*")
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -206,7 +207,7 @@ def _words(what: object) -> tuple[str, ...]:
 
 def _command_name(words: Sequence[str]) -> str:
     """Return what a server is called in messages: the first word that is not a launcher or an option."""
-    telling = (word for word in words if PurePath(word).name not in _LAUNCHERS and not word.startswith("-"))
+    telling = (word for word in words if _TELLING.fullmatch(word) and PurePath(word).name not in _LAUNCHERS)
     return PurePath(next(telling, words[0])).stem
 
 

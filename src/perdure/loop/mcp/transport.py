@@ -23,7 +23,7 @@ logger = logging.getLogger("perdure.mcp")
 _SHORTEST_SECRET = 4
 """Shorter values are no secrets, and to take them out of a text would garble it."""
 _CONNECT_SECONDS = 30.0
-_LAST_LINES = 20
+_LAST_LINES = 8
 
 
 @dataclass(frozen=True)
