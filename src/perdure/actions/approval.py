@@ -47,6 +47,7 @@ class ApproveToolCalls:
         await require_tools(
             self._loops,
             session,
+            context,
             depth,
             shown,
             why="A call of {name!r} is to be approved",

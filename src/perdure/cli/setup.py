@@ -27,7 +27,9 @@ T = TypeVar("T")
 PROJECT_FILE = "perdure.toml"
 KEYS = ("store", "owner", "model", "agent")
 # Tools are code. Only whoever types the command says which is run, never a file that happens to lie in a directory.
-_NO_TOOLS = "names tools, which are code that would run unasked. Leave them out, and give --tools when you mean it."
+_NO_TOOLS = (
+    "names tools, which are code that would run unasked. Leave them out, and give --tools or --mcp when you mean it."
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     """
     from perdure.cli.tool_files import tools_in
     from perdure.loop.factory import LoopFactory
+    from perdure.loop.mcp.server import mcp
     from perdure.runtime.bus import EventBus
     from perdure.sessions.sessions import Sessions
     from perdure.stores.urls import store_of
@@ -74,7 +77,7 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     bus = EventBus()
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=[tool for file in settings_of(ctx).tools for tool in tools_in(file)],
+        tools=[*(tool for file in settings_of(ctx).tools for tool in tools_in(file)), *map(mcp, settings_of(ctx).mcp)],
         subagents=agents[1:] if begins else agents,
         events=bus,
     )
@@ -221,7 +224,7 @@ def read_config(path: Path) -> dict[str, str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}. Correct it, or move it away.") from None
     for key, value in found.items():
-        if key == "tools":
+        if key in ("tools", "mcp"):
             raise ConfigurationError(f"{path} {_NO_TOOLS}")
         if key not in KEYS or not isinstance(value, str):
             raise ConfigurationError(f"{path}: {key!r} is not understood. It may set {', '.join(KEYS)}, each a text.")

@@ -184,13 +184,14 @@ class LoopFactory:
 
         Every run does it before it begins. An agent that names only tools that are here already needs none.
         """
-        if not self._needs_toolsets(definition):
+        if not self.needs_toolsets(definition):
             return
         taken = [*(each.name for each in self._own_tools), *(each.name for each in self._subagents)]
         found = await self._toolsets.tools(taken)
         self._tools = ToolRegistry((*self._own_tools, *found))
 
-    def _needs_toolsets(self, definition: AgentDefinition) -> bool:
+    def needs_toolsets(self, definition: AgentDefinition) -> bool:
+        """Tell whether an agent may call tools that have to be connected to."""
         if not self._toolsets:
             return False
         here = {*(each.name for each in self._own_tools), *(each.name for each in self._subagents)}
@@ -246,7 +247,7 @@ class LoopFactory:
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
-        if not self._toolsets.are_connected and self._needs_toolsets(definition):
+        if not self._toolsets.are_connected and self.needs_toolsets(definition):
             raise ConfigurationError(
                 f"The tools of {self._toolsets} are not known yet.",
                 "Call `await loops.connect_tools(definition)` first.",

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,22 @@ def wait_for_port(port: int) -> None:
 
 async def marked(ledger: Path, line: str) -> None:
     """Wait until a line is in the ledger."""
-    until = time.monotonic() + SECONDS
-    while not ledger.exists() or line not in ledger.read_text().splitlines():
-        assert time.monotonic() < until, f"{line!r} is not in {ledger.read_text() if ledger.exists() else 'no ledger'}"
+    await until(lambda: line in lines_of(ledger))
+
+
+def lines_of(ledger: Path) -> list[str]:
+    return ledger.read_text().splitlines() if ledger.exists() else []
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process is gone, and reaped."""
+    await until(lambda: not is_alive(pid))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    last = time.monotonic() + SECONDS
+    while not is_so():  # another process changes it, which tells nobody
+        assert time.monotonic() < last
         await asyncio.sleep(0.01)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.loop.mcp.scene import is_alive, marked, old_served, results, served
+from tests.loop.mcp.scene import gone, is_alive, marked, old_served, results, served
 
 import perdure
 from perdure import AgentDefinition, ToolCall, ToolExecutionUpdate
@@ -144,8 +144,7 @@ async def test_a_server_that_was_killed_while_nobody_called_is_not_missed() -> N
         await chat.send("Go.")
         ((_, first, _),) = results(await chat.session())
         os.kill(first, signal.SIGKILL)
-        while is_alive(first):
-            await asyncio.sleep(0.01)
+        await gone(first)
         await chat.send("Again.")
         _, (_, second, is_error) = results(await chat.session())
     assert not is_error
