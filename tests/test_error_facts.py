@@ -32,6 +32,7 @@ from perdure.errors import (
     SessionNotActive,
     SessionNotFound,
     StoreError,
+    ToolUnavailable,
 )
 from perdure.model.definition import AgentDefinition
 from perdure.model.message import ToolCall
@@ -49,6 +50,8 @@ ADVISED: list[Callable[[], PerdureError]] = [
     lambda: RequestRefused("m", "no"),
     lambda: ContextTooLong("m", "too long"),
     lambda: ConfigurationError("Nothing is set.", "Set it."),
+    lambda: ToolUnavailable("time", "It is gone."),
+    lambda: ToolUnavailable("time", "It is gone.", was_sent=False),
 ]
 
 

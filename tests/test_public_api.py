@@ -19,6 +19,7 @@ OPTIONAL = {
     "click",
     "genai_prices",
     "google.genai",
+    "mcp",
     "openai",
     "opentelemetry",
     "psycopg",
@@ -49,11 +50,11 @@ SessionNotActive SessionNotFound SessionRecord SessionRecordList SessionRecorder
 SessionRepository SessionRuntime SessionSaveFailed SessionSaved SessionStage SessionStatus SessionStore Sessions
 SpawnRef Spent SqliteStore Stage StageFailed StepExecution StopReason StopSignal StoreError SubagentPolicy
 Subscription SuspendSession TagSession Text Thinking Tool ToolCall ToolContext ToolError ToolExecution
-ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate ToolRegistry ToolResult ToolSpec Transcript
-TransientDriverError TrimTranscript Turn TurnEnd TurnStart UncompactTranscript Undo UnknownEvent UnreadableFile
-UpdateTask Usage UseGuards Warned Workflow WorkflowResult WriteMetadata connect connect_blocking current_session
-delete_session final_value list_session_ids load_definition load_definitions load_session load_sessions_for_agent
-recover redact_session save_session schema_of store_of tool
+ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate ToolRegistry ToolResult ToolSpec ToolUnavailable Toolset
+Transcript TransientDriverError TrimTranscript Turn TurnEnd TurnStart UncompactTranscript Undo UnknownEvent
+UnreadableFile UpdateTask Usage UseGuards Warned Workflow WorkflowResult WriteMetadata connect connect_blocking
+current_session delete_session final_value list_session_ids load_definition load_definitions load_session
+load_sessions_for_agent mcp recover redact_session save_session schema_of store_of tool
 """
 IMPORTABLE = NAMES.split()
 HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocols", "records", "testing")

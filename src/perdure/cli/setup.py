@@ -18,6 +18,7 @@ from perdure.cli.options import settings_of
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
@@ -64,7 +65,6 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     """
     from perdure.cli.tool_files import tools_in
     from perdure.loop.factory import LoopFactory
-    from perdure.loop.mcp.server import mcp
     from perdure.runtime.bus import EventBus
     from perdure.sessions.sessions import Sessions
     from perdure.stores.urls import store_of
@@ -77,13 +77,21 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     bus = EventBus()
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=[*(tool for file in settings_of(ctx).tools for tool in tools_in(file)), *map(mcp, settings_of(ctx).mcp)],
+        tools=[*(tool for file in settings_of(ctx).tools for tool in tools_in(file)), *_mcp_servers(ctx)],
         subagents=agents[1:] if begins else agents,
         events=bus,
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
     return Sessions(store_of(url), loops, events=bus, owner=owner_of(ctx), grace=math.inf)
+
+
+def _mcp_servers(ctx: click.Context) -> list[McpServer]:
+    if not settings_of(ctx).mcp:
+        return []
+    from perdure.loop.mcp.server import mcp
+
+    return [mcp(each) for each in settings_of(ctx).mcp]
 
 
 def store_url(ctx: click.Context) -> Chosen:

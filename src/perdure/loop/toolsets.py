@@ -64,7 +64,7 @@ def _require_own_names(found: Iterable[tuple[Toolset, Tool]], taken: Iterable[st
     for toolset, tool in found:
         if tool.name in by_name:
             raise ConfigurationError(
-                f"A tool of {toolset!r} and {by_name[tool.name]} are both named {tool.name!r}.",
+                f"A tool of {toolset!r} and {by_name[tool.name]} are both named {tool.name!r}. "
                 f"Give one of them a prefix, perdure.mcp(…, prefix='…_'), or leave it out: leave_out=[{tool.name!r}].",
             )
         by_name[tool.name] = f"one of {toolset!r}"

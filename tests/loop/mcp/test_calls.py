@@ -224,3 +224,15 @@ def test_nothing_of_the_package_is_imported_until_a_server_is_started() -> None:
     code += "sys.exit(' '.join({'mcp', 'anyio', 'httpx2', 'pydantic'} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_example_tells_what_it_does(tmp_path: Path) -> None:
+    """`examples/mcp_agent.py` runs without a network and without a key."""
+    example = Path(__file__).parents[3] / "examples" / "mcp_agent.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines() == [
+        "look_up says: order 7 is a lamp for 40.",
+        "waits for approval: refund {'order': '7'}",
+        "refund says: 40 were paid back for order 7.",
+    ]
+    assert done.stderr == ""

@@ -133,7 +133,7 @@ async def test_a_server_that_cannot_be_started_stops_the_run_before_it_begins(tm
         perdure.mcp([sys.executable, program], name="late"), script=[ToolCall("first", {}), "ok"]
     ) as sessions:
         chat = await sessions.open("a")
-        with pytest.raises(ConfigurationError, match=r"'late' .* cannot be reached: .* It wrote: no license Check"):
+        with pytest.raises(ConfigurationError, match=r"'late' .* cannot be reached: .* It wrote: no license\. Check"):
             await chat.send("Go.")
         assert (await chat.session()).version == 1
         program.write_text((Path(__file__).parent / "old_served.py").read_text())
