@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypedDict, TypeGuard, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeGuard, Unpack, runtime_checkable
 
 import msgspec
 
@@ -22,6 +22,9 @@ from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
 from perdure.model.value import EMPTY, JSON, Value, brief
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 _LONGEST_LEASE = 10**9
 
@@ -313,6 +316,11 @@ class Toolset(Protocol):
     def open_tools(self) -> OpenToolset:
         """Return the toolset as one connection uses it. Nothing is started yet."""
         ...
+
+
+def is_toolset(given: object) -> TypeIs[Toolset]:
+    """Tell whether something is a toolset. A class is not, even if its objects are."""
+    return isinstance(given, Toolset) and not isinstance(given, type)
 
 
 class OpenToolset(Protocol):

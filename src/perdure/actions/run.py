@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
-from perdure.actions.needed_tools import connect_tools
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.factory import LoopFactory
@@ -80,7 +79,10 @@ async def run_agent(
     A run that was cancelled raises Interrupted with that, once it has come to its end.
     """
     definition = _definition_for(session, options)
-    await connect_tools(loops, definition, context)
+    if loops.needs_toolsets(definition):
+        from perdure.actions.needed_tools import connect_tools  # few runs have such tools
+
+        await connect_tools(loops, definition, context)
     loop = loops.build(definition, state, depth=options.depth, model=options.model)
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = options.past or await past_of(session, state, context)

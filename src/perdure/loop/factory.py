@@ -21,16 +21,16 @@ from perdure.loop.subagents import SubagentPolicy, SubagentTool
 from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
 from perdure.loop.tools import ToolRegistry
-from perdure.loop.toolsets import Toolsets, parted
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
 from perdure.model.state import AgentState
-from perdure.protocols import Driver, EventHandler, Tool, Toolset
+from perdure.protocols import Driver, EventHandler, Tool, Toolset, is_toolset
 
 if TYPE_CHECKING:
     from perdure.loop.compaction.compactor import Compactor
     from perdure.loop.compaction.summary import NoteTaker
+    from perdure.loop.toolsets import Toolsets
 
 OFFLINE = ModelConfig("offline")
 UNASKED = ModelConfig("none")
@@ -113,9 +113,8 @@ class LoopFactory:
         self._clients = ProviderDriver()
         self._provider = RetryingDriver(self._clients)
         Interceptors(self._interceptors)
-        toolsets, own = parted(given)
-        self._toolsets = Toolsets(toolsets)
-        self._tools = self._own_tools = ToolRegistry(own)
+        self._toolsets = _opened([each for each in given if is_toolset(each)])
+        self._tools = self._own_tools = ToolRegistry(each for each in given if not is_toolset(each))
         self._with_agents(None, depth=0)
 
     def build(
@@ -187,12 +186,13 @@ class LoopFactory:
         if not self.needs_toolsets(definition):
             return
         taken = [*(each.name for each in self._own_tools), *(each.name for each in self._subagents)]
+        assert self._toolsets is not None
         found = await self._toolsets.tools(taken)
         self._tools = ToolRegistry((*self._own_tools, *found))
 
     def needs_toolsets(self, definition: AgentDefinition) -> bool:
         """Tell whether an agent may call tools that have to be connected to."""
-        if not self._toolsets:
+        if self._toolsets is None:
             return False
         here = {*(each.name for each in self._own_tools), *(each.name for each in self._subagents)}
         return definition.tools is None or not here.issuperset((*definition.tools, *definition.tools_deny))
@@ -200,7 +200,8 @@ class LoopFactory:
     async def aclose(self) -> None:
         """Close the connections to model providers and to toolsets."""
         try:
-            await self._toolsets.close()
+            if self._toolsets is not None:
+                await self._toolsets.close()
         finally:
             self._tools = self._own_tools
             await self._provider.aclose()
@@ -247,7 +248,7 @@ class LoopFactory:
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
-        if not self._toolsets.are_connected and self.needs_toolsets(definition):
+        if self._toolsets is not None and not self._toolsets.are_connected and self.needs_toolsets(definition):
             raise ConfigurationError(
                 f"The tools of {self._toolsets} are not known yet.",
                 "Call `await loops.connect_tools(definition)` first.",
@@ -268,6 +269,14 @@ class LoopFactory:
             known = ", ".join(sorted(self._capabilities)) or "none"
             raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
         return found
+
+
+def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:
+    if not toolsets:
+        return None
+    from perdure.loop.toolsets import Toolsets
+
+    return Toolsets(toolsets)
 
 
 def _no_model(agent: str) -> ConfigurationError:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from perdure.errors import ConfigurationError
 from perdure.protocols import OpenToolset, Tool, Toolset
-
-Given = Tool | Toolset | Callable[..., Any]
 
 
 class Toolsets:
@@ -18,9 +15,6 @@ class Toolsets:
     def __init__(self, toolsets: Sequence[Toolset]) -> None:
         self._open: list[tuple[Toolset, OpenToolset]] = [(each, each.open_tools()) for each in toolsets]
         self.are_connected = False
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
 
     def __str__(self) -> str:
         return ", ".join(repr(toolset) for toolset, _ in self._open)
@@ -45,18 +39,6 @@ class Toolsets:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-
-
-def parted(given: Iterable[Given]) -> tuple[list[Toolset], list[Tool | Callable[..., Any]]]:
-    """Part toolsets from what is a tool, or can be made one."""
-    toolsets: list[Toolset] = []
-    others: list[Tool | Callable[..., Any]] = []
-    for each in given:
-        if isinstance(each, Toolset) and not isinstance(each, type):
-            toolsets.append(each)
-        else:
-            others.append(each)
-    return toolsets, others
 
 
 def _require_own_names(found: Iterable[tuple[Toolset, Tool]], taken: Iterable[str]) -> None:
