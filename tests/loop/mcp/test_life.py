@@ -140,6 +140,26 @@ async def test_a_server_that_cannot_be_started_stops_the_run_before_it_begins(tm
         assert (await chat.send("Go.")).text == "ok"
 
 
+async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is ended, and the error says how long it was waited for."""
+    monkeypatch.setattr("perdure.loop.mcp.link._START_SECONDS", 0.5)
+    silent = perdure.mcp([sys.executable, "-c", "import time; time.sleep(600)"], timeout=None)
+    async with app(silent) as sessions:
+        chat = await sessions.open("a")
+        with pytest.raises(ConfigurationError, match=r"it did not answer within 0.5 s"):
+            await chat.send("Go.")
+
+
+async def test_what_a_server_says_of_itself_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Line by line and without the secrets that it was given; not to the terminal."""
+    caplog.set_level("DEBUG", "perdure.mcp")
+    says = "import os, sys; print('my key is', os.environ['KEY'], file=sys.stderr); sys.exit(1)"
+    async with app(perdure.mcp([sys.executable, "-c", says], name="x", env={"KEY": "hush-hush"})) as sessions:
+        with pytest.raises(ConfigurationError, match=r"It wrote: my key is …\. Check"):
+            await (await sessions.open("a")).send("Go.")
+    assert caplog.messages == ["x: my key is …"]
+
+
 async def test_one_description_serves_several_connections() -> None:
     """Each has a server of its own, and closing one leaves the other alone."""
     server = served()

@@ -215,7 +215,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _unreachable(server: McpServer, why: str, said: Iterable[str]) -> ConfigurationError:
-    wrote = server.scrubbed(" / ".join(filter(None, said)))[-_MOST_TOLD:].rstrip(". ")
+    wrote = " / ".join(filter(None, said))[-_MOST_TOLD:].rstrip(". ")
     return ConfigurationError(
         f"The MCP server {server.name!r} ({server.target.shown}) cannot be reached: {why}."
         + (f" It wrote: {wrote}." if wrote else ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import PurePath
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.mcp.connection import McpConnection
 from perdure.loop.mcp.tool import McpTool
-from perdure.loop.mcp.transport import Command, Endpoint
+from perdure.loop.mcp.transport import Command, Endpoint, scrubbed
 from perdure.loop.tools import OnUnknown, check_tool_options, is_tool_name
 from perdure.model.checks import expect, expect_several, expect_text
 from perdure.model.secrets import without_secrets
@@ -73,8 +74,7 @@ def mcp(
     """
     target = _target_of(what, env, cwd, headers, token_env)
     return McpServer(
-        target,
-        name=target.name if name is None else expect_text(name, "$.name", blank=False),
+        target if name is None else replace(target, name=expect_text(name, "$.name", blank=False)),
         only=_names(only, "$.only"),
         leave_out=_names(leave_out, "$.leave_out"),
         prefix=_checked_prefix(prefix),
@@ -91,7 +91,6 @@ class McpServer:
         self,
         target: Command | Endpoint,
         *,
-        name: str,
         only: frozenset[str],
         leave_out: frozenset[str],
         prefix: str,
@@ -100,7 +99,7 @@ class McpServer:
         timeout: float | None,
     ) -> None:
         self.target = target
-        self.name = name
+        self.name = target.name
         self.timeout = timeout
         self._only = only
         self._leave_out = leave_out
@@ -108,7 +107,7 @@ class McpServer:
         self._needs_approval = needs_approval
         self._on_unknown = on_unknown
         for each in on_unknown.values() if isinstance(on_unknown, Mapping) else (on_unknown,):
-            check_tool_options(f"of {name}", timeout, each)
+            check_tool_options(f"of {self.name}", timeout, each)
 
     def open_tools(self) -> McpConnection:
         """Return the server as one connection uses it."""
@@ -137,10 +136,8 @@ class McpServer:
         return given or ("rerun" if idempotent else "error")
 
     def scrubbed(self, text: str) -> str:
-        """Return a text without the secrets that this server was given: errors are stored, and shown to models."""
-        for secret in sorted(self.target.secrets(), key=len, reverse=True):
-            text = text.replace(secret, "…")
-        return text
+        """Return a text without the secrets that this server was given."""
+        return scrubbed(text, self.target)
 
     def __repr__(self) -> str:
         return f"<mcp {self.name}>"

@@ -50,7 +50,7 @@ class Command:
 
         command, *arguments = self.words
         parameters = StdioServerParameters(command=command, args=arguments, env=dict(self.env), cwd=self.cwd)
-        async with _errors_of(self.name, said) as errors:
+        async with _errors_of(_Lines(self, said)) as errors:
             yield _Watched(stdio_client(parameters, errlog=errors), on_end)
 
 
@@ -142,13 +142,13 @@ class _WatchedStream:
 
 
 @asynccontextmanager
-async def _errors_of(name: str, said: deque[str]) -> AsyncIterator[Any]:
+async def _errors_of(lines: _Lines) -> AsyncIterator[Any]:
     """Give a server's standard error a pipe: in the terminal it would write over what a person reads."""
     loop = asyncio.get_running_loop()
     reading, writing = os.pipe()
     errors = os.fdopen(writing, "w")
     try:
-        pipe, _ = await loop.connect_read_pipe(lambda: _Lines(name, said), os.fdopen(reading, "rb", buffering=0))
+        pipe, _ = await loop.connect_read_pipe(lambda: lines, os.fdopen(reading, "rb", buffering=0))
         try:
             yield errors
         finally:
@@ -160,17 +160,24 @@ async def _errors_of(name: str, said: deque[str]) -> AsyncIterator[Any]:
 class _Lines(asyncio.Protocol):
     """Logs what a server says of itself, line by line."""
 
-    def __init__(self, name: str, said: deque[str]) -> None:
-        self._name = name
+    def __init__(self, command: Command, said: deque[str]) -> None:
+        self._command = command
         self._said = said
         self._left = b""
 
     def data_received(self, data: bytes) -> None:
         *lines, self._left = (self._left + data)[-65_536:].split(b"\n")
         for line in lines:
-            text = clean_text(line.decode("utf-8", "replace")).rstrip()
+            text = scrubbed(clean_text(line.decode("utf-8", "replace")).rstrip(), self._command)
             self._said.append(text)
-            logger.debug("%s: %s", self._name, text)
+            logger.debug("%s: %s", self._command.name, text)
+
+
+def scrubbed(text: str, target: Command | Endpoint) -> str:
+    """Return a text without the secrets that a server was given: errors are stored, and shown to models."""
+    for secret in sorted(target.secrets(), key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
 
 
 def last_words() -> deque[str]:
