@@ -14,7 +14,7 @@ import pytest
 from tests.loop.mcp.scene import gone, is_alive, marked, old_served, results, served
 
 import perdure
-from perdure import AgentDefinition, ToolCall, ToolExecutionUpdate
+from perdure import AgentDefinition, LoopFactory, ToolCall, ToolContext, ToolExecutionUpdate
 from perdure.testing import ScriptedDriver
 
 
@@ -90,6 +90,26 @@ async def test_progress_is_heard_by_followers() -> None:
         await chat.send("Go.")
     assert [event.progress["progress"] for event in heard] == list(range(10))
     assert heard[3].progress == {"progress": 3, "total": 10, "message": "step 3"}
+
+
+async def test_progress_that_cannot_be_told_ends_the_call(tmp_path: Path) -> None:
+    """What the listener raises is raised as it is, since a record may have failed; the server is told to stop."""
+    ledger = tmp_path / "ledger"
+    loops = LoopFactory(tools=[served(ledger)], driver=ScriptedDriver(["done"]))
+    agent = AgentDefinition("a")
+    await loops.connect_tools(agent)
+    tool = loops.tools_of(agent, 0).get("slow")
+    assert tool is not None
+
+    async def fail(progress: object) -> None:
+        raise OSError("The disk is full.")
+
+    try:
+        with pytest.raises(OSError, match="disk is full"):
+            await tool.call({"seconds": 60}, ToolContext("c", "e", "a", progress=fail))
+        await marked(ledger, "slow cancelled")
+    finally:
+        await loops.aclose()
 
 
 async def test_a_cancelled_call_is_cancelled_on_the_server(tmp_path: Path) -> None:

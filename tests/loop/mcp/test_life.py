@@ -14,6 +14,7 @@ from tests.loop.mcp.scene import gone, is_alive, marked, old_served, results, se
 
 import perdure
 from perdure import AgentDefinition, ConfigurationError, LoopFactory, MemoryStore, SendMessage, SessionRuntime, ToolCall
+from perdure.loop.mcp import link
 from perdure.loop.mcp.link import Link
 from perdure.loop.mcp.server import McpServer
 from perdure.testing import ScriptedDriver
@@ -148,6 +149,27 @@ async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.Monke
         chat = await sessions.open("a")
         with pytest.raises(ConfigurationError, match=r"it did not answer within 0.5 s"):
             await chat.send("Go.")
+
+
+async def test_a_list_that_was_cut_short_is_not_taken_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that is cancelled while the tools are listed leaves them to the next one."""
+    begun, list_all = asyncio.Event(), link._all_tools
+
+    async def slowly(client: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(60)
+
+    async with app(old_served(), script=[ToolCall("first", {}), "ok"]) as sessions:
+        chat = await sessions.open("a")
+        monkeypatch.setattr(link, "_all_tools", slowly)
+        sending = asyncio.create_task(chat.send("Go."))
+        await begun.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        monkeypatch.setattr(link, "_all_tools", list_all)
+        await chat.send("Go.")
+        assert results(await chat.session()) == [("first", "first was called", False)]
 
 
 async def test_what_a_server_says_of_itself_is_logged(caplog: pytest.LogCaptureFixture) -> None:

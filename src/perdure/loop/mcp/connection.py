@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.aio import finish_despite_cancel
@@ -15,6 +16,7 @@ from perdure.model.value import JSON, thawed
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.shared.dispatcher import ProgressFnT
     from mcp_types import CallToolResult
 
     from perdure.loop.mcp.server import McpServer
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Unlisted(ConfigurationError):
-    """A server was connected to, and its tools could not be listed."""
+    """A server was connected to and has answered badly, or is gone. It is tried once more."""
 
 
 class McpConnection:
@@ -56,7 +58,7 @@ class McpConnection:
                 client = await link.client()
             except ConfigurationError as error:
                 raise ToolUnavailable(self._server.name, f"{link.why}.", was_sent=False) from error
-            result = await self._asked(link, client, name, thawed(arguments), context)
+            result = await _with_progress(partial(self._asked, link, client, name, thawed(arguments)), context)
         if result.is_error:
             raise ToolError(said_in(result) or f"{name} has failed, and does not say why.")
         return value_of(result)
@@ -80,8 +82,9 @@ class McpConnection:
         except Exception as error:  # around a request: without a list there is nothing to run with
             link.is_lost = True
             why = self._server.scrubbed(f"{type(error).__name__}: {error}".rstrip(". :"))
+            kind = ConfigurationError if isinstance(error, TimeoutError) else _Unlisted
             what = f"The MCP server {self._server.name!r} cannot list its tools: {why}."
-            raise _Unlisted(what, "Check that it runs by itself.") from error
+            raise kind(what, "Check that it runs by itself.") from error
 
     def _linked(self) -> Link:
         """Return a connection that can be used; begin one if there is none."""
@@ -111,13 +114,13 @@ class McpConnection:
         ending.add_done_callback(lambda _: self._lost.pop(link, None))
 
     async def _asked(
-        self, link: Link, client: Client, name: str, arguments: dict[str, Any], context: ToolContext
+        self, link: Link, client: Client, name: str, arguments: dict[str, Any], on_progress: ProgressFnT
     ) -> CallToolResult:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
 
         try:
-            return await _with_progress(client, name, arguments, context)
+            return await client.call_tool(name, arguments, progress_callback=on_progress)
         except MCPError as error:
             said = self._server.scrubbed(error.message)
             is_forgotten = isinstance(self._server.target, Endpoint) and error.code == INVALID_REQUEST
@@ -131,10 +134,13 @@ class McpConnection:
             raise ToolError(f"The answer of the MCP server {self._server.name!r} cannot be used: {said}") from error
 
 
-async def _with_progress(client: Client, name: str, arguments: dict[str, Any], context: ToolContext) -> CallToolResult:
-    """Call a tool, and tell its progress from the task that waits for it.
+async def _with_progress(
+    ask: Callable[[ProgressFnT], Coroutine[Any, Any, CallToolResult]], context: ToolContext
+) -> CallToolResult:
+    """Ask a server, and tell its progress from the task that waits for the answer.
 
-    Told from the client's own task, a listener that fails or is slow would hold up every call of the server.
+    Told from the client's own task, a listener that is slow would hold up every call of the server, and a record that
+    cannot be written would not end the run.
     """
     told: asyncio.Queue[JSON] = asyncio.Queue()
 
@@ -142,7 +148,7 @@ async def _with_progress(client: Client, name: str, arguments: dict[str, Any], c
         facts = {"progress": progress, "total": total, "message": message}
         told.put_nowait({name: fact for name, fact in facts.items() if fact is not None})
 
-    asking = asyncio.create_task(client.call_tool(name, arguments, progress_callback=note))
+    asking = asyncio.create_task(ask(note))
     asking.add_done_callback(lambda _: told.put_nowait(None))
     try:
         while (news := await told.get()) is not None:

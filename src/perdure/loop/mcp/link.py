@@ -50,6 +50,7 @@ class Link:
         self._calls = 0
         self._said = last_words()
         self._listed: Sequence[Mapping[str, Any]] | None = None
+        self._changes = 0
         self._listing = asyncio.Lock()
         self._task = self._loop.create_task(self._live(), name=f"perdure mcp {server.name}")
 
@@ -99,10 +100,11 @@ class Link:
         async with self._listing:
             # Since 2026 servers say how long a list holds, and the client asks again when that time is over.
             if self._listed is None or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                self._listed = ()  # a change that is told of meanwhile makes it None again
+                known = self._changes
                 async with asyncio.timeout(self._patience):
                     listed = await _all_tools(client)
-                self._listed = listed if self._listed is not None else None
+                # A change that was told of meanwhile may have come after the page that it is about.
+                self._listed = listed if known == self._changes else None
                 return listed
             return self._listed
 
@@ -172,6 +174,7 @@ class Link:
 
         if isinstance(message, ToolListChangedNotification):
             self._listed = None
+            self._changes += 1
 
 
 async def _all_tools(client: Client) -> Sequence[Mapping[str, Any]]:
