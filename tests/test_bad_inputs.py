@@ -45,6 +45,15 @@ def plain(a: int) -> int:
 
 
 CONSTRUCTORS: dict[str, Callable[[], Any]] = {
+    # MCP servers: more in tests/loop/mcp/test_options.py
+    "mcp without a command": lambda: P.mcp(""),
+    "mcp of None": lambda: P.mcp(None),
+    "mcp of half a surrogate pair": lambda: P.mcp(["uvx", HALF]),
+    "mcp name": lambda: P.mcp("x", name=5),
+    "mcp timeout NaN": lambda: P.mcp("x", timeout=NAN),
+    "mcp only": lambda: P.mcp("x", only="add"),
+    "mcp env": lambda: P.mcp("x", env={"A": 5}),
+    "mcp headers for a command": lambda: P.mcp("x", headers={"A": "b"}),
     # Values
     "SessionId of a number": lambda: P.SessionId(5),
     "SessionId with a slash": lambda: P.SessionId("../etc"),

@@ -33,6 +33,7 @@ from perdure.errors import (
     SessionNotActive,
     SessionNotFound,
     StoreError,
+    ToolUnavailable,
 )
 from perdure.model.definition import AgentDefinition
 from perdure.model.message import ToolCall
@@ -51,6 +52,8 @@ ADVISED: list[Callable[[], PerdureError]] = [
     lambda: ContextTooLong("m", "too long"),
     lambda: ErasedMeanwhile("s"),
     lambda: ConfigurationError("Nothing is set.", "Set it."),
+    lambda: ToolUnavailable("time", "It is gone."),
+    lambda: ToolUnavailable("time", "It is gone.", was_sent=False),
 ]
 
 

@@ -19,6 +19,7 @@ OPTIONAL = {
     "click",
     "genai_prices",
     "google.genai",
+    "mcp",
     "openai",
     "opentelemetry",
     "psycopg",
@@ -209,6 +210,8 @@ ToolExecutionUpdate
 ToolRegistry
 ToolResult
 ToolSpec
+ToolUnavailable
+Toolset
 Transcript
 TransientDriverError
 TrimTranscript
@@ -236,6 +239,7 @@ load_definition
 load_definitions
 load_session
 load_sessions_for_agent
+mcp
 recover
 redact_session
 save_session

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from perdure.errors import StageFailed as StageFailed
     from perdure.errors import StoreError as StoreError
     from perdure.errors import ToolError as ToolError
+    from perdure.errors import ToolUnavailable as ToolUnavailable
     from perdure.errors import TransientDriverError as TransientDriverError
     from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from perdure.loop.guards import BudgetGuard as BudgetGuard
     from perdure.loop.interceptors import Blocked as Blocked
     from perdure.loop.interceptors import Interceptor as Interceptor
+    from perdure.loop.mcp.server import mcp as mcp
     from perdure.loop.response_format import final_value as final_value
     from perdure.loop.strategies import Branch as Branch
     from perdure.loop.strategies import Chosen as Chosen
@@ -188,6 +190,7 @@ if TYPE_CHECKING:
     from perdure.protocols import SessionStore as SessionStore
     from perdure.protocols import Tool as Tool
     from perdure.protocols import ToolContext as ToolContext
+    from perdure.protocols import Toolset as Toolset
     from perdure.protocols import ToolSpec as ToolSpec
     from perdure.recorder import SessionRecorder as SessionRecorder
     from perdure.recorder import SessionRecorderConfig as SessionRecorderConfig
@@ -245,8 +248,8 @@ _HOMES = {
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
     "NotLoaded PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
-    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError UnreadableFile "
-    "TransientDriverError",
+    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
+    "ToolUnavailable TransientDriverError UnreadableFile",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction.auto": "AutoCompaction",
     "loop.compaction.options": "CompactionOptions",
@@ -257,6 +260,7 @@ _HOMES = {
     "loop.filters": "Rejected Warned",
     "loop.guards": "BudgetGuard",
     "loop.interceptors": "Blocked Interceptor",
+    "loop.mcp.server": "mcp",
     "loop.response_format": "final_value",
     "loop.strategies": "Branch Chosen FewestTokens First Judge LongestAnswer",
     "loop.subagents": "SubagentPolicy",
@@ -282,7 +286,7 @@ _HOMES = {
     "model.value": "ErrorRecord",
     "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
     "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
-    "SessionStage SessionStore Tool ToolContext ToolSpec",
+    "SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
@@ -317,7 +321,7 @@ RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel Sus
 UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
-load_definitions schema_of tool
+load_definitions mcp schema_of tool
 FileStore MemoryStore PostgresStore SqliteStore store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile

@@ -31,6 +31,7 @@ PerdureError
 │   └── RequestRefused
 │       └── ContextTooLong
 ├── ToolError
+│   └── ToolUnavailable
 ├── ConfigurationError
 └── AgentStop
 """
@@ -443,6 +444,24 @@ class ContextTooLong(RequestRefused):
 
 class ToolError(PerdureError):
     """A tool could not be called, or refused its arguments."""
+
+
+class ToolUnavailable(ToolError):
+    """The server that a tool is on was gone before it answered. The next call starts it, or connects, again.
+
+    `was_sent` tells whether the call may have taken effect.
+    """
+
+    def __init__(self, server: str, reason: str, *, was_sent: bool = True) -> None:
+        self.server = server
+        self.reason = reason
+        self.was_sent = was_sent
+        outcome = (
+            "Whether the call took effect is unknown: check before you repeat it."
+            if was_sent
+            else "The call was not made, and can be repeated later."
+        )
+        super().__init__(f"The server {server!r} of this tool is not available: {reason}", outcome)
 
 
 class ConfigurationError(PerdureError):

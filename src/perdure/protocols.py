@@ -34,6 +34,9 @@ from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
 from perdure.model.value import EMPTY, JSON, Value, brief
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 _LONGEST_LEASE = 10**9
 
 
@@ -340,6 +343,38 @@ class NeedsContext(Protocol):
 
     @property
     def needs_context(self) -> bool: ...
+
+
+@runtime_checkable
+class Toolset(Protocol):
+    """Tools that have to be connected to before they are known. `perdure.mcp` makes one of an MCP server.
+
+    One may be given to several connections and factories: each opens it for itself.
+    """
+
+    def open_tools(self) -> OpenToolset:
+        """Return the toolset as one connection uses it. Nothing is started yet."""
+        ...
+
+
+def is_toolset(given: object) -> TypeIs[Toolset]:
+    """Tell whether something is a toolset. A class is not, even if its objects are."""
+    return isinstance(given, Toolset) and not isinstance(given, type)
+
+
+class OpenToolset(Protocol):
+    """A toolset as the runs of one connection use it."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools there are now. It is called before every run, and connects if nobody has.
+
+        Raise ConfigurationError if they cannot be reached: then no run begins.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. It is called once the runs have ended; a later call of `tools` connects again."""
+        ...
 
 
 class Filters(TypedDict, total=False):

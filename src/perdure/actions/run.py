@@ -81,7 +81,12 @@ async def run_agent(
 
     A run that was cancelled raises Interrupted with that, once it has come to its end.
     """
-    loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
+    definition = _definition_for(session, options)
+    if loops.needs_toolsets(definition):
+        from perdure.actions.needed_tools import connect_tools  # few runs have such tools
+
+        await connect_tools(loops, definition, context)
+    loop = loops.build(definition, state, depth=options.depth, model=options.model)
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = options.past or await past_of(session, state, context)
     caller = await _caller_of(session, loops, options, past)

@@ -81,6 +81,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure chat",
         "perdure chat -c",
         "perdure chat --agent assistant.md --tools tools.py --model openai:gpt-5",
+        "perdure chat --mcp 'uvx mcp-server-time' --model openai:gpt-5",
     ),
     "send": (
         "perdure send --new 'What is 19 * 21?' --model offline",

@@ -57,9 +57,9 @@ class FunctionTool:
         on_unknown: OnUnknown | None = None,
     ) -> None:
         self.name: str = expect(name, str, "$.name") if name else str(getattr(function, "__name__", ""))
-        if not _NAME.fullmatch(self.name):
+        if not is_tool_name(self.name):
             raise ConfigurationError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -.")
-        _check_options(self.name, timeout, on_unknown)
+        check_tool_options(self.name, timeout, on_unknown)
         if not callable(needs_approval):
             expect(needs_approval, bool, "$.needs_approval")
         summary, described = _read_docstring(function)
@@ -261,7 +261,13 @@ def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         raise RuntimeError("the tool raised StopIteration") from error
 
 
-def _check_options(name: str, timeout: object, on_unknown: object) -> None:
+def is_tool_name(name: str) -> bool:
+    """Tell whether every provider lets a tool be named so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_tool_options(name: str, timeout: object, on_unknown: object) -> None:
+    """Raise ConfigurationError if a time-out or `on_unknown` cannot be what is meant."""
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and (not is_number or not 0 < timeout < math.inf):  # type: ignore[operator]  # as was asked
         raise ConfigurationError(f"Tool {name}: a time-out is a number of seconds over 0, not {timeout!r}.")

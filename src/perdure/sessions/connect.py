@@ -12,7 +12,7 @@ from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.protocols import Driver, SessionController, SessionStore, Tool
+from perdure.protocols import Driver, SessionController, SessionStore, Tool, Toolset
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LoopOptions(TypedDict, total=False):
     """What agents run on: the options of a `LoopFactory`."""
 
-    tools: Iterable[Tool | Callable[..., Any]]
+    tools: Iterable[Tool | Toolset | Callable[..., Any]]
     model: ModelConfig | str | None
     driver: Driver | None
     capabilities: Mapping[str, Capability] | None
