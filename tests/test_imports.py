@@ -52,12 +52,13 @@ stores.store stores.tapes
 """The modules of perdure that a first save through a runtime may need."""
 ANSWER = f"""{SAVE}
 actions.callers actions.children actions.claimed_work actions.continuing actions.given actions.inbox actions.run
-actions.send actions.subagents actions.waiting loop loop.agent_loop loop.compaction loop.compaction.auto loop.compaction.options
-loop.compaction.windows loop.cut_off loop.drivers loop.drivers.provider loop.drivers.retry loop.factory loop.filters
-loop.guards loop.interceptors loop.prompt loop.response_format loop.results loop.run_events loop.subagents loop.tokens
-loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.changing sessions.chat
-sessions.connect sessions.connection sessions.keeping sessions.looking sessions.open_sessions sessions.opening
-sessions.reach sessions.reply sessions.sessions sessions.started_run sessions.streaming sessions.talking stores.urls
+actions.send actions.subagents actions.waiting loop loop.agent_loop loop.compaction loop.compaction.auto
+loop.compaction.options loop.compaction.windows loop.cut_off loop.drivers loop.drivers.provider loop.drivers.retry
+loop.factory loop.filters loop.guards loop.interceptors loop.prompt loop.response_format loop.results loop.run_events
+loop.subagents loop.tokens loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.changing
+sessions.chat sessions.connect sessions.connection sessions.keeping sessions.looking sessions.open_sessions
+sessions.opening sessions.reach sessions.reply sessions.sessions sessions.started_run sessions.streaming
+sessions.talking stores.urls
 """
 """The modules that the first answer of a connection may need besides."""
 OTHERS = {"apsw", "msgspec", "typing_extensions", "uuid_utils"}
