@@ -62,7 +62,12 @@ class Inbox:
         self.session_id = session_id
 
     async def post(
-        self, kind: str, messages: Sequence[Message], key: str | None = None, metadata: Mapping[str, Any] = EMPTY
+        self,
+        kind: str,
+        messages: Sequence[Message],
+        key: str | None = None,
+        metadata: Mapping[str, Any] = EMPTY,
+        output: Mapping[str, Any] | None = None,
     ) -> None:
         """Leave messages with the session: for its run to take in, or to be sent once it is free."""
         newest = await self._journal.read(self.session_id, last=1)
@@ -72,6 +77,7 @@ class Inbox:
             "messages": [message.to_dict() for message in messages],
             "key": key,
             **({"metadata": metadata} if metadata else {}),
+            **({"output": output} if output is not None else {}),
         }
         await self._journal.post(self.session_id, Entry(kind, body))
 
@@ -343,7 +349,7 @@ class SendPosted:
         try:
             made = await self._send(entry).execute_on(session, context)
         except InvalidData as error:
-            if not error.path.startswith(("$.key", "$.message")):
+            if not error.path.startswith(("$.key", "$.message", "$.output")):
                 raise
             # It can never be sent; left in the inbox, it would be tried again after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)

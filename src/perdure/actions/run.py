@@ -18,6 +18,7 @@ from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
+from perdure.loop.response_format import Form
 from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
@@ -64,6 +65,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """What the caller says of the run, for its record."""
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
+    form: Form | None = None
+    """The form of answer that a new run alone is asked for; one that is continued has it on record."""
 
 
 async def run_agent(
@@ -97,6 +100,7 @@ async def run_agent(
         },
         spawn=spawn,
         told=past.told,
+        form=options.form,
     )
     run = loop.start(state, start)
     try:

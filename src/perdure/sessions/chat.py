@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
 from perdure.actions.send import WhenBusy
 from perdure.actions.waiting import is_waiting
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from perdure.sessions.lineage import Ancestry, Diff
     from perdure.sessions.sessions import Sessions
 
+T = TypeVar("T")
+
 
 class Chat:
     """One session's verbs. A handle holds no state but the id: any number of them may be open on one session."""
@@ -41,6 +43,7 @@ class Chat:
     def __repr__(self) -> str:
         return f"<Chat {self._id}>"
 
+    @overload
     async def send(
         self,
         message: object,
@@ -49,23 +52,61 @@ class Chat:
         when_busy: WhenBusy = "raise",
         metadata: Mapping[str, Any] | None = None,
         any_role: bool = False,
-    ) -> Reply:
-        """Say something and wait for the answer. RunFailed if the run ends without one."""
+        output: type[T],
+    ) -> Reply[T]: ...
+
+    @overload
+    async def send(
+        self,
+        message: object,
+        *,
+        key: str | None = None,
+        when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
+        any_role: bool = False,
+        output: object = None,
+    ) -> Reply[Any]: ...
+
+    async def send(
+        self,
+        message: object,
+        *,
+        key: str | None = None,
+        when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
+        any_role: bool = False,
+        output: object = None,
+    ) -> Reply[Any]:
+        """Say something and wait for the answer. RunFailed if the run ends without one.
+
+        `output`, a type or a JSON schema, is the form of the answer, which `reply.value` has.
+        """
         return await self._sessions.send(
-            self._id, message, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role
+            self._id,
+            message,
+            key=key,
+            when_busy=when_busy,
+            metadata=metadata,
+            any_role=any_role,
+            output=output,
         )
 
     def stream(
-        self, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        message: object,
+        *,
+        key: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        output: object = None,
     ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`."""
-        return self._sessions.stream(self._id, message, key=key, metadata=metadata)
+        return self._sessions.stream(self._id, message, key=key, metadata=metadata, output=output)
 
-    async def approve(self, call_ids: Shown | None = None) -> Reply:
+    async def approve(self, call_ids: Shown | None = None) -> Reply[Any]:
         """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
         return await self._sessions.approve(self._id, call_ids)
 
-    async def deny(self, reason: str, call_ids: Shown | None = None) -> Reply:
+    async def deny(self, reason: str, call_ids: Shown | None = None) -> Reply[Any]:
         return await self._sessions.deny(self._id, reason, call_ids)
 
     async def cancel(self) -> bool:

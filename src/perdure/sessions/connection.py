@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
 
 from perdure.actions.given import require_loops
 from perdure.errors import ConfigurationError
@@ -37,7 +38,7 @@ class Connection:
         self.model = model
         self.controller = controller
         self.runtime = SessionRuntime(store, controller=controller, events=events)
-        self.streams: set[asyncio.Task[Reply]] = set()
+        self.streams: set[asyncio.Task[Reply[Any]]] = set()
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""
         self._live = LiveSet(store, live)

@@ -22,7 +22,7 @@ class Listener:
         self._session_id = session_id
         self._loop_id: str | None = None
 
-    def listen_to(self, run: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
+    def listen_to(self, run: Coroutine[Any, Any, Reply[Any]]) -> asyncio.Task[Reply[Any]]:
         """Begin a run, which tells of itself in a context where this listener is known."""
         token = _heard_by.set(self)
         work = asyncio.ensure_future(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from perdure.actions.inbox import CANCEL
 from perdure.actions.send import SendMessage, WhenBusy
 from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
 from perdure.loop.filters import rejection_in
+from perdure.loop.response_format import Form
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
@@ -30,12 +31,39 @@ if TYPE_CHECKING:
     from perdure.actions.definition import ChangeModel
 
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
+T = TypeVar("T")
 ASSISTANT = AgentDefinition("assistant")
 """Who answers in a session that was opened without an agent."""
 
 
 class Talking(Reach):
     """The verbs that run an agent."""
+
+    @overload
+    async def send(
+        self,
+        session_id: str,
+        message: object,
+        *,
+        key: str | None = None,
+        when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
+        any_role: bool = False,
+        output: type[T],
+    ) -> Reply[T]: ...
+
+    @overload
+    async def send(
+        self,
+        session_id: str,
+        message: object,
+        *,
+        key: str | None = None,
+        when_busy: WhenBusy = "raise",
+        metadata: Mapping[str, Any] | None = None,
+        any_role: bool = False,
+        output: object = None,
+    ) -> Reply[Any]: ...
 
     async def send(
         self,
@@ -46,28 +74,44 @@ class Talking(Reach):
         when_busy: WhenBusy = "raise",
         metadata: Mapping[str, Any] | None = None,
         any_role: bool = False,
-    ) -> Reply:
+        output: object = None,
+    ) -> Reply[Any]:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
         `metadata` goes on the record of the run. Messages of other roles than `user` are InvalidData, unless
-        `any_role` lets them pass.
+        `any_role` lets them pass. `output` is the form of this answer, which `reply.value` has: a type or a JSON
+        schema.
         """
-        action = SendMessage(message, self.loops, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role)
+        action = SendMessage(
+            message,
+            self.loops,
+            key=key,
+            when_busy=when_busy,
+            metadata=metadata,
+            any_role=any_role,
+            output=output,
+        )
         with suppress(*() if when_busy == "raise" else (SessionBusy,)):  # the run that is under way sends what is left
             await self._keep_model(await self._reach(session_id))
         after = await self._after_run(session_id, action)
-        return Reply(after, queued=True) if action.was_left else _answered(after, action)
+        return Reply(after, queued=True, form=action.form) if action.was_left else self._answered(after, action)
 
     async def stream(
-        self, session_id: str, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        session_id: str,
+        message: object,
+        *,
+        key: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        output: object = None,
     ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
         Whoever stops listening stops the run; what was said until then is kept.
         """
-        action = SendMessage(message, self.loops, key=key, metadata=metadata)
+        action = SendMessage(message, self.loops, key=key, metadata=metadata, output=output)
         session_id = await self._reach(session_id)
         await self._keep_model(session_id)
         listener = Listener(session_id)
@@ -84,7 +128,7 @@ class Talking(Reach):
             await asyncio.gather(work, return_exceptions=True)
             self._connection.streams.discard(work)
 
-    async def _streamed(self, work: asyncio.Task[Reply]) -> Reply:
+    async def _streamed(self, work: asyncio.Task[Reply[Any]]) -> Reply[Any]:
         """Return the reply of a stream's run; an error for a listener whose connection is closed under it."""
         try:
             return await work
@@ -97,7 +141,15 @@ class Talking(Reach):
                 "is kept."
             ) from None
 
-    async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
+    @overload
+    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
+
+    @overload
+    async def run(
+        self, message: object, agent: AgentDefinition | None = None, *, output: object = None
+    ) -> Reply[Any]: ...
+
+    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: object = None) -> Reply[Any]:
         """Ask once, without a session: nothing is kept but what the reply holds.
 
         ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
@@ -106,8 +158,10 @@ class Talking(Reach):
         runtime = SessionRuntime(
             store_of("memory://"), controller=self._connection.controller, events=self._connection.events
         )
+        if agent is not None:
+            self.loops.learn_output(agent)
         session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
-        action = SendMessage(message, self.loops)
+        action = SendMessage(message, self.loops, output=output)
         self._connection.alone.add(runtime)
         try:
             after = await runtime.execute(session.id, action)
@@ -119,11 +173,11 @@ class Talking(Reach):
             self._connection.alone.discard(runtime)
         from perdure.loop.unattended import require_nothing_pending
 
-        reply = _answered(after, action)
+        reply = self._answered(after, action)
         require_nothing_pending(reply.pending_calls)
         return reply
 
-    async def approve(self, session_id: str, call_ids: Shown | None = None) -> Reply:
+    async def approve(self, session_id: str, call_ids: Shown | None = None) -> Reply[Any]:
         """Let pending tool calls be made, and the run continue: all of them, or those given as they were shown.
 
         A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
@@ -134,7 +188,7 @@ class Talking(Reach):
         shown = await self._shown(session_id, call_ids)
         return await self._decide(session_id, ApproveToolCalls(self.loops, call_ids=shown))
 
-    async def deny(self, session_id: str, reason: str, call_ids: Shown | None = None) -> Reply:
+    async def deny(self, session_id: str, reason: str, call_ids: Shown | None = None) -> Reply[Any]:
         """Keep pending tool calls from being made; the model is told why, and continues."""
         from perdure.actions.approval import DenyToolCalls
 
@@ -152,12 +206,20 @@ class Talking(Reach):
         execution = session.state.execution if session is not None else None
         return execution.pending_calls if execution is not None else ()
 
-    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply:
+    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply[Any]:
         reply = await self._run(session_id, action)
         return replace(reply, used_before=action.used_before)
 
-    async def _run(self, session_id: str, action: Action) -> Reply:
-        return _answered(await self._after_run(session_id, action), action)
+    async def _run(self, session_id: str, action: Action) -> Reply[Any]:
+        return self._answered(await self._after_run(session_id, action), action)
+
+    def _answered(self, session: AgentSession, action: Action) -> Reply[Any]:
+        _require_answer(session, action)
+        given = action.form if isinstance(action, SendMessage) else None
+        schema = session.state.response_format
+        if given is None and schema is not None:
+            given = Form(schema)
+        return Reply(session, form=given or self.loops.form_of(session.definition))
 
     async def _after_run(self, session_id: str, action: Action) -> AgentSession:
         key = await self._reach(session_id)
@@ -224,7 +286,8 @@ class Talking(Reach):
             await self.execute(session_id, change)
 
 
-def _answered(session: AgentSession, action: Action) -> Reply:
+def _require_answer(session: AgentSession, action: Action) -> None:
+    """Raise RunFailed if a run has failed, and InputRefused if a filter has refused what it was to answer."""
     state = session.state
     rejection = rejection_in(state.execution.continuation.stop_signals) if state.execution else None
     if rejection is not None:
@@ -233,7 +296,6 @@ def _answered(session: AgentSession, action: Action) -> Reply:
         last = state.errors[-1] if state.errors else None
         kind, reason = (last.type, last.message) if last else (None, str(state.stop_reason))
         raise RunFailed(session.id, session.version, reason, is_shown=_is_shown(session, action), kind=kind)
-    return Reply(session)
 
 
 def _is_shown(session: AgentSession, action: Action) -> bool:
