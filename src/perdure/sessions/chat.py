@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.actions.approval import Shown
     from perdure.archive.moving import MoveReport
     from perdure.model.record import SessionRecord
+    from perdure.sessions.conversations import Format
     from perdure.sessions.lineage import Ancestry, Diff
     from perdure.sessions.sessions import Sessions
 
@@ -185,8 +186,11 @@ class Chat:
         cancelled or the session is closed."""
         return self._sessions.live.subscribe(self._id, subscriber)
 
-    async def export(self, target: str | os.PathLike[str] | BinaryIO) -> MoveReport:
-        return await self._sessions.export(target, [self._id])
+    async def export(
+        self, target: str | os.PathLike[str] | BinaryIO, *, format: Format = "perdure", history: bool = False
+    ) -> MoveReport:
+        """Write the session into a file: whole, or as a conversation in the format "openai" or "markdown"."""
+        return await self._sessions.export(target, [self._id], format=format, history=history)
 
     async def recover(self) -> bool:
         """Go on with a run that was killed; whether there was one."""
