@@ -88,7 +88,7 @@ def import_(ctx: click.Context, file: str, format: Literal["perdure", "openai"],
     with _told_of_interruption(_KEPT), _told_of_others():
         report = on_sessions(ctx, work, must_exist=False, begins=True)
     if as_json:
-        print_json(msgspec.to_builtins(report))
+        print_json(msgspec.to_builtins(report, enc_hook=str))  # ids are texts of a type of their own
         return
     for session_id in getattr(report, "created", ()):
         say(session_id)

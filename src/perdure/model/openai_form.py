@@ -7,6 +7,7 @@ tool failed. Files that it has no place for are named in a text.
 from __future__ import annotations
 
 import binascii
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ import msgspec
 from perdure.model.given_messages import AUDIO, BESIDE
 from perdure.model.message import Media, Message, Text, ToolCall
 
+_MEDIA_TYPE = re.compile(r"[^\s,;]+/[^\s,]+")
+"""What may stand in a `data:` URL, where a comma ends it."""
 _FORMATS = {media_type: form for form, media_type in AUDIO.items()}
 
 
@@ -81,6 +84,8 @@ def _part(part: Text | Media, role: str, beside: Mapping[str, Any]) -> dict[str,
 
 def _attached(media: Media, beside: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an image or a file as a user may attach it; None if there is no way."""
+    if media.url is not None and not media.url.startswith(("https://", "http://")):
+        return None
     if media.media_type.startswith("image/"):
         detail = beside.get("detail")
         image = {"url": media.url or _data_url(media), **({"detail": detail} if isinstance(detail, str) else {})}
@@ -102,7 +107,8 @@ def described(media: Media) -> str:
 
 
 def _data_url(media: Media) -> str:
-    return f"data:{media.media_type};base64,{_base64(media.data or b'')}"
+    kind = media.media_type if _MEDIA_TYPE.fullmatch(media.media_type) else "application/octet-stream"
+    return f"data:{kind};base64,{_base64(media.data or b'')}"
 
 
 def _base64(data: bytes) -> str:
