@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal, overload
 
 import msgspec
 
@@ -28,7 +28,7 @@ from perdure.sessions.talking import ASSISTANT
 if TYPE_CHECKING:
     from perdure.actions.resume import RecoveryReport
     from perdure.archive.moving import MoveReport, Progress
-    from perdure.sessions.conversations import Format
+    from perdure.sessions.conversations import Format, ImportReport
 
 
 _PAUSE = 0.05
@@ -95,6 +95,26 @@ class Keeping(Looking):
         from perdure.archive.moving import export_sessions
 
         return await export_sessions(self._archive(), target, chosen, progress=progress)
+
+    @overload
+    async def import_(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        format: Literal["openai"],
+        agent: AgentDefinition | None = None,
+        progress: Progress | None = None,
+    ) -> ImportReport: ...
+
+    @overload
+    async def import_(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        format: Literal["perdure", "openai"] = "perdure",
+        agent: AgentDefinition | None = None,
+        progress: Progress | None = None,
+    ) -> MoveReport: ...
 
     async def import_(
         self,
