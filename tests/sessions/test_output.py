@@ -268,6 +268,15 @@ async def test_after_a_restart_the_value_is_plain_data_until_the_type_is_given_a
             assert (await chat.send("Which city?")).value == City("Bern", 134591)
 
 
+async def test_a_type_that_is_known_is_not_forgotten_for_its_schema() -> None:
+    """Somebody else may open the agent as it is stored, or as a file defines it."""
+    agent = AgentDefinition("guide", output=City)
+    async with perdure.connect("memory://", driver=ScriptedDriver([GOOD])) as sessions:
+        chat = await sessions.open("s", agent)
+        await sessions.open("s", AgentDefinition.from_dict(agent.to_dict()))
+        assert (await chat.send("Which city?")).value == City("Bern", 134591)
+
+
 async def test_another_output_is_another_definition(lasting: str) -> None:
     """A session that was opened with one output is not opened with another without a word."""
     async with perdure.connect(lasting, driver=ScriptedDriver(["[1]"])) as sessions:

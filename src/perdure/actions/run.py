@@ -114,10 +114,10 @@ async def run_agent(
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
-    """What the run is made of; one that is only to be ended needs no tools."""
+    """What the run is made of; one that is only to be ended needs no tools, and no answer in a form."""
     if not options.give_up:
         return session.definition
-    return replace(session.definition, tools=(), tools_deny=(), capabilities=())
+    return replace(session.definition, tools=(), tools_deny=(), capabilities=(), output=None)
 
 
 async def past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> Past:

@@ -158,10 +158,17 @@ class LoopFactory:
         return setup
 
     def learn_output(self, definition: AgentDefinition) -> None:
-        """Remember the type that an agent's answers have, if it was given one: a store keeps the schema alone."""
-        expect(definition, AgentDefinition, "$.agent")
-        if definition.output is not None:
-            self._forms[definition.name] = Form.of(definition.output)
+        """Remember the type that an agent's answers have, if it was given one: a store keeps the schema alone.
+
+        Raise InvalidData if no answer could be held to its output.
+        """
+        output, known = expect(definition, AgentDefinition, "$.agent").output, self._forms.get(definition.name)
+        if output is None or (known is not None and known.schema is output):
+            return
+        form = Form.of(output)
+        is_known_type = form.kind is None and known is not None and known.schema == output
+        if not is_known_type:  # whose schema alone tells nothing new
+            self._forms[definition.name] = form
 
     def form_of(self, definition: AgentDefinition) -> Form | None:
         """Return the form of an agent's answers, with its type if that was learned here."""
