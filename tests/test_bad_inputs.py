@@ -71,6 +71,9 @@ CONSTRUCTORS: dict[str, Callable[[], Any]] = {
     "Message.of bytes": lambda: Message.of(b"x"),
     "Message.of a dict without a role": lambda: Message.of({"content": "x"}),
     "Message.of a dict with a wrong key": lambda: Message.of({"role": "user", "txt": "x"}),
+    "AgentDefinition output": lambda: P.AgentDefinition("a", output=5),
+    "AgentDefinition output text": lambda: P.AgentDefinition("a", output="City"),
+    "AgentDefinition output of no type": lambda: P.AgentDefinition("a", output=object),
     "ToolCall without a name": lambda: P.ToolCall(None),
     "ToolCall arguments": lambda: P.ToolCall("t", 5),
     "ToolCall id": lambda: P.ToolCall("t", {}, 5),
@@ -298,6 +301,23 @@ VERBS: dict[str, Verb] = {
     "send half a key": lambda s, c: c.send("x", key=HALF),
     "send when_busy": lambda s, c: c.send("x", when_busy=True),  # type: ignore[arg-type]
     "send NaN": lambda s, c: c.send(Message.user("x", metadata={"a": NAN})),
+    "send output": lambda s, c: c.send("x", output=5),
+    "send output of no schema": lambda s, c: c.send("x", output={"type": "objekt"}),
+    "send output NaN": lambda s, c: c.send("x", output={"default": NAN}),
+    "send steering output": lambda s, c: c.send("x", output=int, when_busy="steer"),
+    "stream output": lambda s, c: c.stream("x", output="City"),
+    "run output": lambda s, c: s.run("x", output=[int]),
+    "send a part of no kind": lambda s, c: c.send({"role": "user", "content": [{"type": "hologram"}]}),
+    "inject an item of no kind": lambda s, c: c.inject([{"type": "web_search_call"}]),
+    "inject a text among others": lambda s, c: c.inject([{"role": "user", "content": "x"}, "x"]),
+    "export format": lambda s, c: c.export(io.BytesIO(), format="pdf"),  # type: ignore[arg-type]
+    "export history of the archive": lambda s, c: c.export(io.BytesIO(), history=True),
+    "export history": lambda s, c: c.export(io.BytesIO(), format="openai", history=5),  # type: ignore[arg-type]
+    "export openai to a number": lambda s, c: c.export(5, format="openai"),  # type: ignore[arg-type]
+    "import format": lambda s, c: s.import_(io.BytesIO(b"[]"), format="markdown"),  # type: ignore[arg-type]
+    "import no messages": lambda s, c: s.import_(io.BytesIO(b"[]"), format="openai"),
+    "import agent": lambda s, c: s.import_(io.BytesIO(b"[]"), format="openai", agent=5),  # type: ignore[arg-type]
+    "import an archive for an agent": lambda s, c: s.import_(io.BytesIO(b""), agent=P.AgentDefinition("a")),
     "send to a number": lambda s, c: s.send(5, "x"),  # type: ignore[arg-type]
     "stream None": lambda s, c: c.stream(None),
     "stream key": lambda s, c: c.stream("x", key=5),  # type: ignore[arg-type]

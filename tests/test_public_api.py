@@ -97,6 +97,7 @@ First
 ForkSession
 FunctionTool
 IllegalStatusChange
+ImportReport
 Indexed
 InferenceResponse
 InjectMessage

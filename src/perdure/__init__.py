@@ -213,6 +213,7 @@ if TYPE_CHECKING:
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
     from perdure.sessions.connect import connect_blocking as connect_blocking
+    from perdure.sessions.conversations import ImportReport as ImportReport
     from perdure.sessions.keeping import ErasureReceipt as ErasureReceipt
     from perdure.sessions.lineage import Ancestry as Ancestry
     from perdure.sessions.lineage import Diff as Diff
@@ -296,6 +297,7 @@ _HOMES = {
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
     "sessions.sessions": "Sessions",
+    "sessions.conversations": "ImportReport",
     "sessions.keeping": "ErasureReceipt",
     "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",

@@ -19,6 +19,7 @@ from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
+from perdure.loop.response_format import Form
 from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
@@ -67,6 +68,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     caller: Caller = NOBODY
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
+    form: Form | None = None
+    """The form of answer that a new run alone is asked for; one that is continued has it on record."""
 
 
 async def run_agent(
@@ -112,6 +115,7 @@ async def run_agent(
         owner=session.info.owner,
         context=caller.context,
         context_data=caller.data,
+        form=options.form,
     )
     run = loop.start(state, start)
     try:
@@ -133,10 +137,10 @@ async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOpti
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
-    """What the run is made of; one that is only to be ended needs no tools."""
+    """What the run is made of; one that is only to be ended needs no tools, and no answer in a form."""
     if not options.give_up:
         return session.definition
-    return replace(session.definition, tools=(), tools_deny=(), capabilities=())
+    return replace(session.definition, tools=(), tools_deny=(), capabilities=(), output=None)
 
 
 async def past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> Past:

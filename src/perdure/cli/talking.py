@@ -44,7 +44,7 @@ def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None,
 
     streams = is_terminal() and not as_json and key is None and when_busy == "raise"
 
-    async def work(sessions: Sessions) -> Reply:
+    async def work(sessions: Sessions) -> Reply[Any]:
         chat = await _opened_chat(ctx, sessions, target, new)
         return await (_streamed(chat, text) if streams else chat.send(text, key=key, when_busy=when_busy))
 
@@ -55,7 +55,7 @@ def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None,
         _answer(ctx, reply, as_json, has_shown=streams)
 
 
-def _tell_of_left(reply: Reply, when_busy: WhenBusy) -> None:
+def _tell_of_left(reply: Reply[Any], when_busy: WhenBusy) -> None:
     session_id = reply.session.id
     done = "Queued behind" if when_busy == "queue" else "Handed to"
     note(f"{done} the run that is under way in {session_id}, whose process will send it.")
@@ -93,9 +93,9 @@ async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | Non
     return chat
 
 
-async def _streamed(chat: Chat, text: str) -> Reply:
+async def _streamed(chat: Chat, text: str) -> Reply[Any]:
     """Show an answer as it comes."""
-    reply: Reply | None = None
+    reply: Reply[Any] | None = None
     said = ""
     async for chunk in chat.stream(text):
         if chunk.restarts:
@@ -112,7 +112,7 @@ async def _streamed(chat: Chat, text: str) -> Reply:
     return reply
 
 
-def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool = False) -> None:
+def _answer(ctx: click.Context, reply: Reply[Any], as_json: bool, *, has_shown: bool = False) -> None:
     """Print what a run came to. One that waits for a person says so, and has an exit code of its own."""
     if as_json:
         print_json(of_reply(reply))
@@ -130,7 +130,7 @@ def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool 
     ctx.exit(WAITS)
 
 
-def why_stopped(reply: Reply) -> str | None:
+def why_stopped(reply: Reply[Any]) -> str | None:
     """Explain why a run has no whole answer, so that silence or half a sentence is not taken for one."""
     reason = reply.stop_reason
     if reason is None or not reason.was_force_stopped:
@@ -158,11 +158,11 @@ def _decide(
     calls: tuple[str, ...],
     as_json: bool,
     title: str,
-    verb: Callable[[Sessions, str, Shown], Awaitable[Reply]],
+    verb: Callable[[Sessions, str, Shown], Awaitable[Reply[Any]]],
 ) -> None:
     """Decide about calls as they were printed, and print what the run then comes to."""
 
-    async def work(sessions: Sessions, session_id: str) -> Reply:
+    async def work(sessions: Sessions, session_id: str) -> Reply[Any]:
         await use_model(ctx, sessions, session_id)
         return await verb(sessions, session_id, await _chosen_calls(sessions, session_id, calls, title))
 

@@ -17,6 +17,7 @@ from perdure.loop.drivers.retry import RetryingDriver
 from perdure.loop.filters import InputFilter
 from perdure.loop.guards import BudgetGuard
 from perdure.loop.interceptors import Interceptors
+from perdure.loop.response_format import Form
 from perdure.loop.subagents import SubagentPolicy, SubagentTool
 from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
@@ -24,6 +25,7 @@ from perdure.loop.tools import ToolRegistry
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
+from perdure.model.schema import check_schema
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool, Toolset, is_toolset
@@ -123,6 +125,9 @@ class LoopFactory:
         Interceptors(self._interceptors)
         self._toolsets = _opened([each for each in given if is_toolset(each)])
         self._tools = self._own_tools = ToolRegistry(each for each in given if not is_toolset(each))
+        self._forms: dict[str, Form] = {}
+        for each in self._subagents:
+            self.learn_output(each)
         self._with_agents(None, depth=0)
 
     def build(
@@ -156,10 +161,34 @@ class LoopFactory:
             keep_traces=self._keep_traces,
             max_result_chars=self._max_result_chars,
             compaction=self._auto_compactor(model),
+            form=self.form_of(definition),
         )
         for name in definition.capabilities:
             setup = self._capability(name).install(setup)
         return setup
+
+    def learn_output(self, definition: AgentDefinition) -> None:
+        """Remember the type that an agent's answers have, if it was given one: a store keeps the schema alone.
+
+        Raise InvalidData if no answer could be held to its output.
+        """
+        output, known = expect(definition, AgentDefinition, "$.agent").output, self._forms.get(definition.name)
+        if output is None or (known is not None and known.schema is output):
+            return
+        form = Form.of(output)
+        is_known_type = form.kind is None and known is not None and known.schema == output
+        if not is_known_type:  # whose schema alone tells nothing new
+            self._forms[definition.name] = form
+
+    def form_of(self, definition: AgentDefinition) -> Form | None:
+        """Return the form of an agent's answers, with its type if that was learned here."""
+        if definition.output is None:
+            return None
+        known = self._forms.get(definition.name)
+        if known is not None and known.schema == definition.output:
+            return known
+        check_schema(definition.output)
+        return Form(definition.output)
 
     def compactor_of(
         self, options: CompactionOptions, model: ModelConfig, *, summary_model: ModelConfig | None = None

@@ -165,11 +165,17 @@ class Message(Value, frozen=True):
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
-        """A message from what a caller has at hand: a message, a text, or a `{role, content, …}` dict."""
+        """Return a message from what a caller has at hand: a message, a text, or a dict.
+
+        A dict has a role and content, and tool calls where there are any, in our form or in OpenAI's; or it is an item
+        of OpenAI's Responses API.
+        """
         if isinstance(value, Message):
             return value
         if isinstance(value, Mapping):
-            return _from_mapping(value)
+            from perdure.model.given_messages import message_of  # which is made of messages
+
+            return message_of(value)
         if isinstance(value, str):
             return cls(role, _parts((value,)))
         if type(value).__str__ is not object.__str__ and not isinstance(value, bytes | bytearray):
@@ -208,6 +214,20 @@ def _id(given: str | None) -> str:
     return expect(given, str, "$.id") if given else new_id()
 
 
+def several_messages(given: Iterable[object], path: str) -> tuple[Message, ...]:
+    """Return messages that are given at once, in any form that `Message.of` takes.
+
+    InvalidData names the place of a dict that is not a message. Responses items that are parts of one answer become one
+    message.
+    """
+    given = tuple(given)
+    if not any(isinstance(each, Mapping) for each in given):
+        return tuple(map(Message.of, given))
+    from perdure.model.given_messages import messages_of  # which is made of messages
+
+    return tuple(messages_of(given, path))
+
+
 def require_distinct(messages: Sequence[Message], path: str) -> None:
     """Raise InvalidData if two of the messages that are given at once have one id: one of them would be lost."""
     seen: set[str] = set()
@@ -228,63 +248,3 @@ def _part(place: int, given: str | Part) -> Part:
     if not isinstance(given, Part):
         raise InvalidData(f"$.parts[{place}]", f"expected a text or a part, got {type(given).__name__}")
     return given
-
-
-_SHARED_KEYS = ("role", "content", "id", "metadata")
-_TOOL_KEYS = (*_SHARED_KEYS, "tool_call_id", "name", "is_error")
-_OTHER_KEYS = (*_SHARED_KEYS, "parts", "tool_calls")
-
-
-def _from_mapping(given: Mapping[Any, Any]) -> Message:
-    """A message from the dict form that most chat APIs share, with nothing ignored."""
-    role = given.get("role")
-    if role is None:
-        raise InvalidData("$.role", f"a message needs a role: one of {', '.join(ROLES)}")
-    if role not in ROLES:
-        raise InvalidData("$.role", f"{brief(role)} is not a role; use one of {', '.join(ROLES)}")
-    keys = _TOOL_KEYS if role == "tool" else _OTHER_KEYS
-    for key in given:
-        if key not in keys:
-            where = f"$.{key}" if isinstance(key, str) else "$"
-            raise InvalidData(where, f"unknown key; a message of role {role} has {', '.join(keys)}")
-    shared = {"id": _expect(given, "id", str, None), "metadata": _expect(given, "metadata", Mapping, EMPTY)}
-    if role == "tool":
-        call_id = given.get("tool_call_id")
-        if not isinstance(call_id, str):
-            raise InvalidData("$.tool_call_id", "a tool message needs the id of the call it answers")
-        name, is_error = _expect(given, "name", str, None), _expect(given, "is_error", bool, False)
-        return Message.tool(call_id, given.get("content", ""), name=name, is_error=is_error, **shared)
-    parts = (*_content_parts(given), *_call_parts(given))
-    return Message(role, parts, shared["id"] or new_id(), shared["metadata"])
-
-
-def _expect(given: Mapping[Any, Any], key: str, kind: type, default: Any) -> Any:
-    value = given.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise InvalidData(f"$.{key}", f"expected {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _content_parts(given: Mapping[Any, Any]) -> tuple[Part, ...]:
-    content, parts = given.get("content"), given.get("parts")
-    if content is not None and parts is not None:
-        raise InvalidData("$.parts", "give `content` or `parts`, not both")
-    content = parts if content is None else content
-    if isinstance(content, str):
-        return _parts((content,)) if content else ()
-    if content is None:
-        return ()
-    try:
-        return msgspec.convert(content, tuple[Part, ...])
-    except msgspec.ValidationError as error:
-        raise InvalidData("$.content", f"content is a text or a list of parts: {error}") from None
-
-
-def _call_parts(given: Mapping[Any, Any]) -> tuple[Part, ...]:
-    try:
-        calls = [{**call, "type": "tool_call"} for call in given.get("tool_calls") or ()]
-        return msgspec.convert(calls, tuple[ToolCall, ...])
-    except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidData("$.tool_calls", f"a tool call has name, arguments and id: {error}") from None

@@ -15,12 +15,16 @@ class Changing(Reach):
     """The verbs that make a new version without running an agent, and those that make a session of another."""
 
     async def inject(self, session_id: str, message: object) -> None:
-        """Append a message, `{role, content, …}` or a Message, without running the agent."""
+        """Append a message, or a list of them, without running the agent.
+
+        Each is a Message, a dict `{role, content, …}`, or an item of OpenAI's Responses API.
+        """
         from perdure.actions.transcript import InjectMessage
 
-        if isinstance(message, str):
+        given = message if isinstance(message, list | tuple) else (message,)
+        if any(isinstance(each, str) for each in given):
             raise InvalidData("$.message", "a message to inject needs a role: {'role': 'user', 'content': …}")
-        await self.execute(session_id, InjectMessage(message))
+        await self.execute(session_id, InjectMessage(*given))
 
     async def trim(self, session_id: str, keep_last: int) -> int:
         """Show the last messages only; how many that are."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from perdure.errors import ConfigurationError
 from perdure.model.ids import SessionId
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.streaming import Listener
 
+T = TypeVar("T")
 
-class StartedRun:
+
+class StartedRun(Generic[T]):
     """What `start` returns. Nothing that is done with it, but `cancel`, ends the run."""
 
     def __init__(
-        self, session_id: SessionId, listener: Listener, run: Coroutine[Any, Any, Reply], *, is_detached: bool = True
+        self, session_id: SessionId, listener: Listener, run: Coroutine[Any, Any, Reply[T]], *, is_detached: bool = True
     ) -> None:
         self.is_detached = is_detached
         """Whether it continues though nobody listens any more."""
@@ -55,7 +57,7 @@ class StartedRun:
             yield chunk
         yield Chunk(reply=await self.result())
 
-    async def result(self) -> Reply:
+    async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
         await asyncio.wait({self.work})
         if self.work.cancelled():
@@ -75,7 +77,7 @@ class StartedRun:
         return f"<StartedRun of {self._session_id}{', done' if self.is_done else ''}>"
 
 
-def _retrieve(work: asyncio.Task[Reply]) -> None:
+def _retrieve(work: asyncio.Task[Reply[Any]]) -> None:
     """Look at what a run failed with, so that asyncio does not complain: its session's record tells of it."""
     if not work.cancelled():
         work.exception()

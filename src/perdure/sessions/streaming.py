@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, MessageUpdate
 from perdure.sessions.reply import Chunk, Reply
 
+T = TypeVar("T")
 _heard_by: ContextVar[Listener | None] = ContextVar("perdure_listener", default=None)
 
 
@@ -30,7 +31,7 @@ class Listener:
         self._continues = continues
         self._loop_id: str | None = None
 
-    def listen_to(self, run: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
+    def listen_to(self, run: Coroutine[Any, Any, Reply[Any]]) -> asyncio.Task[Reply[Any]]:
         """Begin a run, which tells of itself in a context where this listener is known."""
         token = _heard_by.set(self)
         work = asyncio.ensure_future(run)
