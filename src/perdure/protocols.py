@@ -753,6 +753,8 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Messages by position: of the session's own logs, shown by a version or not."""
     lent: Mapping[str, Mapping[int, bytes]] = EMPTY
     """Messages of others' logs that its versions name, if those are carried along."""
+    blobs: Mapping[str, bytes] = EMPTY
+    """The images and files that these messages, and the items of its inbox, name by the SHA-256 of their bytes."""
     owners: Mapping[str, float] = EMPTY
     """The living sessions whose logs its versions name, and when they were created, in seconds since 1970."""
     entries: tuple[Entry, ...] = ()
@@ -763,6 +765,19 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Idempotency keys: each one's digest, and the version that its run has saved."""
     interrupted: bool = False
     """Whether its last run was killed: a claim lies on it that nobody gave back."""
+
+
+@runtime_checkable
+class Attachments(Protocol):
+    """A store that keeps images and files apart from the messages that show them, each once under its hash."""
+
+    async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
+        """Return the bytes that messages of a session, or those that it shows of others, name by their SHA-256.
+
+        InvalidData if none of them names one of the hashes: to know a hash is not enough. CorruptRecord, with the
+        place of the message, if bytes are missing or are others.
+        """
+        ...
 
 
 @runtime_checkable

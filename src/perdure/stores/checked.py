@@ -60,6 +60,12 @@ def save(
         expect(key, Key, "$.key")
 
 
+def attachments(hashes: Iterable[str]) -> list[str]:
+    """Return hashes, each once."""
+    found = dict.fromkeys(expect_several(hashes, "$.hashes"))
+    return [expect_text(key, "$.hashes") for key in found]
+
+
 def _check_session(session: AgentSession) -> None:
     expect(session, AgentSession, "$.session")
     expect_count(expect(session.info, AgentSessionInfo, "$.info").version, "$.version")

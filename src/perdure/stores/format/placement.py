@@ -34,6 +34,8 @@ class Placement:
         self._places: dict[Slot, StoredAt | None] = {}
         self.new: list[bytes] = []
         self.new_messages: list[Message] = []
+        self.attachments: list[tuple[int, codec.Attachment]] = []
+        """The bytes that new messages name by their hash, by the places of these messages among the new ones."""
         for transcript in transcripts_of(session.state):
             for span in unsettled_spans(transcript.pieces, origin) if settled_in(transcript, origin) is None else ():
                 self._meet(span, written)
@@ -58,6 +60,9 @@ class Placement:
             stored_at = written.get(message.id)
             self._places[slot] = None if stored_at is None else checked.place(stored_at)
             if stored_at is None:
+                if codec.has_attachments(message):
+                    message, found = codec.detached(message)
+                    self.attachments += [(len(self.new), each) for each in found]
                 raw, message = codec.encode_settled(message)
                 self.new.append(raw)
                 self.new_messages.append(message)
@@ -90,7 +95,7 @@ class Placement:
             if tape is None or place.position > tape.end:
                 tape = tapes[place.log] = Tape([], place.log, place.position)
             if place.position == tape.end and tape.items is not None:  # else the same message, met on another tape
-                tape.items.extend(map(codec.settled, slot[0].read(slot[1], slot[1] + 1)))
+                tape.items.extend(map(_as_loaded, slot[0].read(slot[1], slot[1] + 1)))
             spans[slot] = Span(tape, place.position, place.position + 1)
         return spans
 
@@ -143,6 +148,11 @@ class Placement:
         if self._is_stored(span):
             return (span,)
         return (spans[span.tape, position] for position in range(span.start, span.stop))
+
+
+def _as_loaded(message: Message) -> Message:
+    """Return a message that was written ahead as every later load gives it."""
+    return codec.settled(codec.detached(message)[0] if codec.has_attachments(message) else message)
 
 
 def _are_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> bool:

@@ -17,7 +17,7 @@ from perdure.stores.cache import CachedSession
 from perdure.stores.format.placement import transcripts_of
 from perdure.stores.format.rows import Stretch, batch_checksum, checksum
 from perdure.stores.jobs.claiming import Facts
-from perdure.stores.jobs.saving import Append, Change, Draft, Keep, Place, Take
+from perdure.stores.jobs.saving import Append, Change, Draft, Keep, Place, Take, borrowed_by
 from perdure.stores.postgres.parcel import Parcel
 from perdure.stores.postgres.rows import given_time, plain
 
@@ -100,6 +100,11 @@ class Order:
         """Return the stretches of others' logs that it names, and that may not be noted yet."""
         return self.draft.new_refs if isinstance(self.change, Keep) else ()
 
+    @property
+    def needs_care(self) -> bool:
+        """Whether it names what is in the store, and what nobody may erase until it is written."""
+        return bool(self.new_refs or borrowed_by(self.change))
+
     def refuse(self, facts: Facts) -> None:
         """Raise what is wrong; return if it may be tried again from where the session stands."""
         self.change.refuse(facts)
@@ -133,7 +138,16 @@ class Order:
         log, start = self._start()
         columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
         said = parcel.messages(log, start, change.messages)
+        self._put_files(parcel, n, log, start)
         parcel.put("ops", {**self._common(n, change), **columns, **said, **self._of_batch(parcel, n, log, start)})
+
+    def _put_files(self, parcel: Parcel, n: int, log: int, start: int) -> None:
+        """Send the images and files of messages; those that have to be there already, by name."""
+        for place, each in self.change.attachments:
+            parcel.need("files")
+            at = None if each.body is None else parcel.bytes_at(each.body)
+            row = {"hash": each.hash, "size": each.size, "start": at, "log": log, "pos": start + place}
+            parcel.put("files", {"n": n, **row})
 
     def _common(self, n: int, change: Keep | Append) -> dict[str, Any]:
         return {

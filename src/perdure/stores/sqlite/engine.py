@@ -269,6 +269,8 @@ _TEXTS = {
     "log": {"name"},
     "value": {"hash"},
     "uses": {"hash"},
+    "blob": {"hash"},
+    "attached": {"hash"},
     "run": {"loop"},
     "inbox": {"run", "kind"},
     "key": {"name", "digest"},
