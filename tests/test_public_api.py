@@ -51,7 +51,7 @@ SpawnRef Spent SqliteStore Stage StageFailed StepExecution StopReason StopSignal
 Subscription SuspendSession TagSession Text Thinking Tool ToolCall ToolContext ToolError ToolExecution
 ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate ToolRegistry ToolResult ToolSpec Transcript
 TransientDriverError TrimTranscript Turn TurnEnd TurnStart UncompactTranscript Undo UnknownEvent UnreadableFile
-UpdateTask Usage UseGuards Warned Workflow WorkflowResult WriteMetadata connect connect_blocking current_session
+UpdateTask Usage UseGuards Warned Workflow WorkflowResult WriteMetadata attach connect connect_blocking current_session
 delete_session final_value list_session_ids load_definition load_definitions load_session load_sessions_for_agent
 recover redact_session save_session schema_of store_of tool
 """

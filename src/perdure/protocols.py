@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeGuard, Unpack, runtime
 
 import msgspec
 
-from perdure.errors import InvalidData
+from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
@@ -217,8 +217,16 @@ class ToolSpec(msgspec.Struct, frozen=True):
     parameters: Mapping[str, Any]
 
 
+ReadFiles = Callable[[Collection[str]], Awaitable[Mapping[str, bytes]]]
+"""Reads images and files by their hashes, as `Attachments` does for one session."""
+
+
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One model call: a valid list of messages, in which every tool call has exactly one result."""
+    """One model call: a valid list of messages, in which every tool call has exactly one result.
+
+    Bytes of images and files may be in a store, apart from the messages: a driver that sends them awaits
+    `messages_with_files()` instead of reading `messages`.
+    """
 
     model: ModelConfig
     messages: Sequence[Message]
@@ -227,6 +235,20 @@ class ModelRequest(msgspec.Struct, frozen=True):
     response_format: Mapping[str, Any] | None = None
     step: int = 0
     """The index of the step within its run; a run that was recovered goes on counting where it was."""
+    read_files: ReadFiles | None = None
+    """Reads the bytes of images and files that the messages name by hash."""
+
+    async def messages_with_files(self) -> Sequence[Message]:
+        """Return the messages with the bytes of all images and files that they show."""
+        wanted = {key for message in self.messages for key in message.file_hashes}
+        if not wanted:
+            return self.messages
+        if self.read_files is None:
+            raise ConfigurationError(
+                "A message names a file by its hash, and there is no store to read it from. Run it in a session."
+            )
+        bodies = await self.read_files(sorted(wanted))
+        return tuple(message.with_files(bodies) if message.file_hashes else message for message in self.messages)
 
 
 class Delta(Value, frozen=True):

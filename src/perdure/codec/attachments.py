@@ -65,25 +65,9 @@ def _detached_part(part: Media, found: dict[str, Attachment]) -> Media:
     return part
 
 
-def attached(message: Message, bodies: Mapping[str, bytes]) -> Message:
-    """Return a message with the bytes that are given put back into it."""
-    parts = [
-        replace(part, data=bodies[part.hash], hash=None, size=None)
-        if type(part) is Media and part.hash is not None and part.hash in bodies
-        else part
-        for part in message.parts
-    ]
-    return replace(message, parts=tuple(parts))
-
-
-def hashes_of(message: Message) -> set[str]:
-    """Return the hashes that a message names."""
-    return {part.hash for part in message.parts if type(part) is Media and part.hash is not None}
-
-
-def hashes_in(raw: bytes) -> set[str]:
+def hashes_in(raw: bytes) -> frozenset[str]:
     """Return the hashes that a stored message names. Most name none, and are not decoded to find that out."""
-    return hashes_of(decode_message(raw)) if _MARK in raw else set()
+    return decode_message(raw).file_hashes if _MARK in raw else frozenset()
 
 
 def detached_raw(raw: bytes) -> tuple[bytes, tuple[Attachment, ...]]:
@@ -108,12 +92,12 @@ def detached_post(body: Any) -> tuple[Any, tuple[Attachment, ...]]:
 
 def attached_post(body: Any, bodies: Mapping[str, bytes]) -> Any:
     """Return an item of an inbox with the bytes that are given put back into its messages."""
-    return _changed_post(body, lambda message: attached(message, bodies))
+    return _changed_post(body, lambda message: message.with_files(bodies))
 
 
 def hashes_in_post(body: Any) -> set[str]:
     """Return the hashes that the messages of an item of an inbox name."""
-    return {key for _, message in _messages_with_media(body) for key in hashes_of(message)}
+    return {key for _, message in _messages_with_media(body) for key in message.file_hashes}
 
 
 def _changed_post(body: Any, change: Callable[[Message], Message]) -> Any:

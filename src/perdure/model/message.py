@@ -236,6 +236,21 @@ class Message(Value, frozen=True):
         return tuple([part for part in self.parts if isinstance(part, ToolResult)])
 
     @property
+    def file_hashes(self) -> frozenset[str]:
+        """The hashes of images and files whose bytes are in a store, apart from this message."""
+        return frozenset([part.hash for part in self.parts if type(part) is Media and part.hash is not None])
+
+    def with_files(self, bodies: Mapping[str, bytes]) -> Message:
+        """The message with bytes, by their hashes, put back into it."""
+        parts = [
+            msgspec.structs.replace(part, data=bodies[part.hash], hash=None, size=None)
+            if type(part) is Media and part.hash is not None and part.hash in bodies
+            else part
+            for part in self.parts
+        ]
+        return msgspec.structs.replace(self, parts=tuple(parts))
+
+    @property
     def is_trace(self) -> bool:
         """Whether this message belongs to the working of a run rather than to the conversation."""
         return bool(self.metadata.get("is_trace"))

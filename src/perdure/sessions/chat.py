@@ -12,10 +12,11 @@ from perdure.actions.waiting import is_waiting
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
-from perdure.model.message import Message
+from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.runtime.bus import Subscriber
+from perdure.sessions.attaching import Sent
 from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.reply import Chunk, Reply
 
@@ -44,7 +45,7 @@ class Chat:
     async def send(
         self,
         message: object,
-        *,
+        *parts: Sent,
         key: str | None = None,
         when_busy: WhenBusy = "raise",
         metadata: Mapping[str, Any] | None = None,
@@ -52,14 +53,18 @@ class Chat:
     ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one."""
         return await self._sessions.send(
-            self._id, message, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role
+            self._id, message, *parts, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role
         )
 
     def stream(
-        self, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
+        self, message: object, *parts: Sent, key: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`."""
-        return self._sessions.stream(self._id, message, key=key, metadata=metadata)
+        return self._sessions.stream(self._id, message, *parts, key=key, metadata=metadata)
+
+    async def read(self, part: Media) -> Media:
+        """Return an image or a file of this session with its bytes in `data`."""
+        return await self._sessions.read(self._id, part)
 
     async def approve(self, call_ids: Shown | None = None) -> Reply:
         """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
@@ -71,8 +76,8 @@ class Chat:
     async def cancel(self) -> bool:
         return await self._sessions.cancel(self._id)
 
-    async def inject(self, message: object) -> None:
-        await self._sessions.inject(self._id, message)
+    async def inject(self, message: object, *parts: Sent) -> None:
+        await self._sessions.inject(self._id, message, *parts)
 
     async def fork(
         self,

@@ -20,6 +20,7 @@ from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import Action, Entry
 from perdure.runtime.runtime import SessionRuntime
+from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.reach import Reach
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.streaming import Listener
@@ -41,7 +42,7 @@ class Talking(Reach):
         self,
         session_id: str,
         message: object,
-        *,
+        *parts: Sent,
         key: str | None = None,
         when_busy: WhenBusy = "raise",
         metadata: Mapping[str, Any] | None = None,
@@ -49,25 +50,32 @@ class Talking(Reach):
     ) -> Reply:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
+        `parts` are images and files that go with a text, from `perdure.attach` or as paths, and further texts.
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
         `metadata` goes on the record of the run. Messages of other roles than `user` are InvalidData, unless
         `any_role` lets them pass.
         """
-        action = SendMessage(message, self.loops, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role)
+        said = await message_of(message, parts)
+        action = SendMessage(said, self.loops, key=key, when_busy=when_busy, metadata=metadata, any_role=any_role)
         with suppress(*() if when_busy == "raise" else (SessionBusy,)):  # the run that is under way sends what is left
             await self._keep_model(await self._reach(session_id))
         after = await self._after_run(session_id, action)
         return Reply(after, queued=True) if action.was_left else _answered(after, action)
 
     async def stream(
-        self, session_id: str, message: object, *, key: str | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        session_id: str,
+        message: object,
+        *parts: Sent,
+        key: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
         Whoever stops listening stops the run; what was said until then is kept.
         """
-        action = SendMessage(message, self.loops, key=key, metadata=metadata)
+        action = SendMessage(await message_of(message, parts), self.loops, key=key, metadata=metadata)
         session_id = await self._reach(session_id)
         await self._keep_model(session_id)
         listener = Listener(session_id)

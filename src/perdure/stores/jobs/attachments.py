@@ -100,9 +100,9 @@ def _require_unnamed(session_id: str, sid: int, key: str, shown: Iterable[Stretc
                 raise CorruptRecord(session_id, name_of(log, pos), f"that it has the file {key} is not noted")
 
 
-def named_in(log: int | str, start: int = 0, stop: int = LAST) -> Job[list[tuple[int, set[str]]]]:
+def named_in(log: int | str, start: int = 0, stop: int = LAST) -> Job[list[tuple[int, frozenset[str]]]]:
     """Return the messages of a stretch that name bytes, each with the hashes; what cannot be read is left out."""
-    found: list[tuple[int, set[str]]] = []
+    found: list[tuple[int, frozenset[str]]] = []
     while True:
         where = {"log": log, "pos >=": start, "pos <": stop}
         rows = yield Select("msg", ("pos", "body"), where, order="pos", limit=_AT_ONCE)
@@ -114,11 +114,11 @@ def named_in(log: int | str, start: int = 0, stop: int = LAST) -> Job[list[tuple
         start = rows[-1][0] + 1
 
 
-def _hashes_in(body: object) -> set[str]:
+def _hashes_in(body: object) -> frozenset[str]:
     try:
-        return codec.hashes_in(body) if type(body) is bytes else set()
+        return codec.hashes_in(body) if type(body) is bytes else frozenset()
     except InvalidData:
-        return set()
+        return frozenset()
 
 
 def attached_to(logs: Collection[int | str]) -> Job[set[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -159,7 +159,7 @@ def _write_messages(log: int | str, messages: Messages) -> Job[None]:
         yield from saving.write_messages(log, start, [messages[at] for at in range(start, stop)])
 
 
-def _attach(archived: ArchivedSession, log: int | str, named: Mapping[int, set[str]]) -> Job[None]:
+def _attach(archived: ArchivedSession, log: int | str, named: Mapping[int, Collection[str]]) -> Job[None]:
     """Write the images and files that messages of a log, or items of an inbox, name."""
     found = [(at, key, archived.blobs[key]) for at, hashes in named.items() for key in sorted(hashes)]
     if found:
