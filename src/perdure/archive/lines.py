@@ -232,9 +232,9 @@ class _Draft:
 
     def _message(self, raw: bytes) -> bytes:
         """Return a message in the form in which it is stored. Earlier releases have exported files within messages."""
-        message, attachments = codec.detached(codec.decode_message(raw))
+        kept, attachments = codec.detached_raw(codec.encode_message(codec.decode_message(raw)))
         self._blobs |= {each.hash: each.body for each in attachments if each.body is not None}
-        return codec.encode_message(message)
+        return kept
 
     def _sound(self, read: Callable[[], Any]) -> Any:
         try:

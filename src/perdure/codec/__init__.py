@@ -5,6 +5,7 @@ kept on the value they came with and written back where they stood. What a store
 once: finite numbers, whole characters, bounded depth and size. Nothing is written that could not be read again.
 """
 
+from perdure.codec.attachments import MOST_BYTES as MOST_BYTES
 from perdure.codec.attachments import Attachment as Attachment
 from perdure.codec.attachments import attached_post as attached_post
 from perdure.codec.attachments import detached as detached

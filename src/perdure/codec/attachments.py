@@ -16,6 +16,8 @@ from perdure.model.message import Media, Message
 
 MOST_INLINE = 4096
 """Bytes of an image or a file that stay within its message: to keep fewer apart costs more than it saves."""
+MOST_BYTES = 48_000_000
+"""The largest file. In an export it is one line of base64, and no line is longer than 128 MiB."""
 # Every message that names bytes by their hash holds this. Within a text, JSON has a backslash before the quote.
 _MARK = b'"hash":"'
 
@@ -45,7 +47,19 @@ def _is_apart(part: Media) -> bool:
 
 
 def detached(message: Message) -> tuple[Message, tuple[Attachment, ...]]:
-    """Return a message with large bytes named by their hash, as a store keeps it; and those bytes."""
+    """Return a message with large bytes named by their hash, as a store keeps it; and those bytes.
+
+    InvalidData if they are more than a message may have.
+    """
+    kept, found = _detached(message)
+    for each in found:
+        if each.size > MOST_BYTES:
+            problem = f"a file of {each.size:,} bytes is over the cap of {MOST_BYTES:,}; send its address"
+            raise InvalidData("$.data", problem)
+    return kept, found
+
+
+def _detached(message: Message) -> tuple[Message, tuple[Attachment, ...]]:
     if not has_attachments(message):
         return message, ()
     found: dict[str, Attachment] = {}
@@ -74,7 +88,7 @@ def detached_raw(raw: bytes) -> tuple[bytes, tuple[Attachment, ...]]:
     """Return a stored message with large bytes apart. Earlier releases have stored them within it."""
     if len(raw) <= MOST_INLINE or b'"media"' not in raw:
         return raw, ()
-    message, found = detached(decode_message(raw))
+    message, found = _detached(decode_message(raw))
     return (encode_message(message), found) if any(each.body is not None for each in found) else (raw, ())
 
 

@@ -11,14 +11,13 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from msgspec.structs import replace
 
+from perdure.codec import MOST_BYTES
 from perdure.errors import InvalidData
 from perdure.model.message import Media, Message, Part
 from perdure.model.value import brief
 
 Sent = str | os.PathLike[str] | Part
 """What goes behind the first text of a message: an image or a file, a path to one, or a further text."""
-MOST_BYTES = 48_000_000
-"""What fits into one message. Providers take less: 20 to 50 MB in one request."""
 _BEGINNINGS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -121,7 +120,7 @@ def _read(path: Path) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidData("$.source", f"{path} cannot be read: {reason}") from None
     if len(body) > MOST_BYTES:
-        raise InvalidData("$.source", f"{path} has more than the {MOST_BYTES // 1_000_000} MB that fit in a message")
+        raise InvalidData("$.source", f"{path} has more than the {MOST_BYTES // 1_000_000} MB that a file may have")
     return body
 
 

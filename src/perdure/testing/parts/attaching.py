@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -127,6 +128,21 @@ class Attaching(Contract):
                 await bytes_of(store, "one", key)
         assert await bytes_of(store, "other") == [PHOTO]
         assert [*(await store.dump("one")).blobs] == []
+
+    @in_directory
+    async def test_one_is_erased_while_another_is_sent(self, where: Path) -> None:
+        """The same bytes, by two processes: what was sent is there, and nothing else is."""
+        if not self.shared:
+            return
+        async with self.open_store(where) as one, self.open_store(where) as other:
+            for number in range(12):
+                await one.create(tell(new_session(id=f"old-{number}"), photo()))
+                erased = one.delete(f"old-{number}")
+                await asyncio.gather(erased, other.create(tell(new_session(id=f"new-{number}"), photo())))
+                assert await bytes_of(one, f"new-{number}") == [PHOTO]
+                assert [*await one.check()] == []
+                await asyncio.gather(other.delete(f"new-{number}"), one.gc())
+                assert [*await other.check()] == []
 
     @in_store
     async def test_to_know_a_hash_is_not_enough(self, store: AttachingStore) -> None:
