@@ -66,7 +66,10 @@ def read_bodies(session_id: str | None, places: Mapping[str, str]) -> Job[dict[s
     """Return bytes by their hashes; CorruptRecord at a place if they are missing there, or are others."""
     found: dict[str, bytes] = {}
     for key, place in places.items():
-        rows = yield Select("blob", ("body",), {"hash": key})
+        try:
+            rows = yield Select("blob", ("body",), {"hash": key})
+        except CorruptRecord as damage:
+            raise CorruptRecord(session_id, place, f"its file {key} cannot be read: {damage.reason}") from None
         if not rows:
             raise CorruptRecord(session_id, place, f"its file {key} is missing")
         body = rows[0][0]
