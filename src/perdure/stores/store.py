@@ -14,7 +14,7 @@ from perdure import codec
 from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
-from perdure.model.message import Message
+from perdure.model.message import Message, Text
 from perdure.model.session import AgentSession, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
@@ -444,7 +444,7 @@ def _encoded(messages: Sequence[Message]) -> tuple[list[tuple[str, bytes]], Atta
     """Return messages as they are written, and the images and files that stand apart from them."""
     rows, attachments = list[tuple[str, bytes]](), list[tuple[int, codec.Attachment]]()
     for message in messages:
-        if codec.has_attachments(message):
+        if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
             message, found = codec.detached(message)
             attachments += [(len(rows), each) for each in found]
         rows.append((message.id, codec.encode_message(message)))

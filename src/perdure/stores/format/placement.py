@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.errors import InvalidData, NotLoaded
 from perdure.model.execution import ExecutionState
-from perdure.model.message import Message
+from perdure.model.message import Message, Text
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, StepExecution
@@ -60,7 +60,8 @@ class Placement:
             stored_at = written.get(message.id)
             self._places[slot] = None if stored_at is None else checked.place(stored_at)
             if stored_at is None:
-                if codec.has_attachments(message):
+                # Most are one text, which is told here: a call for each message would show in every save.
+                if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
                     message, found = codec.detached(message)
                     self.attachments += [(len(self.new), each) for each in found]
                 raw, message = codec.encode_settled(message)
@@ -152,7 +153,9 @@ class Placement:
 
 def _as_loaded(message: Message) -> Message:
     """Return a message that was written ahead as every later load gives it."""
-    return codec.settled(codec.detached(message)[0] if codec.has_attachments(message) else message)
+    if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
+        message, _ = codec.detached(message)
+    return codec.settled(message)
 
 
 def _are_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> bool:
