@@ -22,6 +22,7 @@ from perdure import tool as as_tool
 from perdure.errors import (
     ConfigurationError,
     ContextTooLong,
+    ErasedMeanwhile,
     IllegalStatusChange,
     InvalidSessionId,
     PerdureError,
@@ -48,6 +49,7 @@ ADVISED: list[Callable[[], PerdureError]] = [
     lambda: InvalidSessionId("a b"),
     lambda: RequestRefused("m", "no"),
     lambda: ContextTooLong("m", "too long"),
+    lambda: ErasedMeanwhile("s"),
     lambda: ConfigurationError("Nothing is set.", "Set it."),
 ]
 

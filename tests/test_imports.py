@@ -47,6 +47,7 @@ stores.format.packing stores.format.placement stores.format.rows stores.format.s
 stores.jobs.attachments stores.jobs.claiming stores.jobs.lines stores.jobs.listing stores.jobs.loading
 stores.jobs.record stores.jobs.saving stores.jobs.values stores.pages stores.sql
 stores.sqlite stores.sqlite.deferred stores.sqlite.engine stores.sqlite.readers stores.sqlite.schema
+stores.sqlite.steps
 stores.sqlite.worker
 stores.store stores.tapes
 """

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from perdure.errors import ContextTooLong as ContextTooLong
     from perdure.errors import CorruptRecord as CorruptRecord
     from perdure.errors import DriverError as DriverError
+    from perdure.errors import ErasedMeanwhile as ErasedMeanwhile
     from perdure.errors import IllegalStatusChange as IllegalStatusChange
     from perdure.errors import InputRefused as InputRefused
     from perdure.errors import InvalidData as InvalidData
@@ -242,8 +243,8 @@ _HOMES = {
     "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript Undo",
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
-    "DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId NotLoaded "
-    "PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
+    "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
+    "NotLoaded PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError UnreadableFile "
     "TransientDriverError",
     "loop.agent_loop": "AgentLoop LoopSetup",

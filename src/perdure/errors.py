@@ -5,7 +5,8 @@ A program decides by classes and attributes, never by the words: those may chang
 PerdureError
 ├── SessionNotFound
 ├── SessionConflict
-│   └── ClaimConflict
+│   ├── ClaimConflict
+│   └── ErasedMeanwhile
 ├── SessionBusy
 │   ├── ClaimLost
 │   └── RunInterrupted
@@ -109,6 +110,14 @@ class SessionConflict(PerdureError):
 
 class ClaimConflict(SessionConflict):
     """The session was saved by somebody else before this run could claim it: nothing was done, nothing spent."""
+
+
+class ErasedMeanwhile(SessionConflict):
+    """Something was erased or redacted after this new session was made of another: it may still say it."""
+
+    def __init__(self, session_id: str) -> None:
+        reason = f"Something was erased while session {session_id!r} was made of another. It was not created."
+        super().__init__(session_id, 0, 0, reason, "Make it again: it is read anew then.")
 
 
 class SessionBusy(PerdureError):

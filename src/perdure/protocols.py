@@ -326,18 +326,24 @@ class Tool(Protocol):
 
 
 class Filters(TypedDict, total=False):
-    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for."""
+    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for.
+
+    `owner=None` asks for sessions without an owner. `top_level` leaves out the sessions of sub-agents. `order` is
+    "created" unless it is given; a page's `next` belongs to the order of its list.
+    """
 
     id: str
     agent: str
     status: SessionStatus | str
-    owner: str
+    owner: str | None
     tag: str
     parent: str
+    top_level: bool
     created_after: datetime
     created_before: datetime
     updated_after: datetime
     updated_before: datetime
+    order: Literal["created", "updated"]
     limit: int
     after: str | None
 
@@ -348,13 +354,16 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: str | None = None
     agent: str | None = None
     status: SessionStatus | None = None
-    owner: str | None = None
+    owner: str | msgspec.UnsetType | None = msgspec.UNSET
+    """None asks for sessions without an owner; UNSET for everybody's."""
     tag: str | None = None
     parent: str | None = None
+    top_level: bool = False
     created_after: datetime | None = None
     created_before: datetime | None = None
     updated_after: datetime | None = None
     updated_before: datetime | None = None
+    order: Literal["created", "updated"] = "created"
     limit: int = 50
     after: str | None = None
 
@@ -364,7 +373,8 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if name not in cls.__struct_fields__:
                 raise InvalidData(f"$.{name}", f"no such filter; there are {', '.join(cls.__struct_fields__)}")
         try:
-            query = msgspec.convert({k: v for k, v in filters.items() if v is not None}, cls, dec_hook=_as_text)
+            given = {name: value for name, value in filters.items() if value is not None or name == "owner"}
+            query = msgspec.convert(given, cls, dec_hook=_as_text)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise InvalidData("$", f"a filter has the wrong type or value: {error}") from None
         if not 1 <= query.limit <= 1000:
@@ -416,6 +426,19 @@ class SessionStore(Protocol):
 
 
 @runtime_checkable
+class CountsErasures(Protocol):
+    """A store that counts what is erased or redacted in it, so that a fork cannot keep what it had read before."""
+
+    async def erasures(self) -> int:
+        """Return how often something was erased or redacted so far."""
+        ...
+
+    async def create(self, session: AgentSession, *, erasures: int | None = None) -> AgentSession:
+        """Keep a session of version 0 as version 1; ErasedMeanwhile if the count is another by then."""
+        ...
+
+
+@runtime_checkable
 class Opened(Protocol):
     """A store that can be opened once for several who use it: whoever opened it closes it."""
 
@@ -454,10 +477,13 @@ def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
 
 @runtime_checkable
 class Lineage(Protocol):
-    """A store that knows where a line of forks begins, however long it is."""
+    """A store that reads a line of forks at once, however long it is."""
 
-    async def root_of(self, session_id: str) -> SessionId:
-        """The first of a session's line; of one whose beginning is erased, the oldest that is known by name."""
+    async def line_of(self, session_id: str) -> Sequence[SessionId]:
+        """Return what a session was forked from: the first of its line first, its parent last.
+
+        A line whose beginning is erased begins with the oldest that is known by name.
+        """
         ...
 
 

@@ -153,7 +153,8 @@ async def test_lists_and_searches_are_ones_own(store: Any) -> None:
     async with two_owners(store) as (ann, bob):
         mine = (await bob.info("mine")).id
         assert [info.id for info in await bob.list()] == [mine]
-        assert len(await bob.list(owner="ann")) == 0
+        assert [info.id for info in await bob.list(owner="bob", order="updated", top_level=True)] == [mine]
+        assert len(await bob.list(owner="ann")) == len(await bob.list(owner=None)) == 0
         assert {hit.session_id for hit in await bob.search("hello")} == {mine}
         assert mine not in {hit.session_id for hit in await ann.search("hello")}
 

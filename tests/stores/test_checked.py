@@ -37,7 +37,8 @@ SEVERAL = (*without([], {}), {"x": 5})
 RECORDS = (*without([]), [None])
 """Messages or entries."""
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {
-    "create": {"session": without(), "written": without({})},
+    "create": {"session": without(), "written": without({}), "erasures": (*without(None, 5), -1)},
+    "erasures": {},
     "save": {
         "session": without(),
         "claim": without(None),
@@ -99,7 +100,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "branches": {"session_id": ID},
     "adoptions": {"session_id": ID, "version": COUNT},
-    "root_of": {"session_id": ID},
+    "line_of": {"session_id": ID},
     "names_of": {"logs": RECORDS},
     "log_of": {"session_id": ID, "name": TEXT},
     "lapsed": {},

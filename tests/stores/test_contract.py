@@ -62,6 +62,16 @@ class TestSqliteStore(EngineContract):
         return SqliteStore(where / "sessions.db")
 
 
+class TestSqliteStoreInLoop(TestSqliteStore):
+    """The same, with changes committed in the event loop's own thread."""
+
+    def open_engine(self, where: Path) -> SqliteEngine:
+        return SqliteEngine(where / "tables.db", 10.0, commit_in_loop=True)
+
+    def open_store(self, where: Path) -> SqliteStore:
+        return SqliteStore(where / "sessions.db", commit_in_loop=True)
+
+
 class TestFileStore(EveryContract):
     """Sessions in a directory of files."""
 

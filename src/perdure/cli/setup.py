@@ -80,7 +80,8 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
-    return Sessions(store_of(url), loops, events=bus, owner=owner_of(ctx), grace=math.inf)
+    store = store_of(url, commit_in_loop=True)  # a command has nothing else to do while the disk is waited for
+    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=math.inf)
 
 
 def store_url(ctx: click.Context) -> Chosen:

@@ -86,8 +86,12 @@ def connect_blocking(
     grace: float = 5.0,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
-    """The same for scripts and notebooks: use it with `with`, and no verb is awaited."""
+    """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
+
+    A SQLite file is opened with `commit_in_loop`, unless its URL says otherwise.
+    """
     from perdure.sessions.blocking import BlockingSessions
 
-    made = connect(url, owner=owner, live=live, events=events, controller=controller, grace=grace, **options)
+    store = store_of(url, cache=live, commit_in_loop=True)
+    made = connect(store, owner=owner, live=live, events=events, controller=controller, grace=grace, **options)
     return BlockingSessions(made)

@@ -37,10 +37,13 @@ class Looking(Reach):
         return await self.runtime.get_session(await self._reach(session_id), version=version)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """A page of headers, newest first; of this owner's sessions, where there is one."""
+        """Return a page of headers, the newest first, or by `order="updated"` the last updated first.
+
+        Those of this owner's sessions, where there is one. `owner=None` asks for sessions without an owner.
+        """
         self._require_open()
         if self.owner is not None:
-            if filters.get("owner") not in (None, self.owner):
+            if filters.get("owner", self.owner) != self.owner:
                 return SessionInfoList(())
             filters["owner"] = self.owner
         return await self.store.list(**filters)

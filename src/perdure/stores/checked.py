@@ -37,8 +37,10 @@ T = TypeVar("T")
 _HASH = re.compile("[0-9a-f]{64}")
 
 
-def create(session: AgentSession, written: Mapping[str, StoredAt]) -> None:
+def create(session: AgentSession, written: Mapping[str, StoredAt], erasures: int | None) -> None:
     _check_session(session)
+    if erasures is not None:
+        expect_count(erasures, "$.erasures")
     _check_mapping(written)
     if session.version != 0:
         raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")

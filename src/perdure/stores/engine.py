@@ -46,12 +46,13 @@ TABLES: Mapping[str, Table] = {
     # Two rows: the store's own id under `uid`, and under `erasures` how often something was erased.
     "meta": Table(("key", "value"), (("key",),)),
     # What lists filter by, how far the session's log, record and inbox go, and who runs it. `log` is its main log.
+    # `spawned` is 1 for the session of a sub-agent, and else 0; `recent` is the minute of `updated`.
     # `line` is the number of the session that it was forked from, if what its first version shows of others is noted
     # there too.
     "session": Table(
         (
             *("sid", "id", "log", "version", "status", "agent", "owner", "parent", "created", "updated"),
-            *("msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires", "line"),
+            *("spawned", "recent", "msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires", "line"),
         ),
         (("sid",), ("id",)),
         (("agent",), ("owner",), ("parent",), ("status",), ("created",), ("line",)),
@@ -186,7 +187,7 @@ class Request(Protocol[T_co]):
 class Change(Request[Any], Protocol):
     """A change to one session. `finish` is called with what came of it, though its caller may wait no more."""
 
-    finish: Callable[[Any], Any]
+    def finish(self, result: Any) -> Any: ...
 
 
 class Fetch(Request[T_co | None], Protocol[T_co]):

@@ -97,9 +97,17 @@ class Store:
         self._values.forget_all()
         self._definitions.forget_all()
 
-    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        checked.create(session, written)
-        return await self._keep(self._kept_as(session, written, is_new=True))
+    async def create(
+        self,
+        session: AgentSession,
+        *,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        erasures: int | None = None,
+    ) -> AgentSession:
+        checked.create(session, written, erasures)
+        change = self._kept_as(session, written, is_new=True, erasures=erasures)
+        kept: CachedSession = await self._engine.commit(change)
+        return kept.session if kept.at_hand else await self._read_again(change, kept)
 
     async def save(
         self,
@@ -112,7 +120,12 @@ class Store:
         key: Key | None = None,
     ) -> AgentSession:
         checked.save(session, claim, written, entries, taken, key)
-        return await self._keep(self._kept_as(session, written, claim, entries, taken, key))
+        change = self._kept_as(session, written, claim, entries, taken, key)
+        kept: CachedSession = await self._engine.commit(change)
+        return kept.session if kept.at_hand else await self._read_again(change, kept)
+
+    async def erasures(self) -> int:
+        return await self._engine.run(claiming.count_of_erasures, "glance")
 
     def is_waited_for(self, session_id: str) -> bool | None:
         cached = self._cache.get(SessionId(session_id))
@@ -128,6 +141,7 @@ class Store:
         key: Key | None = None,
         *,
         is_new: bool = False,
+        erasures: int | None = None,
     ) -> Keep:
         if key is not None:
             codec.check_text(f"{key.name}/{key.digest}", "$.key")
@@ -144,7 +158,9 @@ class Store:
             taken=taken,
             key=key,
             is_new=is_new,
+            erasures=erasures,
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
+            remember=self._remember,
         )
 
     def _known(self, session: AgentSession) -> CachedSession | None:
@@ -155,12 +171,10 @@ class Store:
     def _batch(self, entries: Sequence[Entry]) -> Batch | None:
         return prepare_batch(entries, self._pack)
 
-    async def _keep(self, change: Keep) -> AgentSession:
-        change.finish = partial(self._remember, change)
-        kept: CachedSession = await self._engine.commit(change)
-        if not kept.at_hand:
-            with suppress(CorruptRecord):  # it is saved all the same
-                return await self.load(change.session_id, change.version) or kept.session
+    async def _read_again(self, change: Keep, kept: CachedSession) -> AgentSession:
+        """Return what was saved with all that it shows, some of which was not at hand."""
+        with suppress(CorruptRecord):  # it is saved all the same
+            return await self.load(change.session_id, change.version) or kept.session
         return kept.session
 
     def _remember(self, change: Keep, kept: CachedSession) -> CachedSession:
@@ -195,10 +209,12 @@ class Store:
         if version is not None and not 0 < version <= LAST:
             return None
         cached = self._cache.recall(key)
-        load, loaded = await self._fetch(key, version, cached)
+        load = Load(key, version, self._origin, cached, self._values)
+        loaded = await self._engine.fetch(load)
         if loaded is not None and cached is not None and loaded.erasures != cached.erasures:
             # Something was erased since: what is at hand may be what was erased.
-            load, loaded = await self._fetch(key, version, None)
+            load = Load(key, version, self._origin, None, self._values)
+            loaded = await self._engine.fetch(load)
         if loaded is None:
             self._cache.forget(key)
             return None
@@ -209,12 +225,6 @@ class Store:
         if version is None or (cached is not None and version == cached.session.version):
             self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
         return session
-
-    async def _fetch(
-        self, key: SessionId, version: int | None, cached: CachedSession | None
-    ) -> tuple[Load, Loaded | None]:
-        load = Load(key, version, self._origin, cached, self._values)
-        return load, await self._engine.fetch(load)
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
         assert loaded.head is not None
@@ -233,10 +243,10 @@ class Store:
         page = Page(SessionQuery.of(filters))
         return page.listed(await self._engine.page(page))
 
-    async def root_of(self, session_id: str) -> SessionId:
-        from perdure.stores.jobs.lineage import root_of
+    async def line_of(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs.lineage import line_of
 
-        return await self._engine.run(partial(root_of, SessionId(session_id)))
+        return await self._engine.run(partial(line_of, SessionId(session_id)))
 
     async def ids_with_prefix(
         self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
@@ -257,15 +267,20 @@ class Store:
         checked.claim(version, owner, lease, messages, entries, take_over)
         asked = Claim(SessionId(session_id), 0, version, owner, lease)
         rows, attachments = _encoded(messages)
-        batch = self._batch(entries)
-        change = Take(asked, self._origin, rows, batch, take_over=take_over, attachments=attachments)
-        change.finish = self._note_claim
+        change = Take(
+            asked,
+            self._origin,
+            rows,
+            self._batch(entries),
+            take_over=take_over,
+            attachments=attachments,
+            note=self._note_claim,
+        )
         taken: tuple[Claim, Appended] = await self._engine.commit(change)
         return taken
 
-    def _note_claim(self, taken: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
-        self._claims[taken[0].session_id, taken[0].epoch] = taken[0]
-        return taken
+    def _note_claim(self, claim: Claim) -> None:
+        self._claims[claim.session_id, claim.epoch] = claim
 
     async def heartbeat(self, claim: Claim) -> None:
         checked.held(claim)

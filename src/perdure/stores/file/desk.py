@@ -74,6 +74,7 @@ class Desk:
         self.tables.begin()
         self.blobs.begin()
         self.lock(ids)
+        self.tables.answer(Update("meta", {"value": self.directory.erasures()}, {"key": "erasures"}))
 
     @contextmanager
     def looking(self, ids: Iterable[str]) -> Iterator[None]:

@@ -69,6 +69,14 @@ class Directory:
         found = map(_REMAINDER.fullmatch, self.folder.names())
         return {match["base"] for match in found if match}
 
+    def erasures(self) -> int:
+        """Return how often something was erased here: the size of a file that grows by a byte each time."""
+        return self.folder.size(_ERASURES) or 0
+
+    def note_erasure(self) -> None:
+        with self.folder.locked([_ERASURES], self.lock_timeout):
+            self.folder.append(_ERASURES, self.erasures(), b".")
+
     def exists(self, session_id: str) -> bool:
         """Tell whether there is a session, sound or damaged."""
         return self.folder.size(document_file(session_id)) is not None or self.has(self.log(session_id))
@@ -174,6 +182,10 @@ def store_error(error: OSError, path: Path) -> StoreError:
 def cut_short(log: SessionLog, header: Header) -> CorruptRecord:
     missing = f"{log.file} does not hold all that the session file was made from"
     return CorruptRecord(log.stem, f"head {header.info.version}", missing)
+
+
+_ERASURES = ".erasures"
+"""A file with a byte for each time that something was erased."""
 
 
 def _identity(folder: Folder, timeout: float) -> str:

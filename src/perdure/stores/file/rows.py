@@ -16,7 +16,7 @@ from perdure.stores.engine import Delete
 from perdure.stores.file.log import LogKey, SessionLog
 from perdure.stores.format.heads import decode_info
 from perdure.stores.format.rows import Stretch
-from perdure.stores.jobs.saving import EMPTY_SESSION, info_columns
+from perdure.stores.jobs.saving import EMPTY_SESSION, info_columns, update_columns
 from perdure.stores.tables import Tables
 
 # Tables whose rows are made together.
@@ -101,12 +101,13 @@ class LogRows:
         log = self.log
         if not log.version and not self.is_left_over:
             return
-        row = {**EMPTY_SESSION, "id": log.stem, "version": 0, "created": 0.0, "updated": 0.0, "log": self.key}
+        row = {**EMPTY_SESSION, "id": log.stem, "version": 0, "created": 0.0, "log": self.key}
+        row |= {"updated": 0.0, "spawned": 0, "recent": 0}
         tags: tuple[str, ...] = ()
         try:
             info = decode_info(log.heads.get(log.version, b""), log.stem, log.version)
             row |= {**info_columns(info), "id": log.stem, "version": log.version}
-            row |= {"updated": info.updated_at.timestamp()}
+            row |= update_columns(info.updated_at)
             tags = tuple(info.tags)
         except CorruptRecord:
             if not self.is_left_over:

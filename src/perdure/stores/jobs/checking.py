@@ -26,7 +26,7 @@ from perdure.stores.jobs.attachments import name_of, named_in
 from perdure.stores.jobs.claiming import holder_of
 from perdure.stores.jobs.lines import began_with
 from perdure.stores.jobs.record import posted_of, require_key
-from perdure.stores.jobs.saving import end_of_log, info_columns, require_log
+from perdure.stores.jobs.saving import end_of_log, info_columns, require_log, update_columns
 from perdure.stores.jobs.values import gather_unmet, read_value
 from perdure.stores.tapes import without
 
@@ -52,7 +52,11 @@ _LEFT_OVER = "Nobody is shown it. `gc` clears up some of it; in a copy of the st
 
 _NOT_SO = "it is not what the session's row says"
 # A save writes some of them anew, and compares the time of creation; a copy tells by that whether a session is there.
-_FILTERED = {"status": _SAVE, "agent": _SAVE, "owner": _COPY, "parent": _COPY, "created": _BACKUP, "updated": _SAVE}
+_FILTERED = {
+    **dict.fromkeys(("status", "agent", "updated", "recent"), _SAVE),
+    **dict.fromkeys(("owner", "parent", "spawned"), _COPY),
+    "created": _BACKUP,
+}
 # Tables whose rows belong to sessions, and the column that says to which.
 _OWNED = {**dict.fromkeys(("head", "batch", "run", "inbox", "key", "tag", "uses"), "sid"), "ref": "child"}
 _AT_ONCE = 500
@@ -138,6 +142,8 @@ class _Session(NamedTuple):
     parent: str | None
     created: float
     updated: float
+    spawned: int
+    recent: int
     line: int | None
 
 
@@ -303,7 +309,7 @@ def _check_versions(survey: _Survey, session: _Session) -> Job[None]:
 
 def wrong_columns(info: AgentSessionInfo, session: _Session, tags: Iterable[str]) -> Iterator[Problem]:
     """Hold the columns that filters go by against the newest version."""
-    expected = {**info_columns(info), "updated": info.updated_at.timestamp()}
+    expected = {**info_columns(info), **update_columns(info.updated_at)}
     for name, repair in _FILTERED.items():
         found, said = getattr(session, name), expected[name]
         if found != said:

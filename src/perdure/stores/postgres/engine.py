@@ -148,9 +148,14 @@ class PostgresEngine(IndexedEngine):
 
     async def page(self, page: Request[T]) -> T:
         assert isinstance(page, Page)
-        text, values = SQL.page(page)
-        rows: Any = [HeaderRow(*row) for row in await self.opened.link.rows(text, tuple(values))]
-        return rows
+        steps = SQL.page(page)
+        text, values = next(steps)
+        try:
+            while True:
+                text, values = steps.send(await self.opened.link.rows(text, tuple(values)))
+        except StopIteration as done:
+            rows: Any = [HeaderRow(*row) for row in done.value]
+            return rows
 
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.postgres.faults import faults

@@ -96,14 +96,14 @@ class Order:
         return self._draft
 
     @property
-    def new_refs(self) -> Sequence[Stretch]:
-        """Return the stretches of others' logs that it names, and that may not be noted yet."""
-        return self.draft.new_refs if isinstance(self.change, Keep) else ()
-
-    @property
     def needs_care(self) -> bool:
-        """Whether it names what is in the store, and what nobody may erase until it is written."""
-        return bool(self.new_refs or borrowed_by(self.change))
+        """Tell whether to write it while nobody can erase: it shows what is others', or must not be too late.
+
+        The same holds for one that names files which it does not bring.
+        """
+        if self.change.attachments and borrowed_by(self.change):
+            return True
+        return isinstance(self.change, Keep) and (bool(self.draft.new_refs) or self.change.is_guarded)
 
     def refuse(self, facts: Facts) -> None:
         """Raise what is wrong; return if it may be tried again from where the session stands."""
@@ -207,8 +207,8 @@ class Order:
         info = draft.session.info
         owner = None if info.owner is None else plain(info.owner)
         parent = info.parent_id and str(info.parent_id)
-        line = change.inherited.line
-        return {"kind": "create", "log": self.place.log, "owner": owner, "parent": parent, "line": line}
+        family = {"parent": parent, "spawned": int(info.spawn_ref is not None), "line": change.inherited.line}
+        return {"kind": "create", "log": self.place.log, "owner": owner, **family}
 
     def _of_append(self, parcel: Parcel, change: Append) -> dict[str, Any]:
         if isinstance(change, Take):

@@ -7,7 +7,8 @@ WITH op AS MATERIALIZED (
         n int, kind text, id text, op text, at double precision,
         sid bigint, version bigint, created double precision, msg_end bigint, evt_end bigint,
         epoch bigint, take_over boolean, gone bigint, erasures bigint,
-        log bigint, status text, agent text, owner text, parent text, updated double precision,
+        log bigint, status text, agent text, owner text, parent text, spawned smallint,
+        updated double precision,
         messages bigint, entries bigint, taken bigint, holder text, lease double precision,
         said_in bigint, said_from bigint, said_sums bigint[], said_starts int[], said_sizes int[],
         head_crc bigint, head_from int, head_size int, hashes text[], wanted bigint[],
@@ -47,8 +48,8 @@ ready AS MATERIALIZED (
 made AS (
     -- A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
     INSERT INTO session
-        (sid, id, log, version, status, agent, owner, parent, created, updated, msg_end, epoch, op, line)
-    SELECT sid, id, log, 1, status, agent, owner, parent, created, updated, messages, sid << 20, op, line
+        (sid, id, log, version, status, agent, owner, parent, spawned, created, updated, msg_end, epoch, op, line)
+    SELECT sid, id, log, 1, status, agent, owner, parent, spawned, created, updated, messages, sid << 20, op, line
     FROM op WHERE kind = 'create'
     ON CONFLICT (id) DO NOTHING
     RETURNING sid

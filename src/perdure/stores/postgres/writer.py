@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from perdure.errors import ClaimLost, InvalidData, PerdureError, SessionNotFound, StoreError
+from perdure.errors import ClaimLost, ErasedMeanwhile, InvalidData, PerdureError, SessionNotFound, StoreError
 from perdure.stores.cache import LRU
 from perdure.stores.engine import Job, Lock
 from perdure.stores.format.rows import Stretch
@@ -93,8 +93,10 @@ class Writer:
         return await order.done
 
     def _start(self) -> None:
-        if not any(lane.is_busy for lane in self._lanes):
-            self._run(self._lanes[0])
+        """Have a lane take what waits: at once if none does, and one more when a batch is full."""
+        idle = [lane for lane in self._lanes if not lane.is_busy]
+        if idle and (len(idle) == len(self._lanes) or len(self._waiting) >= MOST_PER_BATCH):
+            self._run(idle[0])
 
     def _run(self, lane: _Lane) -> None:
         lane.task = asyncio.get_running_loop().create_task(self._serve(lane), name="perdure writer")
@@ -355,7 +357,7 @@ class Writer:
             async with connection.transaction():
                 order.refs = await ask(connection, queries_of(_must_be_noted(order), order.at))
                 answers = await self._execute(connection, [order], waits=True)
-        except (SessionNotFound, InvalidData) as error:
+        except (SessionNotFound, ErasedMeanwhile, InvalidData) as error:
             self._fail([order], error)
         except psycopg.Error as error:
             if is_lost(error):
@@ -376,9 +378,11 @@ def _must_be_noted(order: Order) -> Job[list[Stretch]]:
     shown: Collection[Stretch] = ()
     stretches: list[Stretch] = []
     if isinstance(change, Keep):
+        erasures = yield from count_of_erasures()
+        if not order.may_have_been_made:  # or it would be refused for what was erased after it was created
+            change.require_unerased(erasures)
         shown = order.draft.named
-        if order.new_refs:
-            stretches = yield from change.unnoted(order.draft, (yield from count_of_erasures()))
+        stretches = (yield from change.unnoted(order.draft, erasures)) if order.draft.new_refs else []
     if hashes := borrowed_by(change):
         shown = shown or (yield from noted(change.session_id, order.place.sid))
         yield from require_reachable(change.session_id, order.place.sid, hashes, shown)

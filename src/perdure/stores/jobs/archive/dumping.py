@@ -22,6 +22,8 @@ from perdure.stores.jobs.saving import require_log
 from perdure.stores.jobs.values import gather_unmet
 from perdure.stores.tapes import merged
 
+_READ_AT_ONCE = 2_048
+
 
 def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession]:
     """Return a session as it leaves a store; CorruptRecord if anything of it is missing or cannot be read."""
@@ -140,7 +142,7 @@ def _own_logs(session_id: str, sid: int, main: int | str, msg_end: int) -> Job[d
     own: dict[str, Messages] = {}
     for log, name, crc in (yield Select("log", ("log", "name", "crc"), {"sid": sid}, order="log")):
         require_log(session_id, log, sid, name, crc)
-        own[name] = yield from read_bodies(log, {})
+        own[name] = yield from read_bodies(log)
         _require_all(session_id, log, name, own[name], ends.pop(log, 0))
     for missing in ends:
         raise CorruptRecord(session_id, f"log {missing}", "it is missing")
@@ -155,22 +157,25 @@ def _require_all(session_id: str, log: int | str, name: str, messages: Messages,
             raise CorruptRecord(session_id, f"message {position} of log {log}", "it is missing")
 
 
-def read_bodies(log: int | str, where: Where) -> Job[Messages]:
+def read_bodies(log: int | str, start: int = 0, stop: int | None = None) -> Job[Messages]:
     """Return messages of a log that are there, by position; CorruptRecord if one is damaged."""
     found: dict[int, bytes] = {}
-    for pos, crc, body in (yield Select("msg", ("pos", "crc", "body"), {"log": log, **where}, order="pos")):
-        if not is_message_sound(log, pos, crc, body):
-            raise CorruptRecord(None, f"message {pos} of log {log}", "its checksum does not match")
-        found[pos] = body
-    return found
-
-
-def read_stretch(log: int | str, start: int, stop: int) -> Job[Messages]:
-    return (yield from read_bodies(log, {"pos >=": start, "pos <": stop}))
+    below: Where = {} if stop is None else {"pos <": stop}
+    while True:
+        # In portions: freeing one very long list of rows keeps every other thread waiting.
+        where = {"log": log, "pos >=": start, **below}
+        rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos", limit=_READ_AT_ONCE)
+        for pos, crc, body in rows:
+            if not is_message_sound(log, pos, crc, body):
+                raise CorruptRecord(None, f"message {pos} of log {log}", "its checksum does not match")
+            found[pos] = body
+        if len(rows) < _READ_AT_ONCE:
+            return found
+        start = rows[-1][0] + 1
 
 
 def _all_messages(session_id: str, log: int | str, start: int, stop: int) -> Job[Messages]:
-    messages = yield from read_stretch(log, start, stop)
+    messages = yield from read_bodies(log, start, stop)
     for at in range(start, stop):
         if at not in messages:
             raise CorruptRecord(session_id, f"message {at} of log {log}", "it is missing")

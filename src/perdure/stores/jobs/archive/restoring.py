@@ -27,7 +27,7 @@ from perdure.stores.jobs.archive.archived import (
     say_the_same,
     split_name,
 )
-from perdure.stores.jobs.archive.dumping import dump, read_stretch
+from perdure.stores.jobs.archive.dumping import dump, read_bodies
 from perdure.stores.jobs.claiming import require_absent
 from perdure.stores.jobs.record import write_inbox
 from perdure.stores.jobs.saving import Pack
@@ -96,7 +96,7 @@ class RestorePlan:
                 ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
                 is_same = held == stop - start
             else:
-                here = yield from read_stretch(log, start, stop)
+                here = yield from read_bodies(log, start, stop)
                 is_same = say_the_same(here, {at: lent[at] for at in range(start, stop)})
             if not is_same:
                 return False
@@ -146,7 +146,7 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
 def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
     archived = plan.archived
     row = {**saving.info_columns(info), **saving.EMPTY_SESSION, "log": 0, "version": info.version}
-    row |= {"updated": info.updated_at.timestamp(), "msg_end": len(plan.own[""])}
+    row |= {**saving.update_columns(info.updated_at), "msg_end": len(plan.own[""])}
     row |= {"evt_end": len(archived.entries), "inbox_end": len(archived.inbox)}
     if archived.interrupted:
         row |= {"claim": msgspec.json.encode(MOVED), "expires": 0.0}

@@ -25,7 +25,7 @@ from perdure.stores.jobs.erasing import forget_unused
 from perdure.stores.jobs.record import read_inbox, read_record
 from perdure.stores.jobs.redaction.held import Held, Row
 from perdure.stores.jobs.redaction.versions import Version, changed_version, next_version
-from perdure.stores.jobs.saving import Pack, place_of, write_batch, write_head, write_values
+from perdure.stores.jobs.saving import Pack, place_of, update_columns, write_batch, write_head, write_values
 
 
 class Replacing:
@@ -51,7 +51,7 @@ class Replacing:
         yield from self._replace_inbox()
         self._told = prepare_batch([told], self._pack)
         self._next = self._pack(next_version(newest, at))
-        self._updated = at.timestamp()
+        self._updated = update_columns(at)
 
     def write(self) -> Job[None]:
         """Write it, and put it on record. A session that was interrupted keeps its version, so that it can resume."""
@@ -66,7 +66,7 @@ class Replacing:
         if facts.claim is None:
             # A further version: one who has loaded an earlier one cannot save over this.
             yield from write_head(sid, facts.version + 1, self._next)
-            values = {"evt_end": end, "version": facts.version + 1, "updated": self._updated}
+            values = {"evt_end": end, "version": facts.version + 1, **self._updated}
             yield Update("session", values, {"sid": sid})
         else:
             yield Update("session", {"evt_end": end}, {"sid": sid})
