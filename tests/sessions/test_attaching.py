@@ -26,7 +26,7 @@ from perdure import (
 )
 from perdure.protocols import OnDelta
 from perdure.stores.jobs import attachments
-from perdure.testing import ScriptedDriver
+from perdure.testing import FailingStore, ScriptedDriver
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
 PHOTO = Media("image/png", data=PNG, name="a.png")
@@ -248,6 +248,44 @@ async def test_what_is_queued_keeps_its_files(url: str) -> None:
         assert (await chat.send("Two", PHOTO, key="k")).text == "1 files"
         assert [*await sessions.store.check()] == []  # type: ignore[attr-defined]
     assert model.seen == [[], [PNG]]
+
+
+async def test_what_steers_a_run_may_have_files(url: str) -> None:
+    """The model is shown them, in another step of the run or, if that has ended, in the next."""
+    model = Seeing()
+    async with perdure.connect(url, driver=model) as sessions:
+        chat = await sessions.open("it")
+        model.gate.clear()
+        first = asyncio.create_task(chat.send("One"))
+        await until(lambda: sessions.runtime.journal.is_claimed("it"))  # type: ignore[union-attr]
+        assert (await chat.send("Two", PHOTO, when_busy="steer")).queued
+        model.gate.set()
+        await first
+        await until(lambda: model.seen[1:])
+        await sessions.runtime.idle()
+        assert [*await sessions.store.check()] == []  # type: ignore[attr-defined]
+    assert model.seen == [[], [PNG]]
+
+
+async def test_a_read_that_fails_once_is_tried_again_with_the_next_message() -> None:
+    """The run fails, and says why; the session is as it was, with what was sent."""
+    store = FailingStore(perdure.MemoryStore())
+    async with perdure.connect(store, driver=Seeing()) as sessions:
+        chat = await sessions.open("it")
+        store.fail("attachments")
+        await chat.inject(Message.user(PHOTO))
+        with pytest.raises(RunFailed, match="was told to fail"):
+            await chat.send("What is it?")
+        assert (await chat.send("And now?")).text == "1 files"
+
+
+async def test_a_message_is_found_by_the_name_of_its_file(url: str) -> None:
+    """Not by its bytes, which no index has."""
+    async with perdure.connect(url, driver=Seeing()) as sessions:
+        chat = await sessions.open("it")
+        await chat.send("Look", Media("text/plain", data=b"zebra " * 2_000, name="invoice.txt"))
+        assert [hit.role for hit in await chat.search("invoice")] == ["user"]
+        assert await chat.search("zebra") == []
 
 
 async def test_a_run_that_was_interrupted_is_recovered_with_its_files(url: str) -> None:

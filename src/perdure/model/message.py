@@ -211,12 +211,12 @@ class Message(Value, frozen=True):
         """A message from what a caller has at hand: a message, a text, a part, or a `{role, content, …}` dict."""
         if isinstance(value, Message):
             return value
-        if isinstance(value, Part):
-            return cls(role, (value,))
         if isinstance(value, Mapping):
             return _from_mapping(value)
         if isinstance(value, str):
             return cls(role, _parts((value,)))
+        if isinstance(value, Part):
+            return cls(role, (value,))
         if type(value).__str__ is not object.__str__ and not isinstance(value, bytes | bytearray):
             return cls(role, _parts((str(value),)))
         kind = type(value).__name__

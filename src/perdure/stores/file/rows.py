@@ -16,6 +16,7 @@ from perdure.stores.engine import Delete
 from perdure.stores.file.log import LogKey, SessionLog
 from perdure.stores.format.heads import decode_info
 from perdure.stores.format.rows import Stretch
+from perdure.stores.jobs.attachments import hashes_in
 from perdure.stores.jobs.saving import EMPTY_SESSION, info_columns, update_columns
 from perdure.stores.tables import Tables
 
@@ -133,7 +134,7 @@ class LogRows:
         """Say which messages and items name images and files: lines have that in their bodies only."""
         for name, rows in self.log.messages.items() if self.key else ():
             for position, body in islice(rows.items(), *self._new(f"attached {name}", len(rows))):
-                self._note_files(codec.hashes_in(body), self.log.key_of(name), position)
+                self._note_files(hashes_in(body), self.log.key_of(name), position)
         for seq, entry in self._entries("attached inbox", self.log.inbox) if self.key else ():
             self._note_files(codec.hashes_in_post(codec.decode_plain(bytes(entry.body))), self.key, -seq)
 

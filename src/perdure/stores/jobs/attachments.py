@@ -110,14 +110,15 @@ def named_in(log: int | str, start: int = 0, stop: int = LAST) -> Job[list[tuple
         where = {"log": log, "pos >=": start, "pos <": stop}
         rows = yield Select("msg", ("pos", "body"), where, order="pos", limit=_AT_ONCE)
         for pos, body in rows:
-            if hashes := _hashes_in(body):
+            if hashes := hashes_in(body):
                 found.append((pos, hashes))
         if len(rows) < _AT_ONCE:
             return found
         start = rows[-1][0] + 1
 
 
-def _hashes_in(body: object) -> frozenset[str]:
+def hashes_in(body: object) -> frozenset[str]:
+    """Return the hashes that a message's row names; none if it cannot be read, which others find out."""
     try:
         return codec.hashes_in(body) if type(body) is bytes else frozenset()
     except InvalidData:
