@@ -103,6 +103,24 @@ async def test_a_save_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pyt
         assert (await fsck(store)).is_sound
 
 
+async def test_bytes_that_a_log_names_stay_when_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was appended is kept, so what it names has to be."""
+    async with FileStore(tmp_path) as store:
+        it = await store.create(new_session("Hello", id="it"))
+        append = Folder.append
+
+        def failing(self: Folder, name: str, end: int, body: bytes) -> None:
+            append(self, name, end, body)
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(Folder, "append", failing)
+        with pytest.raises(StoreError):
+            await store.save(tell(it, photo()))
+        monkeypatch.setattr(Folder, "append", append)
+        assert len(files_in(await store.load("it"))) == 1
+        assert await store.attachments("it", [HASH]) == {HASH: PHOTO}
+
+
 KILLED = """
 import asyncio, os, signal, sys
 from perdure import FileStore

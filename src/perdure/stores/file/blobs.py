@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from perdure.errors import CorruptRecord
+from perdure.errors import CorruptRecord, UnreadableFile
 from perdure.stores.engine import Count, Delete, Insert, Select, Statement, Where
 from perdure.stores.folder import Folder, NotAFile, temporary
 from perdure.stores.tables import Tables
@@ -29,6 +29,7 @@ class Blobs:
         self._path = sessions / "blobs"
         self._opened: Folder | None = None
         self._new: dict[str, bytes] = {}
+        self._written: set[str] = set()
         self._gone: set[str] = set()
         self._leftovers: set[str] = set()
 
@@ -39,6 +40,7 @@ class Blobs:
 
     def begin(self) -> None:
         self._new.clear()
+        self._written.clear()
         self._gone.clear()
         self._leftovers.clear()
 
@@ -109,14 +111,22 @@ class Blobs:
             self._opened = Folder(self._path)
         return self._opened
 
-    def write(self, undo: ExitStack) -> None:
-        """Put new bytes on the disk, before anything names them. `undo` removes them again."""
+    def write(self) -> None:
+        """Put new bytes on the disk, before anything names them."""
         folder = self._folder(create=bool(self._new))
         for key, body in self._new.items():
             assert folder is not None, "it has been created"
             if folder.read(key) != body:  # a damaged one is mended by whoever brings the bytes again
-                undo.callback(folder.discard, key)
+                self._written.add(key)
                 folder.replace(key, body)
+
+    def take_back(self, sessions: Folder) -> None:
+        """Remove what was written in vain. An operation that failed may have written a log that names some of it."""
+        folder = self._folder()
+        with suppress(OSError, UnreadableFile):  # what stays is for `gc`
+            for key in self._written - _named_in(sessions, self._written):
+                assert folder is not None, "something was written there"
+                folder.discard(key)
 
     def remove(self, sessions: Folder) -> None:
         """Remove the bytes that no log names, as the logs are now: others may have come to name some."""

@@ -52,7 +52,8 @@ def _commit_with_files(desk: Desk, changes: Sequence[Changes], result: object) -
     directory = desk.directory
     with directory.folder.locked([LOCK], directory.lock_timeout):
         with ExitStack() as undo:
-            desk.blobs.write(undo)
+            undo.callback(desk.blobs.take_back, directory.folder)
+            desk.blobs.write()
             _commit(desk, changes, result)
             undo.pop_all()
         desk.blobs.remove(directory.folder)

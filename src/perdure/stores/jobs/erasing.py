@@ -132,8 +132,8 @@ class _Erasure:
         for table in _TABLES:
             yield Delete(table, {"sid": sid})
         logs = sorted({log for (log,) in (*own, *shown)})
-        self._files |= yield from attachments.attached_to(logs)
         now_shown = yield from _shown_of(logs)
+        self._files |= yield from attachments.attached_to([*now_shown])
         for log, stretches in now_shown.items():
             yield from _erase_beside(log, stretches)
         self._logs |= {*logs}
