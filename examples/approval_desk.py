@@ -1,7 +1,7 @@
 """Two processes on one store: an agent that pays, and a person at a desk who decides what is paid.
 
-    python approval_desk.py agent        # asks for two payments, and ends: both sessions wait
-    python approval_desk.py desk         # shows what waits, approves the small one, denies the large one
+python approval_desk.py agent        # asks for two payments, and ends: both sessions wait
+python approval_desk.py desk         # shows what waits, approves the small one, denies the large one
 """
 
 from __future__ import annotations

@@ -230,6 +230,7 @@ Warned
 Workflow
 WorkflowResult
 WriteMetadata
+attach
 connect
 connect_blocking
 current_session

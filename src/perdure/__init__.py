@@ -209,6 +209,7 @@ if TYPE_CHECKING:
     from perdure.runtime.repository import SessionFactory as SessionFactory
     from perdure.runtime.repository import SessionRepository as SessionRepository
     from perdure.runtime.runtime import SessionRuntime as SessionRuntime
+    from perdure.sessions.attaching import attach as attach
     from perdure.sessions.blocking import BlockingSessions as BlockingSessions
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
@@ -293,6 +294,7 @@ _HOMES = {
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
     "runtime.repository": "SessionFactory SessionRepository",
     "runtime.runtime": "SessionRuntime",
+    "sessions.attaching": "attach",
     "sessions.blocking": "BlockingSessions",
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",

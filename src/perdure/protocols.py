@@ -23,7 +23,7 @@ from typing import (
 
 import msgspec
 
-from perdure.errors import InvalidData
+from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
@@ -231,8 +231,16 @@ class ToolSpec(msgspec.Struct, frozen=True):
     parameters: Mapping[str, Any]
 
 
+ReadFiles = Callable[[Collection[str]], Awaitable[Mapping[str, bytes]]]
+"""Reads images and files by their hashes, as `Attachments` does for one session."""
+
+
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One model call: a valid list of messages, in which every tool call has exactly one result."""
+    """One model call: a valid list of messages, in which every tool call has exactly one result.
+
+    Bytes of images and files may be in a store, apart from the messages: a driver that sends them awaits
+    `messages_with_files()` instead of reading `messages`.
+    """
 
     model: ModelConfig
     messages: Sequence[Message]
@@ -241,6 +249,20 @@ class ModelRequest(msgspec.Struct, frozen=True):
     response_format: Mapping[str, Any] | None = None
     step: int = 0
     """The index of the step within its run; a run that was recovered goes on counting where it was."""
+    read_files: ReadFiles | None = None
+    """Reads the bytes of images and files that the messages name by hash."""
+
+    async def messages_with_files(self) -> Sequence[Message]:
+        """Return the messages with the bytes of all images and files that they show."""
+        wanted = {key for message in self.messages for key in message.file_hashes}
+        if not wanted:
+            return self.messages
+        if self.read_files is None:
+            raise ConfigurationError(
+                "A message names a file by its hash, and there is no store to read it from. Run it in a session."
+            )
+        bodies = await self.read_files(sorted(wanted))
+        return tuple(message.with_files(bodies) if message.file_hashes else message for message in self.messages)
 
 
 class Delta(Value, frozen=True):
@@ -853,6 +875,8 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Messages by position: of the session's own logs, shown by a version or not."""
     lent: Mapping[str, Mapping[int, bytes]] = EMPTY
     """Messages of others' logs that its versions name, if those are carried along."""
+    blobs: Mapping[str, bytes] = EMPTY
+    """The images and files that these messages, and the items of its inbox, name by the SHA-256 of their bytes."""
     owners: Mapping[str, float] = EMPTY
     """The living sessions whose logs its versions name, and when they were created, in seconds since 1970."""
     entries: tuple[Entry, ...] = ()
@@ -863,6 +887,19 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Idempotency keys: each one's digest, and the version that its run has saved."""
     interrupted: bool = False
     """Whether its last run was killed: a claim lies on it that nobody gave back."""
+
+
+@runtime_checkable
+class Attachments(Protocol):
+    """A store that keeps images and files apart from the messages that show them, each once under its hash."""
+
+    async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
+        """Return the bytes that messages of a session, or those that it shows of others, name by their SHA-256.
+
+        InvalidData if none of them names one of the hashes: to know a hash is not enough. CorruptRecord, with the
+        place of the message, if bytes are missing or are others.
+        """
+        ...
 
 
 @runtime_checkable

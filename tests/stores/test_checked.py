@@ -113,6 +113,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "is_claimed": {"session_id": ID},
     "is_interrupted": {"session_id": ID},
     "post": {"session_id": ID, "entry": without()},
+    "attachments": {"session_id": ID, "hashes": (*without([], {}), {"x": 5}, [HALF], ["0" * 64], ["A" * 64])},
     "dump": {"session_id": ID, "alone": FLAG},
     "restore": {"archived": without()},
     "check": {},
@@ -158,6 +159,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "message_ids": [free.state.messages[0].id],
                 "after": 0,
                 "most": 0.0,
+                "hashes": [],
             },
         )
 

@@ -14,6 +14,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.testing import (
     ArchiveContract,
+    AttachmentsContract,
     CheckContract,
     ChronicleContract,
     EngineContract,
@@ -31,6 +32,7 @@ class EveryContract(
     SearchContract,
     ErasureContract,
     ArchiveContract,
+    AttachmentsContract,
     CheckContract,
     ChronicleContract,
     NamesContract,

@@ -72,7 +72,8 @@ def make_old(path: Path) -> None:
                 crc = entry_checksum(sid, seq, entry.run, entry.kind, raw)
                 values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
-        db.execute("DROP TABLE batch")
+        for table in ("batch", "blob", "attached"):
+            db.execute(f"DROP TABLE {table}").fetchall()
         db.execute(LINES_NOTED)
         newer = "type = 'trigger' OR type = 'index' AND sql IS NOT NULL"
         for kind, name in db.execute(f"SELECT type, name FROM sqlite_schema WHERE {newer}").fetchall():

@@ -30,7 +30,7 @@ def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Messag
     messages = several_messages(given, "$.message") if several else (Message.of(message),)
     for place, each in enumerate(messages):
         _check(each, f"$.message[{place}]" if several else "$.message", any_role)
-        codec.encode_message(each)  # InvalidData where it could not be stored
+        codec.encode_message(codec.detached(each)[0])  # InvalidData where it could not be stored
     require_distinct(messages, "$.message")
     return messages
 

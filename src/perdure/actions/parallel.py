@@ -18,7 +18,7 @@ from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.needed_tools import connect_tools
-from perdure.actions.run import checked_metadata, pending_in
+from perdure.actions.run import checked_metadata, pending_in, reader_of_files
 from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
 from perdure.aio import finish_despite_cancel
@@ -204,6 +204,7 @@ class Group:
             execution_id=self._loop_ids[index],
             facts=self._branch_facts(index),
             spawn=self._spawner(),
+            read_files=reader_of_files(self._session.id, self._context),
             told=ResumePoint.of(story),
             owner=self._session.info.owner,
             context=self.caller.context,

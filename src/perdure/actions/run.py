@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, Sequel
+from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel
 from perdure.run_journal import LEASE
 
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
@@ -111,6 +112,7 @@ async def run_agent(
             **await continuation_of(session, () if options.work else options.inputs, context),
         },
         spawn=spawn,
+        read_files=reader_of_files(session.id, context),
         told=past.told,
         owner=session.info.owner,
         context=caller.context,
@@ -134,6 +136,12 @@ async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOpti
     if caller.data is None and past.context_data is not None:
         caller = replace(caller, data=past.context_data)
     return caller if options.give_up else await caller.known_to(loops, session)
+
+
+def reader_of_files(session_id: str, context: ActionContext | None) -> ReadFiles | None:
+    """Return what reads the images and files of a session; None if its store keeps none apart."""
+    read = None if context is None else getattr(context.store, "attachments", None)
+    return None if read is None else partial(read, session_id)
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:

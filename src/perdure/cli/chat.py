@@ -146,7 +146,8 @@ class _Talk:
             self.tell("Somebody else is recovering it.")
 
     def _send(self, message: str) -> None:
-        reply: Reply[Any] = self._watched(self._desk.chat.send(message))
+        reply: Reply[Any] = self._watched(self._desk.chat.send(message, *self._desk.files))
+        self._desk.files.clear()  # unless it failed: then they go with the next one
         stopped = STOPPED if reply.stop_reason is StopReason.USER_REQUESTED else why_stopped(reply)
         if stopped is not None:
             self.tell(stopped)

@@ -311,5 +311,5 @@ def _lines_of(part: Part) -> list[str]:
         case Thinking():
             return [f"(thinks) {text}" for text in part.text.split("\n")]
         case Media():
-            return [f"[{part.media_type} {part.name or part.url or ''}]"]
+            return [f"[{part.label}{f' {part.url}' if part.url else ''}]"]
     return [f"[{type(part).__name__}]"]

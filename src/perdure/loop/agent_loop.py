@@ -35,7 +35,7 @@ from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord
-from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
+from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ReadFiles, ToolSpec
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
@@ -70,6 +70,8 @@ class RunStart(msgspec.Struct, frozen=True):
     spawn: Callable[..., Awaitable[Any]] | None = None
     execution_id: str | None = None
     """The id of a new run, if it is known before it begins."""
+    read_files: ReadFiles | None = None
+    """Reads images and files that are in the session's store."""
     told: ResumePoint = ResumePoint()
     """How far the story of a run that is continued had come."""
     owner: str | None = None
@@ -426,6 +428,7 @@ class Run:
             tools=tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._setup.tools),
             response_format=None if form is None else form.schema,
             step=self.state.step_count,
+            read_files=self.start.read_files,
         )
 
     def time_limit(self) -> TimeLimit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -32,21 +33,63 @@ class Thinking(Value, frozen=True, tag="thinking"):
 
 
 class Media(Value, frozen=True, tag="media"):
-    """An image or a file: its bytes, or where they are."""
+    """An image or a file: its bytes, where they are on the web, or what a store keeps them under.
+
+    `perdure.attach` makes one from a path, an address or bytes. In messages that were loaded from a store, bytes of
+    more than a few KB are named by their `hash`, the SHA-256 of them in hex; `await chat.read(part)` gets them.
+    """
 
     media_type: str
     data: bytes | None = None
     url: str | None = None
     name: str | None = None
+    hash: str | None = None
+    size: int | None = None
+    """How many bytes the `hash` stands for."""
 
     def __post_init__(self) -> None:
-        if (self.data is None) == (self.url is None):
-            raise InvalidData("$.media", "an image or file has either `data` or `url`, exactly one of them")
+        if (self.data is None) + (self.url is None) + (self.hash is None) != 2:
+            problem = "an image or file has one of `data`, `url` and `hash`, exactly one of them"
+            raise InvalidData("$.media", problem)
         expect(self.media_type, str, "$.media_type")
-        if self.data is None:
+        if self.name is not None:
+            expect(self.name, str, "$.name")
+        if self.data is not None:
+            expect(self.data, bytes, "$.data")
+        elif self.url is not None:
             expect(self.url, str, "$.url")
         else:
-            expect(self.data, bytes, "$.data")
+            self._check_hash()
+        if self.size is not None and self.hash is None:
+            raise InvalidData("$.size", "only a file that is named by its `hash` has a `size`")
+
+    def _check_hash(self) -> None:
+        if not _HASH.fullmatch(expect(self.hash, str, "$.hash")):
+            raise InvalidData("$.hash", "it is not a SHA-256 in hex")
+        if type(self.size) is not int or self.size < 0:
+            raise InvalidData("$.size", "a file that is named by its `hash` has a `size`, the number of its bytes")
+
+    @property
+    def length(self) -> int | None:
+        """How many bytes it has; None if they are somewhere on the web."""
+        return self.size if self.data is None else len(self.data)
+
+    @property
+    def label(self) -> str:
+        """A few words that stand for it where it cannot be shown: `image plot.png, 5.0 MB`."""
+        kind = self.media_type.partition("/")[0]
+        words = [kind if kind in ("image", "audio", "video") else "file", *([self.name] if self.name else [])]
+        return " ".join(words) + ("" if self.length is None else f", {_in_words(self.length)}")
+
+
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+def _in_words(size: int) -> str:
+    """A number of bytes for people."""
+    if size < 1_000:
+        return f"{size} bytes"
+    return f"{size / 1_000:.1f} KB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
 
 
 class ToolCall(Value, frozen=True, tag="tool_call"):
@@ -165,7 +208,7 @@ class Message(Value, frozen=True):
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
-        """Return a message from what a caller has at hand: a message, a text, or a dict.
+        """Return a message from what a caller has at hand: a message, a text, a part, or a dict.
 
         A dict has a role and content, and tool calls where there are any, in our form or in OpenAI's; or it is an item
         of OpenAI's Responses API.
@@ -178,6 +221,8 @@ class Message(Value, frozen=True):
             return message_of(value)
         if isinstance(value, str):
             return cls(role, _parts((value,)))
+        if isinstance(value, Part):
+            return cls(role, (value,))
         if type(value).__str__ is not object.__str__ and not isinstance(value, bytes | bytearray):
             return cls(role, _parts((str(value),)))
         kind = type(value).__name__
@@ -195,6 +240,21 @@ class Message(Value, frozen=True):
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple([part for part in self.parts if isinstance(part, ToolResult)])
+
+    @property
+    def file_hashes(self) -> frozenset[str]:
+        """The hashes of images and files whose bytes are in a store, apart from this message."""
+        return frozenset([part.hash for part in self.parts if type(part) is Media and part.hash is not None])
+
+    def with_files(self, bodies: Mapping[str, bytes]) -> Message:
+        """The message with bytes, by their hashes, put back into it."""
+        parts = [
+            msgspec.structs.replace(part, data=bodies[part.hash], hash=None, size=None)
+            if type(part) is Media and part.hash is not None and part.hash in bodies
+            else part
+            for part in self.parts
+        ]
+        return msgspec.structs.replace(self, parts=tuple(parts))
 
     @property
     def is_trace(self) -> bool:

@@ -11,10 +11,11 @@ from perdure.actions.waiting import is_waiting
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
-from perdure.model.message import Message
+from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.runtime.bus import Subscriber
+from perdure.sessions.attaching import Sent
 from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.reply import Chunk, Reply
 
@@ -46,38 +47,48 @@ class Chat:
         return f"<Chat {self._id}>"
 
     @overload
-    async def send(self, message: object, *, output: type[T], **options: Unpack[SendOptions]) -> Reply[T]: ...
+    async def send(
+        self, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
+    ) -> Reply[T]: ...
 
     @overload
-    async def send(self, message: object, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]: ...
+    async def send(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> Reply[Any]: ...
 
-    async def send(self, message: object, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
+    async def send(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> Reply[Any]:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
         `output`, a type or a JSON schema, is the form of the answer, which `reply.value` has.
         """
-        return await self._sessions.send(self._id, message, output=output, **options)
+        return await self._sessions.send(self._id, message, *parts, output=output, **options)
 
     def stream(
-        self, message: object, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
+        self, message: object, *parts: Sent, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
     ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
         Whoever stops listening stops the run, unless it is to `detach`.
         """
-        return self._sessions.stream(self._id, message, output=output, detach=detach, **options)
-
-    @overload
-    async def start(self, message: object, *, output: type[T], **options: Unpack[SendOptions]) -> StartedRun[T]: ...
+        return self._sessions.stream(self._id, message, *parts, output=output, detach=detach, **options)
 
     @overload
     async def start(
-        self, message: object, *, output: object = None, **options: Unpack[SendOptions]
+        self, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
+    ) -> StartedRun[T]: ...
+
+    @overload
+    async def start(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> StartedRun[Any]: ...
 
-    async def start(self, message: object, *, output: object = None, **options: Unpack[SendOptions]) -> StartedRun[Any]:
+    async def start(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> StartedRun[Any]:
         """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it."""
-        return await self._sessions.start(self._id, message, output=output, **options)
+        return await self._sessions.start(self._id, message, *parts, output=output, **options)
 
     async def result(self, key: str) -> Reply[Any] | None:
         """Tell what came of a key, without starting anything. None if no message with that key was ever sent."""
@@ -110,8 +121,12 @@ class Chat:
     async def cancel(self) -> bool:
         return await self._sessions.cancel(self._id)
 
-    async def inject(self, message: object) -> None:
-        await self._sessions.inject(self._id, message)
+    async def read(self, part: Media) -> Media:
+        """Return an image or a file of this session with its bytes in `data`."""
+        return await self._sessions.read(self._id, part)
+
+    async def inject(self, message: object, *parts: Sent) -> None:
+        await self._sessions.inject(self._id, message, *parts)
 
     async def fork(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
@@ -22,6 +22,7 @@ from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import Action, Entry
 from perdure.runtime.runtime import SessionRuntime
+from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.looking import Looking
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.started_run import StartedRun
@@ -54,19 +55,20 @@ class Talking(Looking):
 
     @overload
     async def send(
-        self, session_id: str, message: object, *, output: type[T], **options: Unpack[SendOptions]
+        self, session_id: str, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
     ) -> Reply[T]: ...
 
     @overload
     async def send(
-        self, session_id: str, message: object, *, output: object = None, **options: Unpack[SendOptions]
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> Reply[Any]: ...
 
     async def send(
-        self, session_id: str, message: object, *, output: object = None, **options: Unpack[SendOptions]
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> Reply[Any]:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
+        `parts` are images and files that go with a text, from `perdure.attach` or as paths, and further texts.
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
         `context` is what tools find in `ToolContext.context`; it is never stored. `context_data` is JSON, stored with
@@ -74,29 +76,31 @@ class Talking(Looking):
         of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
         the form of this answer, which `reply.value` has: a type or a JSON schema.
         """
-        action = self._sending(message, output, options)
+        action = await self._sending(message, parts, output, options)
         await self._prepare(session_id, options)
         return await self._sent(session_id, action)
 
     @overload
     async def start(
-        self, session_id: str, message: object, *, output: type[T], **options: Unpack[SendOptions]
+        self, session_id: str, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
     ) -> StartedRun[T]: ...
 
     @overload
     async def start(
-        self, session_id: str, message: object, *, output: object = None, **options: Unpack[SendOptions]
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> StartedRun[Any]: ...
 
     async def start(
-        self, session_id: str, message: object, *, output: object = None, **options: Unpack[SendOptions]
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
     ) -> StartedRun[Any]:
         """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it.
 
         The options are those of `send`. When the connection is left, the run has its grace to end; then it is
         interrupted, to be recovered.
         """
-        run = await self._started(session_id, self._sending(message, output, options), options, detach=True)
+        run = await self._started(
+            session_id, await self._sending(message, parts, output, options), options, detach=True
+        )
         await run.begun()
         return run
 
@@ -104,7 +108,7 @@ class Talking(Looking):
         self,
         session_id: str,
         message: object,
-        *,
+        *parts: Sent,
         output: object = None,
         detach: bool = False,
         **options: Unpack[SendOptions],
@@ -114,7 +118,9 @@ class Talking(Looking):
         Whoever stops listening stops the run, and what was said until then is kept. With `detach`, the run continues.
         The other options are those of `send`.
         """
-        run = await self._started(session_id, self._sending(message, output, options), options, detach=detach)
+        run = await self._started(
+            session_id, await self._sending(message, parts, output, options), options, detach=detach
+        )
         async with self._listening(run) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -126,10 +132,12 @@ class Talking(Looking):
         key = await self._prepare(session_id, options)
         return self._run_apart(key, Listener(key), self._sent(key, action), detach)
 
-    def _sending(self, message: object, output: object, options: SendOptions) -> SendMessage:
+    async def _sending(
+        self, message: object, parts: Sequence[Sent], output: object, options: SendOptions
+    ) -> SendMessage:
         for name in options.keys() - SendOptions.__annotations__.keys():
             raise TypeError(f"got an unexpected keyword argument {name!r}")
-        return SendMessage(message, self.loops, output=output, **options)
+        return SendMessage(await message_of(message, parts), self.loops, output=output, **options)
 
     async def _prepare(self, session_id: str, options: SendOptions) -> SessionId:
         key = await self._reach(session_id)

@@ -1,4 +1,4 @@
-"""The port between sessions and whatever keeps them: thirteen tables, six statements, one class to implement.
+"""The port between sessions and whatever keeps them: fifteen tables, six statements, one class to implement.
 
 What a verb means is written once, in `jobs/`, as generators of row statements. An engine drives them: it carries out
 each statement and sends its rows back. It knows tables, and nothing of sessions.
@@ -62,6 +62,10 @@ TABLES: Mapping[str, Table] = {
     # A log of messages: the main one of a session has the name "", that of a branch its loop's id.
     "log": Table(("log", "sid", "name", "crc"), (("log",), ("sid", "name")), (), "log"),
     "msg": Table(("log", "pos", "crc", "body"), (("log", "pos"),)),
+    # Images and files, each once under the SHA-256 of its bytes; and the messages that show it. A position below 0 is
+    # that of an item in the inbox of the log's session: -3 is the third.
+    "blob": Table(("hash", "size", "body"), (("hash",),)),
+    "attached": Table(("hash", "log", "pos"), (("log", "pos", "hash"),), (("hash", "log"),)),
     # One row for each version of a session.
     "head": Table(("sid", "version", "crc", "body"), (("sid", "version"),)),
     # What is large in a head, or the same in many, once; and which sessions' heads name it.

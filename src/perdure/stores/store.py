@@ -14,7 +14,7 @@ from perdure import codec
 from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
-from perdure.model.message import Message
+from perdure.model.message import Message, Text
 from perdure.model.session import AgentSession, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
@@ -39,7 +39,7 @@ from perdure.stores.cache import LRU, CachedSession, SessionCache
 from perdure.stores.engine import Engine, IndexedEngine
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
-from perdure.stores.format.rows import LAST, Batch, prepare_batch, prepare_entries
+from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
@@ -266,8 +266,16 @@ class Store:
     ) -> tuple[Claim, Appended]:
         checked.claim(version, owner, lease, messages, entries, take_over)
         asked = Claim(SessionId(session_id), 0, version, owner, lease)
-        rows, batch = _encoded(messages), self._batch(entries)
-        change = Take(asked, self._origin, rows, batch, take_over=take_over, note=self._note_claim)
+        rows, attachments = _encoded(messages)
+        change = Take(
+            asked,
+            self._origin,
+            rows,
+            self._batch(entries),
+            take_over=take_over,
+            attachments=attachments,
+            note=self._note_claim,
+        )
         taken: tuple[Claim, Appended] = await self._engine.commit(change)
         return taken
 
@@ -293,7 +301,9 @@ class Store:
         taken: int = 0,
     ) -> Appended:
         checked.append(claim, messages, entries, log, taken)
-        change = Append(claim, self._origin, _encoded(messages), self._batch(entries), taken=taken, branch=log)
+        rows, attachments = _encoded(messages)
+        batch = self._batch(entries)
+        change = Append(claim, self._origin, rows, batch, taken=taken, branch=log, attachments=attachments)
         appended: Appended = await self._engine.commit(change)
         return appended
 
@@ -308,7 +318,7 @@ class Store:
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
         checked.read(after, limit, last, run, inbox)
-        job = record.read_inbox if inbox else record.read_record
+        job = record.read_whole_inbox if inbox else record.read_record
         return await self._engine.run(partial(job, SessionId(session_id), record.Asked(after, limit, last, run)))
 
     async def runs(
@@ -363,8 +373,13 @@ class Store:
 
     async def post(self, session_id: str, entry: Entry) -> int:
         checked.post(entry)
-        ((given, body),) = prepare_entries([entry])
-        return await self._engine.run(partial(record.post, SessionId(session_id), given, body), "write")
+        return await self._engine.run(partial(record.post, SessionId(session_id), record.Post.of(entry)), "write")
+
+    async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
+        from perdure.stores.jobs import attachments
+
+        wanted = checked.attachments(hashes)
+        return await self._engine.run(partial(attachments.read, SessionId(session_id), wanted), long=True)
 
     async def delete(self, session_id: str) -> None:
         from perdure.stores.jobs import erasing
@@ -440,5 +455,12 @@ class IndexedStore(Store):
         return await self._engine.index(anew=anew, progress=progress)
 
 
-def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:
-    return [(message.id, codec.encode_message(message)) for message in messages]
+def _encoded(messages: Sequence[Message]) -> tuple[list[tuple[str, bytes]], Attachments]:
+    """Return messages as they are written, and the images and files that stand apart from them."""
+    rows, attachments = list[tuple[str, bytes]](), list[tuple[int, codec.Attachment]]()
+    for message in messages:
+        if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
+            message, found = codec.detached(message)
+            attachments += [(len(rows), each) for each in found]
+        rows.append((message.id, codec.encode_message(message)))
+    return rows, attachments

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
+from perdure.stores.file.blobs import Blobs
 from perdure.stores.file.document import HEADER_LINES, Header, check_document, document_file, read_header
 from perdure.stores.file.log import SessionLog, log_file
 from perdure.stores.folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
@@ -33,6 +34,7 @@ class Directory:
 
     def __init__(self, path: Path, lock_timeout: float) -> None:
         self.folder = Folder(path)
+        self.blobs = Blobs(path)
         self.lock_timeout = lock_timeout
         with ExitStack() as undo:
             undo.callback(self.folder.close)
@@ -43,6 +45,7 @@ class Directory:
             undo.pop_all()
 
     def close(self) -> None:
+        self.blobs.close()
         self.folder.close()
 
     def run(self, job: Callable[[Directory], T], turn: Turn | None = None) -> T:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.errors import InvalidData, NotLoaded
 from perdure.model.execution import ExecutionState
-from perdure.model.message import Message
+from perdure.model.message import Message, Text
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, StepExecution
@@ -37,6 +37,8 @@ class Placement:
         """From where to where a tape was met last: each step of a run shows again what the steps before it did."""
         self.new: list[bytes] = []
         self.new_messages: list[Message] = []
+        self.attachments: list[tuple[int, codec.Attachment]] = []
+        """The bytes that new messages name by their hash, by the places of these messages among the new ones."""
         turn = self._turn_at_the_end() if not written else None
         self._is_one_turn = turn is not None
         if turn is not None:
@@ -74,6 +76,10 @@ class Placement:
     def _add(self, message: Message) -> None:
         if not isinstance(message, Message):
             raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
+        # Most are one text, which is told here: a call for each message would show in every save.
+        if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
+            message, found = codec.detached(message)
+            self.attachments += [(len(self.new), each) for each in found]
         raw, settled = codec.encode_settled(message)
         self.new.append(raw)
         self.new_messages.append(settled)
@@ -107,7 +113,7 @@ class Placement:
             if tape is None or place.position > tape.end:
                 tape = tapes[place.log] = Tape([], place.log, place.position)
             if place.position == tape.end and tape.items is not None:  # else the same message, met on another tape
-                tape.items.extend(map(codec.settled, slot[0].read(slot[1], slot[1] + 1)))
+                tape.items.extend(map(_as_loaded, slot[0].read(slot[1], slot[1] + 1)))
             places[slot] = tape, place.position
         return places
 
@@ -194,6 +200,13 @@ def _moves_of(places: Mapping[Slot, Slot]) -> Moves:
         else:
             known.append(_Move(position, position + 1, home, at))
     return moves
+
+
+def _as_loaded(message: Message) -> Message:
+    """Return a message that was written ahead as every later load gives it."""
+    if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
+        message, _ = codec.detached(message)
+    return codec.settled(message)
 
 
 def _are_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> bool:

@@ -26,6 +26,8 @@ LAST = 2**63 - 1
 """No number of a row is greater."""
 Stretch = tuple[int | str, int, int]
 """A log, and from where to where in it."""
+Attachments = Sequence[tuple[int, codec.Attachment]]
+"""The images and files of several messages, each with the place of its message among them."""
 
 
 def checksum(body: bytes, *place: int) -> int:

@@ -26,6 +26,7 @@ from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Row, 
 from perdure.stores.format.heads import PREFIX, encode_head
 from perdure.stores.format.placement import Placement, foreign_stretches
 from perdure.stores.format.rows import (
+    Attachments,
     Batch,
     Stretch,
     Values,
@@ -40,7 +41,7 @@ from perdure.stores.format.rows import (
 )
 from perdure.stores.format.settled import note_settled
 from perdure.stores.jobs.claiming import Facts, facts_of, refusal
-from perdure.stores.jobs.lines import Inherited, Stretches, inherited, known_beginning, shown_by_first, uncovered
+from perdure.stores.jobs.lines import Inherited, Stretches, inherited, known_beginning, noted, shown_by_first, uncovered
 
 Pack = Callable[[bytes], bytes]
 """What makes the body of a row smaller, if the engine wants it so."""
@@ -63,6 +64,8 @@ class Change:
     """A change to one session. `refuse` and `draft` may be called again: much depends on how the session stands."""
 
     gate: Literal["", "share"] = ""
+    attachments: Attachments = ()
+    """The images and files that its messages name by hash."""
 
     def __init__(self, session_id: SessionId, origin: str) -> None:
         self.session_id = session_id
@@ -137,6 +140,7 @@ class Keep(Change):
         """How often something had been erased when what a new session is made of was read."""
         self.version = session.version + 1
         self.messages = placement.new
+        self.attachments: Attachments = placement.attachments
         self.at = at
         self.known = known
         self.claim = claim
@@ -223,7 +227,7 @@ class Keep(Change):
 
     def is_plain(self, draft: Draft) -> bool:
         """Tell whether a save writes no rows but that of its session, messages, and a head."""
-        is_alone = self.known is not None and self.batch is None and self.key is None
+        is_alone = self.known is not None and self.batch is None and self.key is None and not self.attachments
         return is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
 
     def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:
@@ -251,6 +255,8 @@ class Keep(Change):
         if self.key is not None:
             yield from write_key(sid, self.key.name, self.key.digest, self.version)
         yield from write_messages(place.log, place.msg_end, self.messages)
+        if self.attachments:
+            yield from write_attachments(self, sid, (place.log, place.msg_end), draft.named)
         yield from write_head(sid, self.version, draft.head)
         yield from write_values(sid, draft.new_values)
         if draft.new_refs:
@@ -342,10 +348,14 @@ class Append(Change):
         *,
         taken: int = 0,
         branch: str = "",
+        attachments: Attachments = (),
     ) -> None:
         super().__init__(claim.session_id, origin)
         self.claim = claim
         self.messages = [body for _, body in rows]
+        self.attachments = attachments
+        if attachments:
+            self.gate = "share"
         self.batch = batch
         self.taken = taken
         self.branch = branch
@@ -365,6 +375,9 @@ class Append(Change):
         place = place_of(facts)
         log, start = (yield from branch_log(place.sid, self.branch)) if self.branch else (place.log, place.msg_end)
         yield from write_messages(log, start, self.messages)
+        if self.attachments:
+            shown = (yield from noted(self.session_id, place.sid)) if borrowed_by(self) else ()
+            yield from write_attachments(self, place.sid, (log, start), shown)
         end = place.evt_end + self.entries
         yield from write_batch(place.sid, end, self.batch, (log, start, start + len(self.messages)))
         yield Update("session", self.columns(place, facts), {"sid": place.sid})
@@ -389,8 +402,15 @@ class Append(Change):
 class Take(Append):
     """A claim, with a run's first entries."""
 
-    def __init__(self, claim: Claim, *given: Any, take_over: bool, note: Callable[[Claim], None] | None = None) -> None:
-        super().__init__(claim, *given)
+    def __init__(
+        self,
+        claim: Claim,
+        *given: Any,
+        take_over: bool,
+        attachments: Attachments = (),
+        note: Callable[[Claim], None] | None = None,
+    ) -> None:
+        super().__init__(claim, *given, attachments=attachments)
         self.take_over = take_over
         self._note = note
         self.holder = msgspec.json.encode(Holder.here(claim.owner))
@@ -488,6 +508,22 @@ def rows_of_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Ite
     if isinstance(log, int):
         sums = map(crc32, bodies, count(seed_of(log) + start))
     return zip(repeat(log), count(start), sums, bodies, strict=False)
+
+
+def write_attachments(change: Change, sid: int, begin: tuple[int | str, int], shown: Iterable[Stretch]) -> Job[None]:
+    """Write the images and files of messages that stand in a log from a position on.
+
+    `shown` is what the session shows of others: a message may name by hash what is there or in the session itself.
+    """
+    from perdure.stores.jobs import attachments  # most saves have none
+
+    yield from attachments.require_reachable(change.session_id, sid, borrowed_by(change), shown)
+    yield from attachments.write(change.attachments, *begin)
+
+
+def borrowed_by(change: Change) -> set[str]:
+    """Return the hashes that new messages name without bringing the bytes."""
+    return {each.hash for _, each in change.attachments if each.body is None}
 
 
 def write_batch(sid: int, last: int, batch: Batch | None, stretch: Stretch) -> Job[None]:

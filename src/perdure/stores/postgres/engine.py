@@ -103,8 +103,9 @@ class PostgresEngine(IndexedEngine):
 
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
         link, at = self.opened.link, given_time()
-        if isinstance(job, partial) and job.func is record.post:
-            posted: Any = await self.opened.inbox.post(*job.args)
+        if isinstance(job, partial) and job.func is record.post and not job.args[1].attachments:
+            session_id, item = job.args
+            posted: Any = await self.opened.inbox.post(session_id, item.entry, item.body)
             return posted  # type: ignore[no-any-return]  # what the job would return
 
         def queries() -> Queries[T]:

@@ -171,6 +171,29 @@ kept_uses AS (
     ON CONFLICT DO NOTHING
 )
 -- end
+-- if files
+, given_files AS MATERIALIZED (
+    SELECT row.* FROM jsonb_to_recordset(:files::jsonb)
+        AS row (n int, hash text, size int, start int, log bigint, pos bigint)
+    WHERE row.n = ANY (ARRAY(SELECT n FROM done))
+),
+-- As for values.
+file_gate AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock_shared(:gate::int, hashtext(current_schema()))
+    WHERE EXISTS (SELECT 1 FROM given_files)
+),
+kept_files AS (
+    INSERT INTO blob (hash, size, body)
+    SELECT DISTINCT ON (hash) hash, size, substring(:blob::bytea FROM start FOR size)
+    FROM given_files CROSS JOIN file_gate WHERE start IS NOT NULL ORDER BY hash
+    ON CONFLICT DO NOTHING
+),
+attached_files AS (
+    INSERT INTO attached (hash, log, pos)
+    SELECT DISTINCT hash, log, pos FROM given_files CROSS JOIN file_gate
+    ON CONFLICT DO NOTHING
+)
+-- end
 -- if refs
 , kept_refs AS (
     INSERT INTO ref (log, child, start, stop, since)

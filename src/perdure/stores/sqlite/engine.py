@@ -114,7 +114,7 @@ class SqliteEngine(IndexedEngine):
     async def commit(self, change: Change) -> Any:
         opened = self.opened
         job = partial(_commit, change, now().timestamp(), opened.deferred)
-        is_brief = isinstance(change, Keep | Append) and len(change.messages) <= _BRIEF
+        is_brief = isinstance(change, Keep | Append) and len(change.messages) <= _BRIEF and not change.attachments
         return await opened.writer.ask(job, change.finish, brief=is_brief)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
@@ -280,6 +280,8 @@ _TEXTS = {
     "log": {"name"},
     "value": {"hash"},
     "uses": {"hash"},
+    "blob": {"hash"},
+    "attached": {"hash"},
     "run": {"loop"},
     "inbox": {"run", "kind"},
     "key": {"name", "digest"},

@@ -126,8 +126,9 @@ def migrate(connection: apsw.Connection) -> None:
     for name, function in _FUNCTIONS.items():
         connection.create_scalar_function(name, function, deterministic=True)
     scripts = _migrations()
-    if 0 < _require_own(connection) == len(scripts) - 1:
-        steps.take(connection, steps.halves(scripts[-1].read_text())[0], lambda: exclusively(connection))
+    found = _require_own(connection)
+    if 0 < found < len(scripts):  # of several, the first: the steps of the others need what it makes
+        steps.take(connection, steps.halves(scripts[found].read_text())[0], lambda: exclusively(connection))
     with exclusively(connection):
         current = _require_own(connection)
         for number, script in list(enumerate(scripts, start=1))[current:]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from perdure import codec
 from perdure.errors import CorruptRecord, SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
@@ -13,6 +14,7 @@ from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT, Messages, name_of_log, own_name, split_name
+from perdure.stores.jobs.attachments import read_bodies as read_files
 from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
 from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.record import read_inbox, read_record, require_key
@@ -28,24 +30,54 @@ def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession
     rows = yield from _rows_of(session_id)
     naming = _Naming(session_id, origin)
     heads, values = yield from _portable(rows, naming)
-    lent: dict[str, dict[int, bytes]] = {}
+    lent: dict[str, Messages] = {}
     for log, start, stop in naming.stretches():
         if naming.is_carried(log, alone):
             shown = yield from _all_messages(session_id, log, start, stop)
-            lent.setdefault(naming.names[log], {}).update(shown)
+            lent[naming.names[log]] = {**lent.get(naming.names[log], {}), **shown}
     own = {own_name(session_id, branch): messages for branch, messages in rows.own.items() if messages}
+    files = _Files(session_id)
+    logs = {name: files.taken_out(name, own[name]) for name in own if split_name(name)[0] == session_id}
+    lent = {name: files.taken_out(name, messages) for name, messages in lent.items()}
+    for seq, item in enumerate(rows.inbox, 1):
+        files.places |= dict.fromkeys(codec.hashes_in_post(item.body), f"inbox {seq}")
     return ArchivedSession(
         session_id=session_id,
         heads=heads,
         values=values,
-        logs={name: messages for name, messages in own.items() if split_name(name)[0] == session_id},
+        logs=logs,
         lent=lent,
+        blobs=(yield from files.bodies()),
         owners=naming.owners,
         entries=rows.entries,
         inbox=rows.inbox,
         keys=rows.keys,
         interrupted=rows.interrupted,
     )
+
+
+class _Files:
+    """The images and files of messages on their way out."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self.places: dict[str, str] = {}
+        """Where bytes are named that have to be read."""
+        self._given: dict[str, bytes] = {}
+
+    def taken_out(self, name: str, messages: Messages) -> Messages:
+        """Return messages with all large bytes apart, as earlier releases have not stored them."""
+        found: dict[int, bytes] = {}
+        for at, raw in messages.items():
+            body, attachments = codec.detached_raw(raw)
+            self._given |= {each.hash: each.body for each in attachments if each.body is not None}
+            self.places |= dict.fromkeys(codec.hashes_in(body), f"message {at} of log {name}")
+            found[at] = body
+        return found
+
+    def bodies(self) -> Job[dict[str, bytes]]:
+        wanted = {key: place for key, place in self.places.items() if key not in self._given}
+        return {**self._given, **(yield from read_files(self._session_id, wanted))}
 
 
 class SessionRows(NamedTuple):
