@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
 from perdure.loop.compaction.auto import AutoCompactor, Trigger
-from perdure.loop.cut_off import CutOffAnswer
+from perdure.loop.cut_off import CutOffAnswer, LostAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import UNLIMITED, BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
@@ -74,6 +74,8 @@ class RunStart(msgspec.Struct, frozen=True):
     context: object = None
     """What tools are given as their context."""
     context_data: Mapping[str, Any] | None = None
+    lost: LostAnswer | None = None
+    """What the model was saying when the run that is continued was killed."""
 
 
 BY_ITSELF = RunStart()
@@ -191,7 +193,7 @@ class Run:
             ended_by = error
         await self._end(ended_by)
 
-    async def _begin(self) -> None:
+    async def _begin(self, *, gives_up: bool = False) -> None:
         resumed = self.state.status is ExecutionStatus.IN_PROGRESS
         parent = self.state.execution.execution_id if self.state.execution and not resumed else None
         if resumed:
@@ -204,6 +206,8 @@ class Run:
         if not resumed:
             for message in self.start.inputs:
                 await self._narrator.message_ended(message)
+        if self.start.lost is not None and self.execution.current_step is None:
+            await self._keep_lost_answer(self.start.lost, gives_up=gives_up)
         await self._narrator.barrier()
         if not self.is_input_accepted:
             await self._filter_inputs()
@@ -337,8 +341,12 @@ class Run:
     async def _ask(self, request: ModelRequest, message_id: str) -> ModelReply:
         assert self._so_far is not None
         on_delta = self._so_far.listening(request, self._narrator.deltas_of(message_id))
-        async with self.time_limit():
-            reply: ModelReply = await self._setup.driver.respond(request, on_delta)
+        self._narrator.begin_answer(self._so_far)
+        try:
+            async with self.time_limit():
+                reply: ModelReply = await self._setup.driver.respond(request, on_delta)
+        finally:
+            self._narrator.end_answer()
         if self._setup.compaction is not None:
             self._setup.compaction.learn(request, reply.response.usage)
         return reply
@@ -464,7 +472,7 @@ class Run:
     async def give_up(self) -> None:
         """Take a run up again only to end it where it stands."""
         with _unwrapped():
-            await self._begin()
+            await self._begin(gives_up=True)
         await self.end_cancelled()
 
     async def end_cancelled(self) -> None:
@@ -495,6 +503,24 @@ class Run:
         step = so_far.step(self.state.transcript.without_blocks())
         self.state = self.state.with_current_step(step)
         await self._narrator.message_ended(self.state.transcript[-1], step.inference_response)
+
+    async def _keep_lost_answer(self, lost: LostAnswer, *, gives_up: bool) -> None:
+        """Keep what a killed process had of an answer, which is on record before the model is asked again.
+
+        The new answer takes its place: it is neither shown nor a step, and what it has cost counts. If the run is only
+        to be ended, it is kept as any answer that is cut off.
+        """
+        answer = CutOffAnswer(new_id(), lost.message_id).found(lost.text, self._request())
+        if gives_up:
+            self.state = self.state.with_execution(self.execution.with_step_started())
+            await self._narrator.turn_started(answer.step_id, self.state.step_count)
+            self._so_far = answer
+            await self._keep_cut_off_answer()
+            return
+        tags = {"execution_id": self.execution.execution_id, "agent_id": self.state.agent_id}
+        message, response = answer.superseded(tags)
+        self.state = self.state.with_execution(self.execution.with_discarded_usage(response.usage))
+        await self._narrator.message_ended(message, response)
 
     def _close(self, status: ExecutionStatus) -> None:
         execution = self.state.with_current_step_completed().execution

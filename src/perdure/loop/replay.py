@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.loop.compaction.compactor import overlaid
+from perdure.loop.cut_off import is_superseded
 from perdure.loop.filters import refusal
 from perdure.loop.tool_use import Decisions
 from perdure.model.execution import ExecutionState, ExecutionStatus
@@ -122,6 +123,9 @@ class Replay:
 
     def _say(self, event: MessageEnd) -> None:
         message = event.message
+        if is_superseded(message):
+            self._change(self._execution.with_discarded_usage(event.response.usage if event.response else Usage()))
+            return
         if message.id in self._refused:
             return
         if self._step_id is None or message.metadata.get("step_id") != self._step_id:

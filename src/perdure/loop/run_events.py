@@ -41,6 +41,7 @@ from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import JSON
 from perdure.protocols import Delta, EventHandler, OnDelta
+from perdure.sketching import Unfinished
 
 
 class Record(Protocol):
@@ -57,6 +58,14 @@ class Record(Protocol):
     async def barrier(self) -> None:
         """Return once everything taken is durable. Called before each point of no return."""
         ...
+
+
+class Sketching(Protocol):
+    """A record that keeps the text of an answer while it is being written."""
+
+    def begin_answer(self, run: str, answer: Unfinished) -> None: ...
+
+    def end_answer(self) -> None: ...
 
 
 class Unrecordable(Exception):
@@ -117,6 +126,7 @@ class Narrator:
         self._children: list[ChildLoopRef] = list(told.children)
         self._compactions = told.compactions
         self._start: dict[str, Any] = {}
+        self._sketching: Sketching | None = record if hasattr(record, "begin_answer") else None  # type: ignore[assignment]
 
     def begin(
         self,
@@ -191,6 +201,15 @@ class Narrator:
 
     async def message_started(self, message_id: str, role: Role) -> None:
         await self._tell(MessageStart, message_id=message_id, role=role)
+
+    def begin_answer(self, answer: Unfinished) -> None:
+        """Have an answer kept while it is being written."""
+        if self._sketching is not None:
+            self._sketching.begin_answer(self._common["loop_id"], answer)
+
+    def end_answer(self) -> None:
+        if self._sketching is not None:
+            self._sketching.end_answer()
 
     def deltas_of(self, message_id: str) -> OnDelta:
         async def on_delta(delta: Delta) -> None:

@@ -124,8 +124,10 @@ class Keep(Change):
         key: Key | None = None,
         is_new: bool = False,
         parent: CachedSession | None = None,
+        drops_sketches: bool = False,
     ) -> None:
         super().__init__(session.id, origin)
+        self.drops_sketches = drops_sketches
         self.session = session
         self.is_new = is_new
         self.version = session.version + 1
@@ -209,6 +211,8 @@ class Keep(Change):
         place, sid = draft.place, draft.place.sid
         if not self.is_new:
             yield Update("session", self.columns(draft, facts), {"sid": sid})
+        if self.drops_sketches:
+            yield Delete("sketch", {"sid": sid})
         if draft.tags is not None:
             if not self.is_new:
                 yield Delete("tag", {"sid": sid})
@@ -292,8 +296,10 @@ class Append(Change):
         *,
         taken: int = 0,
         branch: str = "",
+        drops_sketches: bool = False,
     ) -> None:
         super().__init__(claim.session_id, origin)
+        self.drops_sketches = drops_sketches
         self.claim = claim
         self.messages = [body for _, body in rows]
         self.batch = batch
@@ -317,6 +323,8 @@ class Append(Change):
         yield from write_messages(log, start, self.messages)
         end = place.evt_end + self.entries
         yield from write_batch(place.sid, end, self.batch, (log, start, start + len(self.messages)))
+        if self.drops_sketches:
+            yield Delete("sketch", {"sid": place.sid})
         yield Update("session", self.columns(place, facts), {"sid": place.sid})
         return self.made(place, (log, start), facts)
 

@@ -133,9 +133,13 @@ class Order:
         log, start = self._start()
         columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
         said = parcel.messages(log, start, change.messages)
-        parcel.put("ops", {**self._common(n, change), **columns, **said, **self._of_batch(parcel, n, log, start)})
+        parcel.put(
+            "ops", {**self._common(parcel, n, change), **columns, **said, **self._of_batch(parcel, n, log, start)}
+        )
 
-    def _common(self, n: int, change: Keep | Append) -> dict[str, Any]:
+    def _common(self, parcel: Parcel, n: int, change: Keep | Append) -> dict[str, Any]:
+        if change.drops_sketches:
+            parcel.need("sketches")
         return {
             "n": n,
             "id": self.session_id,
@@ -148,6 +152,7 @@ class Order:
             "messages": 0 if self.branch else len(change.messages),
             "entries": change.entries,
             "taken": change.taken,
+            "drops": change.drops_sketches,
         }
 
     def _of_keep(self, parcel: Parcel, n: int, change: Keep) -> dict[str, Any]:
