@@ -9,6 +9,7 @@ from typing import Any
 
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, MessageUpdate
+from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk, Reply
 
 _heard_by: ContextVar[Listener | None] = ContextVar("perdure_listener", default=None)
@@ -17,10 +18,11 @@ _heard_by: ContextVar[Listener | None] = ContextVar("perdure_listener", default=
 class Listener:
     """Hears the text of one run alone: others in its session may come before it, or behind it with what was queued.
 
-    With `continues` it is a run that waited for a person, and goes on with what was decided.
+    With `continues` it is a run that waited for a person, and goes on with what was decided; it had `said` so many
+    characters before.
     """
 
-    def __init__(self, session_id: SessionId, *, continues: bool = False) -> None:
+    def __init__(self, session_id: SessionId, *, continues: bool = False, said: int = 0) -> None:
         self.began = asyncio.Event()
         """Set once the run has claimed its session."""
         self._chunks: list[Chunk] = []
@@ -28,7 +30,9 @@ class Listener:
         self._is_over = False
         self._session_id = session_id
         self._continues = continues
-        self._loop_id: str | None = None
+        self._said = said
+        self.place: Place | None = None
+        """How far the run has come in what it says."""
 
     def listen_to(self, run: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
         """Begin a run, which tells of itself in a context where this listener is known."""
@@ -52,12 +56,21 @@ class Listener:
 
     def hear(self, event: object) -> None:
         if isinstance(event, MessageUpdate):
-            if event.loop_id == self._loop_id and event.kind in ("text", "restart"):
-                self._chunks.append(_chunk(event))
+            if self.place is not None and event.loop_id == self.place.run and event.kind in ("text", "restart"):
+                self._chunks.append(self._chunk(event, self.place))
                 self._wake()
-        elif isinstance(event, AgentStart) and self._loop_id is None and self._is_its_own(event):
-            self._loop_id = event.loop_id
+        elif isinstance(event, AgentStart) and self.place is None and self._is_its_own(event):
+            self.place = Place(event.loop_id, base=self._said)
             self.began.set()
+
+    def _chunk(self, event: MessageUpdate, place: Place) -> Chunk:
+        if event.message_id != place.message_id:
+            place = place.in_message(event.message_id)
+        if event.kind == "restart":
+            self.place = place = place.at_beginning(place.attempt + 1) if place.offset else place
+            return Chunk(restarts=True, offset=place.end, place=place)
+        self.place = place.after(event.text)
+        return Chunk(event.text, offset=place.end, place=self.place)
 
     def _is_its_own(self, event: AgentStart) -> bool:
         # A run that was killed is recovered before what was said now is sent: it is resumed, and another's.
@@ -72,7 +85,3 @@ class Listener:
         """Wake those who wait; who comes later waits for the next time."""
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
-
-
-def _chunk(event: MessageUpdate) -> Chunk:
-    return Chunk(restarts=True) if event.kind == "restart" else Chunk(event.text)
