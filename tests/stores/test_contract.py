@@ -21,6 +21,7 @@ from perdure.testing import (
     JournalContract,
     NamesContract,
     SearchContract,
+    SketchContract,
     StoreContract,
 )
 
@@ -34,6 +35,7 @@ class EveryContract(
     CheckContract,
     ChronicleContract,
     NamesContract,
+    SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""
 

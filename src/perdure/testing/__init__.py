@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         JournalContract,
         NamesContract,
         SearchContract,
+        SketchContract,
         StoreContract,
     )
     from perdure.testing.engine_contract import EngineContract
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract CheckContract ChronicleContract ErasureContract JournalContract NamesContract "
-    "SearchContract StoreContract",
+    "SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -53,6 +54,7 @@ __all__ = [
     "NamesContract",
     "ScriptedDriver",
     "SearchContract",
+    "SketchContract",
     "StoreContract",
 ]
 
