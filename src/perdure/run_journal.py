@@ -368,14 +368,20 @@ class JournalRecord(_WriteAhead):
 
     def begin_answer(self, run: str, answer: Unfinished) -> None:
         """Keep the text of an answer while it is being written, if it takes a while and the journal can."""
-        if self._sketcher is None and self.claim is not None and is_sketchbook(self._journal):
-            self._sketcher = Sketcher(self._journal, self.claim)
-        if self._sketcher is not None:
-            self._sketcher.begin(run, answer, self.seq)
+        sketcher = self._sketcher
+        if sketcher is None and self.claim is not None and is_sketchbook(self._journal):
+            sketcher = self._sketcher = Sketcher(self._journal, self.claim)
+        if sketcher is not None:
+            sketcher.begin(run, answer, self.seq)
 
     def end_answer(self) -> None:
         if self._sketcher is not None:
             self._sketcher.end()
+
+    @property
+    def is_sketching(self) -> bool:
+        """Tell whether something of an answer is being written."""
+        return self._sketcher is not None and self._sketcher.is_writing
 
     async def end_sketches(self) -> None:
         """Wait until nothing is written of an answer any more: the store may be closed next."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -44,30 +44,42 @@ class Sketcher:
     def __init__(self, journal: Sketchbook, claim: Claim) -> None:
         self._journal = journal
         self._claim = claim
+        self._pulse = pulse_here()
         self._answer: Unfinished | None = None
+        self._seen: Unfinished | None = None
+        """The answer that was there at the last look: it takes longer than from one to the next."""
         self._write: asyncio.Task[None] | None = None
 
     def begin(self, run: str, answer: Unfinished, seq: int) -> None:
         """Keep an answer from now on. `seq` is where the record ends until it is whole."""
         self._run, self._answer, self._seq = run, answer, seq
-        self._attempt = answer.restarts
-        self._pieces = self._length = 0
-        self._not_before = asyncio.get_running_loop().time() + EVERY
-        pulse_here().add(self._look)
+        pulse = self._pulse
+        pulse.asked.add(self)
+        if not pulse.is_set:
+            pulse.set()
 
     def end(self) -> None:
         self._answer = None
-        pulse_here().discard(self._look)
+        self._pulse.asked.discard(self)
+
+    @property
+    def is_writing(self) -> bool:
+        return self._write is not None
 
     async def idle(self) -> None:
         """Wait until nothing is being written."""
         if self._write is not None:
             await asyncio.wait({self._write})
 
-    def _look(self, time: float) -> None:
+    def look(self, time: float) -> None:
         """Write what is new, unless it is too soon or something is on its way."""
         answer = self._answer
-        if answer is None or self._write is not None or time < self._not_before:
+        if answer is None or self._write is not None:
+            return
+        if answer is not self._seen:
+            self._seen, self._attempt, self._pieces, self._length, self._not_before = answer, -1, 0, 0, time
+            return
+        if time < self._not_before:
             return
         if answer.restarts != self._attempt:
             self._attempt, self._pieces, self._length = answer.restarts, 0, 0
@@ -87,9 +99,11 @@ class Sketcher:
             _log.warning("what session %s is being told could not be kept: %s", self._claim.session_id, error)
             self._not_before = asyncio.get_running_loop().time() + _AFTER_FAILURE
             return
-        if self._answer is answer and not is_kept:
+        if self._answer is not answer:
+            return
+        if not is_kept:
             self.end()
-        elif self._answer is answer and piece.attempt == self._attempt:
+        elif piece.attempt == self._attempt:
             self._pieces, self._length = pieces, piece.start + len(piece.text)
 
     def _written(self, _: asyncio.Task[None]) -> None:
@@ -97,30 +111,23 @@ class Sketcher:
 
 
 class Pulse:
-    """Calls those who ask for it every tenth of a second. While nobody does there is no timer."""
+    """Looks at those who ask for it every tenth of a second. While nobody does there is no timer."""
 
     def __init__(self) -> None:
-        self._asked: set[Callable[[float], None]] = set()
-        self._is_set = False
+        self.asked: set[Sketcher] = set()
+        self.is_set = False
 
-    def add(self, look: Callable[[float], None]) -> None:
-        self._asked.add(look)
-        if not self._is_set:
-            self._set(asyncio.get_running_loop())
-
-    def discard(self, look: Callable[[float], None]) -> None:
-        self._asked.discard(look)
-
-    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_set = True
+    def set(self) -> None:
+        self.is_set = True
+        loop = asyncio.get_running_loop()
         loop.call_later(EVERY, self._beat, loop)
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_set = False
-        for look in tuple(self._asked):
-            look(loop.time())
-        if self._asked:
-            self._set(loop)
+        self.is_set = False
+        for each in tuple(self.asked):
+            each.look(loop.time())
+        if self.asked:
+            self.set()
 
 
 _pulses: WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = WeakKeyDictionary()

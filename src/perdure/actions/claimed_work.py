@@ -62,13 +62,6 @@ class ClaimedWork:
         A wish to cancel that is found there ends it in good order. Cancelling this cancels the work, and waits for it.
         """
         work = asyncio.ensure_future(steps)
-        try:
-            await self._watched(work)
-        finally:
-            if self.record is not None:
-                await self.record.end_sketches()
-
-    async def _watched(self, work: asyncio.Future[None]) -> None:
         with self._context.under_way.cancellable(work) if self._context is not None else nullcontext():
             if self._inbox is None:
                 await _finished(work)
@@ -78,6 +71,8 @@ class ClaimedWork:
                 await _finished(work)
             finally:
                 failure = await watch.end()
+                if self.record is not None and self.record.is_sketching:
+                    await self.record.end_sketches()
             if failure is not None:
                 raise failure
 

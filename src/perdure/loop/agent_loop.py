@@ -23,7 +23,7 @@ from perdure.loop.guards import UNLIMITED, BudgetGuard, Guard, TimeLimit, TimeLi
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import check_response
-from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable, Unrecorded
+from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable, Unrecorded, sketching_of
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
@@ -129,6 +129,7 @@ class Run:
         self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
         self._repaired = False
         self._so_far: CutOffAnswer | None = None
+        self._sketching = sketching_of(start.record)
         self.is_settled = False
         """Whether the run has ended, or waits for a person: there is something to be kept."""
         self.is_input_accepted = not (start.inputs and setup.input_filters)
@@ -341,12 +342,15 @@ class Run:
     async def _ask(self, request: ModelRequest, message_id: str) -> ModelReply:
         assert self._so_far is not None
         on_delta = self._so_far.listening(request, self._narrator.deltas_of(message_id))
-        self._narrator.begin_answer(self._so_far)
+        sketching = self._sketching
+        if sketching is not None:
+            sketching.begin_answer(self.execution.execution_id, self._so_far)
         try:
             async with self.time_limit():
                 reply: ModelReply = await self._setup.driver.respond(request, on_delta)
         finally:
-            self._narrator.end_answer()
+            if sketching is not None:
+                sketching.end_answer()
         if self._setup.compaction is not None:
             self._setup.compaction.learn(request, reply.response.usage)
         return reply

@@ -51,7 +51,8 @@ class CutOffAnswer:
     def listening(self, request: ModelRequest, tell: OnDelta) -> OnDelta:
         """Return what a driver is to call with each piece: it is kept here, and told."""
         self._request = request
-        self._begin_again()
+        if self.pieces:
+            self._begin_again()
 
         async def on_delta(delta: Delta) -> None:
             if delta.kind == "restart":

@@ -68,6 +68,11 @@ class Sketching(Protocol):
     def end_answer(self) -> None: ...
 
 
+def sketching_of(record: Record) -> Sketching | None:
+    """Return a record as one that keeps answers while they are being written; None if it does not."""
+    return record if hasattr(record, "begin_answer") else None  # type: ignore[return-value]  # as was just asked
+
+
 class Unrecordable(Exception):
     """The record has refused an event: not an error of the run, which could not be recorded either."""
 
@@ -126,7 +131,6 @@ class Narrator:
         self._children: list[ChildLoopRef] = list(told.children)
         self._compactions = told.compactions
         self._start: dict[str, Any] = {}
-        self._sketching: Sketching | None = record if hasattr(record, "begin_answer") else None  # type: ignore[assignment]
 
     def begin(
         self,
@@ -201,15 +205,6 @@ class Narrator:
 
     async def message_started(self, message_id: str, role: Role) -> None:
         await self._tell(MessageStart, message_id=message_id, role=role)
-
-    def begin_answer(self, answer: Unfinished) -> None:
-        """Have an answer kept while it is being written."""
-        if self._sketching is not None:
-            self._sketching.begin_answer(self._common["loop_id"], answer)
-
-    def end_answer(self) -> None:
-        if self._sketching is not None:
-            self._sketching.end_answer()
 
     def deltas_of(self, message_id: str) -> OnDelta:
         async def on_delta(delta: Delta) -> None:

@@ -71,13 +71,14 @@ class Reply(msgspec.Struct, frozen=True):
 class Chunk(str):
     """A piece of an answer's text. The last one of a stream is empty, and has the whole reply."""
 
-    __slots__ = ("_place", "offset", "reply", "restarts")
-    _place: Place | None
+    __slots__ = ("offset", "place", "reply", "restarts")
     reply: Reply | None
     restarts: bool
     """Whether an answer begins again: what comes behind the first `offset` characters of the run is void."""
     offset: int
     """How many characters of the run come before it."""
+    place: Place | None
+    """Where in the run it ends, as `cursor` says it."""
 
     def __new__(
         cls,
@@ -92,11 +93,11 @@ class Chunk(str):
         chunk.reply = reply
         chunk.restarts = restarts
         chunk.offset = offset
-        chunk._place = place
+        chunk.place = place
         return chunk
 
     @property
     def cursor(self) -> str | None:
         """The place behind it, for `follow(after=…)`. None if there was no run: the message waits, or its key was used
         before."""
-        return None if self._place is None else self._place.cursor
+        return None if self.place is None else self.place.cursor

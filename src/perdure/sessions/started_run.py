@@ -52,10 +52,11 @@ class StartedRun:
 
         Any number may listen, early or late, and leave again.
         """
+        place: Place | None = None
         async for chunk in self._listener.heard():
             yield chunk
-        reply, place = await self.result(), self._listener.place
-        yield last_chunk(reply, place)
+            place = chunk.place
+        yield last_chunk(await self.result(), place or self._listener.start)
 
     async def result(self) -> Reply:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""

@@ -25,14 +25,15 @@ class Listener:
     def __init__(self, session_id: SessionId, *, continues: bool = False, said: int = 0) -> None:
         self.began = asyncio.Event()
         """Set once the run has claimed its session."""
-        self._chunks: list[Chunk] = []
+        self._updates: list[tuple[str, str | None]] = []
+        """The pieces of text, each with its message's id; None where the model begins that message again."""
         self._grown = asyncio.Event()
         self._is_over = False
         self._session_id = session_id
         self._continues = continues
         self._said = said
-        self.place: Place | None = None
-        """How far the run has come in what it says."""
+        self.start: Place | None = None
+        """Where the text of the run begins, once it has."""
 
     def listen_to(self, run: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
         """Begin a run, which tells of itself in a context where this listener is known."""
@@ -44,33 +45,25 @@ class Listener:
 
     async def heard(self) -> AsyncIterator[Chunk]:
         """Yield what the run has said, from its beginning, and what it says until it is over."""
-        place = 0
+        number, place = 0, self.start
         while True:
             grown = self._grown
-            while place < len(self._chunks):
-                yield self._chunks[place]
-                place += 1
+            while number < len(self._updates):
+                chunk = _chunk(place or self.start or Place(""), *self._updates[number])
+                number, place = number + 1, chunk.place
+                yield chunk
             if self._is_over:
                 return
             await grown.wait()
 
     def hear(self, event: object) -> None:
         if isinstance(event, MessageUpdate):
-            if self.place is not None and event.loop_id == self.place.run and event.kind in ("text", "restart"):
-                self._chunks.append(self._chunk(event, self.place))
+            if self.start is not None and event.loop_id == self.start.run and event.kind in ("text", "restart"):
+                self._updates.append((event.message_id, event.text if event.kind == "text" else None))
                 self._wake()
-        elif isinstance(event, AgentStart) and self.place is None and self._is_its_own(event):
-            self.place = Place(event.loop_id, base=self._said)
+        elif isinstance(event, AgentStart) and self.start is None and self._is_its_own(event):
+            self.start = Place(event.loop_id, base=self._said)
             self.began.set()
-
-    def _chunk(self, event: MessageUpdate, place: Place) -> Chunk:
-        if event.message_id != place.message_id:
-            place = place.in_message(event.message_id)
-        if event.kind == "restart":
-            self.place = place = place.at_beginning(place.attempt + 1) if place.offset else place
-            return Chunk(restarts=True, offset=place.end, place=place)
-        self.place = place.after(event.text)
-        return Chunk(event.text, offset=place.end, place=self.place)
 
     def _is_its_own(self, event: AgentStart) -> bool:
         # A run that was killed is recovered before what was said now is sent: it is resumed, and another's.
@@ -85,3 +78,13 @@ class Listener:
         """Wake those who wait; who comes later waits for the next time."""
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
+
+
+def _chunk(place: Place, message_id: str, text: str | None) -> Chunk:
+    """Return the chunk that comes behind a place."""
+    if message_id != place.message_id:
+        place = place.in_message(message_id)
+    if text is None:
+        place = place.at_beginning(place.attempt + 1) if place.offset else place
+        return Chunk(restarts=True, offset=place.end, place=place)
+    return Chunk(text, offset=place.end, place=place.after(text))

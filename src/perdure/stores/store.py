@@ -149,7 +149,7 @@ class Store:
             taken=taken,
             key=key,
             is_new=is_new,
-            drops_sketches=claim is not None and self._has_sketches(claim),
+            drops_sketches=bool(self._sketched) and claim is not None and self._has_sketches(claim),
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
         )
 
@@ -314,7 +314,7 @@ class Store:
     ) -> Appended:
         checked.append(claim, messages, entries, log, taken)
         rows, batch = _encoded(messages), self._batch(entries)
-        drops = bool(rows) and self._has_sketches(claim)
+        drops = bool(self._sketched) and bool(rows) and self._has_sketches(claim)
         change = Append(claim, self._origin, rows, batch, taken=taken, branch=log, drops_sketches=drops)
         appended: Appended = await self._engine.commit(change)
         return appended
