@@ -25,6 +25,8 @@ ROUNDS = {"sqlite": 5, "postgres": 2}
 if os.environ.get("PERDURE_TORTURE"):
     ROUNDS = dict.fromkeys(ROUNDS, 100)
 RUNS = 20
+DELAYS = (0.3, 0.05, 0.4, 0.15, 0.0, 0.5)
+"""Seconds between the beginning of the last run and the end of its process. An answer takes half a second."""
 
 
 @contextmanager
@@ -68,7 +70,8 @@ async def test_followers_of_killed_runs_see_each_answer_once(tmp_path: Path, kin
         with process(address, "follow") as follower:
             for number in range(ROUNDS[kind]):
                 ids = [f"r{number}-{run}" for run in range(RUNS)]
-                await asyncio.to_thread(kill_in_the_middle, address, follower, ids, chance.random() * 0.5)
+                delay = DELAYS[number % len(DELAYS)] + chance.random() * 0.05
+                await asyncio.to_thread(kill_in_the_middle, address, follower, ids, delay)
                 await asyncio.gather(*map(app.recover, ids))
                 seen = json.loads(await asyncio.to_thread(said_by, follower))
                 for session_id, chunks in zip(ids, seen, strict=True):

@@ -37,6 +37,7 @@ from perdure.archive import copy, export_sessions, import_sessions
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.loop.compaction.summary import INSTRUCTIONS
 from perdure.model.ids import use
+from perdure.protocols import Entry, Sketch
 from perdure.stores.file import commit
 from perdure.stores.file.document import encode_document
 from perdure.stores.file.pledge import write_intent
@@ -121,6 +122,34 @@ async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
         again = LoopFactory(driver=ScriptedDriver(["Fine."]))
         session = await runtime.execute(session.id, SendMessage("And now?", again))
         assert session.state.messages[-1].text == "Fine."
+
+
+@pytest.mark.parametrize("how", ["erase", "redact"])
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+async def test_nothing_of_an_answer_under_way_is_left(tmp_path: Path, kind: str, how: str) -> None:
+    """Neither of one that was never finished, nor of the pieces of one that was, long ago and beside many others."""
+    async with STORES[kind](tmp_path) as store:
+        for number in range(30):
+            session = await store.create(new_session("hello", id=f"s{number}"))
+            claim, begun = await store.claim(session.id, version=1, owner="me", entries=[Entry("start", run="r")])
+            for start in range(40):
+                text = f"{number:05d}{SECRET if number in (3, 4, 29) else 'x' * len(SECRET)}" * 5
+                await store.sketch(claim, Sketch("r", "m", text, start * len(text), seq=begun.seq))
+            if number == 29:
+                await store.release(claim, interrupted=True)
+                break
+            told = [Message.assistant("what was said", id="told")]
+            appended = await store.append(claim, messages=told, entries=[Entry("said", run="r")])
+            state = session.state.with_messages(*told)
+            await store.save(session.with_state(state), claim=claim, written=appended.written)
+        assert SECRET.encode() in bytes_of(tmp_path)
+        for number in (3, 4, 29):
+            if how == "erase":
+                await store.delete(f"s{number}")
+            else:
+                session = await store.load(f"s{number}")
+                await store.redact(session.id, [message.id for message in session.state.messages])
+        assert SECRET.encode() not in bytes_of(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

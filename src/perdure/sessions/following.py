@@ -17,7 +17,7 @@ from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd
 from perdure.model.message import Message
 from perdure.protocols import Ear, Journal, JournalEntry, RunOnRecord, RunProgress, Sketch, is_sketchbook, said_in
-from perdure.runtime.record_reader import PAGE, Story
+from perdure.runtime.record_reader import PAGE, Story, last_of_run
 from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk
 
@@ -33,12 +33,22 @@ async def run_to_follow(journal: Journal, session_id: SessionId, place: Place | 
     Raise InvalidData if the place is in no run of the session.
     """
     if place is None:
+        await _begun(journal, session_id)
         found = await journal.runs(session_id, limit=_RUNS_LOOKED_AT)
         return next((run for run in reversed(found) if not _is_compaction(run)), None)
     found = await journal.runs(session_id, run=place.run)
     if not found:
         raise InvalidData("$.after", "it is the cursor of a run that this session does not have")
     return (await _next_run(journal, session_id, found[0]) if place.is_end else None) or found[0]
+
+
+async def _begun(journal: Journal, session_id: SessionId) -> None:
+    """Wait while branches are announced of which none has begun."""
+    while True:
+        entry = await last_of_run(journal, session_id)
+        if entry is None or entry.kind != "parallel_loop_start" or not await journal.is_claimed(session_id):
+            return
+        await asyncio.sleep(LOOK_EVERY)
 
 
 def _is_compaction(run: RunOnRecord) -> bool:
