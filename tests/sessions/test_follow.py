@@ -183,6 +183,22 @@ async def test_a_follower_who_is_behind_gets_messages_in_order(tmp_path: Path) -
             assert shown(rest, shown(heard[: place + 1])) == "One. Two. Three."
 
 
+async def test_only_what_the_run_says_itself_is_shown(tmp_path: Path) -> None:
+    """Not what it was sent in the model's name, though it looks like something that a crash has cut off."""
+    marks = {"incomplete": True, "superseded": True, "execution_id": "another"}
+    given = [perdure.Message.assistant("An example.", metadata=marks), perdure.Message.user("And now?")]
+    async with perdure.SqliteStore(tmp_path / "sessions.db") as store:
+        async with perdure.connect(store, driver=ScriptedDriver([HALF]), grace=0.0) as app:
+            chat = await app.open("s")
+            await chat.start(given, any_role=True)
+            await until(lambda: _has_kept(store, "Once upon a time"))
+        driver = ScriptedDriver(["Fine."])
+        async with perdure.connect(store, driver=driver) as app:
+            await app.recover("s")
+            assert await all_of(app.follow("s")) == ["Fine.", ""]
+            assert [message.text for message in driver.requests[0].messages] == ["An example.", "And now?"]
+
+
 async def test_an_earlier_run_is_followed_by_its_cursor(tmp_path: Path) -> None:
     """Without a cursor it is the last one; the cursor of a run's end leads to the run behind it."""
     driver = ScriptedDriver(lambda request: f"Answer {len(request.messages)}.")

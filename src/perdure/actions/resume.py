@@ -27,7 +27,7 @@ from perdure.errors import (
     SessionConflict,
     SessionNotFound,
 )
-from perdure.loop.cut_off import LostAnswer, is_superseded
+from perdure.loop.cut_off import LostAnswer
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.run_events import ResumePoint
@@ -204,7 +204,9 @@ def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
 
 
 def _is_lost_answer(event: AnyLoopEvent) -> bool:
-    return isinstance(event, MessageEnd) and is_superseded(event.message)
+    if not isinstance(event, MessageEnd) or not event.message.is_superseded:
+        return False
+    return event.message.metadata.get("execution_id") == event.loop_id  # and was not copied from elsewhere
 
 
 def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:

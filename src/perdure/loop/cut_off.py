@@ -83,8 +83,3 @@ class CutOffAnswer:
     def _estimate(self) -> Usage:
         asked = TokenEstimator().request(self._request) if self._request is not None else 0
         return Usage(input_tokens=asked, output_tokens=by_characters(self.text))
-
-
-def is_superseded(message: Message) -> bool:
-    """Tell whether a message is what was left of an answer when its process was killed, and another took its place."""
-    return bool(message.metadata.get(SUPERSEDED))

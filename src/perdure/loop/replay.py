@@ -11,7 +11,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.loop.compaction.compactor import overlaid
-from perdure.loop.cut_off import is_superseded
 from perdure.loop.filters import refusal
 from perdure.loop.tool_use import Decisions
 from perdure.model.execution import ExecutionState, ExecutionStatus
@@ -123,7 +122,7 @@ class Replay:
 
     def _say(self, event: MessageEnd) -> None:
         message = event.message
-        if is_superseded(message):
+        if message.is_superseded and message.metadata.get("execution_id") == event.loop_id:
             self._change(self._execution.with_discarded_usage(event.response.usage if event.response else Usage()))
             return
         if message.id in self._refused:

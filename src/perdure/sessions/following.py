@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from perdure.errors import InvalidData, RunInterrupted
-from perdure.loop.cut_off import is_superseded
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd
 from perdure.model.message import Message
@@ -155,7 +154,7 @@ class Follower:
         match event:
             case AgentStart():
                 self.base_version = event.base_version
-            case MessageEnd() if event.message.role == "assistant" and not self._is_group:
+            case MessageEnd() if _is_answer(event.message, event.loop_id) and not self._is_group:
                 for chunk in self._told(event.message):
                     yield chunk
             case AgentEnd():
@@ -170,17 +169,17 @@ class Follower:
         """Return what the selected branch of a group has said. Nobody can tell before which it is going to be."""
         runs = await self._journal.runs(self._session_id, run=loop_id) if loop_id else ()
         said = [message for run in runs for message in await self._journal.messages(run.log, run.start, run.stop)]
-        return [each for each in said if each.role == "assistant" and each.metadata.get("execution_id") == loop_id]
+        return [message for message in said if _is_answer(message, loop_id)]
 
     def _told(self, message: Message) -> Iterator[Chunk]:
         """Yield what is new in a message that is on record."""
         if self._is_passed(message):
             return
         place = self.place
-        is_seen = place.message_id == message.id and not is_superseded(message) and place.is_in(message.text)
+        is_seen = place.message_id == message.id and not message.is_superseded and place.is_in(message.text)
         if not self._is_whole and place.offset and not is_seen:
             yield self._restarted()
-        if is_superseded(message):  # another one takes its place
+        if message.is_superseded:  # another one takes its place
             return
         if self._is_whole or place.message_id != message.id:
             self.place = self.place.in_message(message.id)
@@ -192,7 +191,7 @@ class Follower:
         sought = self._sought
         if sought is None:
             return False
-        if message.id != sought.message_id and not is_superseded(message):
+        if message.id != sought.message_id and not message.is_superseded:
             self._passed += len(message.text)
         if message.id != sought.message_id and self._passed <= sought.base:
             return True
@@ -250,6 +249,11 @@ class Follower:
         self._reach()
         if self.place.offset and not self._is_whole:
             yield self._restarted()
+
+
+def _is_answer(message: Message, loop_id: str | None) -> bool:
+    """Tell whether a run has said a message itself: what it was sent may have any role."""
+    return message.role == "assistant" and message.metadata.get("execution_id") == loop_id
 
 
 @asynccontextmanager
