@@ -7,9 +7,8 @@ says something else, or the model begins again, what was shown of the answer is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from perdure.errors import InvalidData, RunInterrupted
 from perdure.model.ids import SessionId
@@ -34,7 +33,7 @@ async def run_to_follow(journal: Journal, session_id: SessionId, place: Place | 
     if place is None:
         await _begun(journal, session_id)
         found = await journal.runs(session_id, limit=_RUNS_LOOKED_AT)
-        return next((run for run in reversed(found) if not _is_compaction(run)), None)
+        return next((run for run in reversed(found) if not _is_compaction(run.first)), None)
     found = await journal.runs(session_id, run=place.run)
     if not found:
         raise InvalidData("$.after", "it is the cursor of a run that this session does not have")
@@ -50,20 +49,24 @@ async def _begun(journal: Journal, session_id: SessionId) -> None:
         await asyncio.sleep(LOOK_EVERY)
 
 
-def _is_compaction(run: RunOnRecord) -> bool:
-    return bool(_said_first(run).get("continuation", {}).get("kind") == "compaction")
+def _is_compaction(start: JournalEntry) -> bool:
+    """Tell whether a run that begins so only compacts: it says nothing, and may come while another waits."""
+    said = start.body if start.kind == "agent_start" else {}
+    return bool(said.get("continuation", {}).get("kind") == "compaction")
 
 
-def _said_first(run: RunOnRecord) -> Mapping[str, Any]:
-    return run.first.body if run.first.kind == "agent_start" else {}
+def _group_of(run: RunOnRecord) -> frozenset[str]:
+    """Return the runs that are evaluated side by side with one, itself among them."""
+    group = run.first.body.get("group") if run.first.kind == "agent_start" else None
+    return frozenset(group or {run.loop_id})
 
 
 async def _next_run(journal: Journal, session_id: SessionId, run: RunOnRecord) -> RunOnRecord | None:
-    kin = {run.loop_id, *(_said_first(run).get("group") or ())}
-    entries = await journal.read(session_id, after=run.last.seq, limit=PAGE)
-    names = [entry.run for entry in entries if entry.kind == "agent_start" and entry.run not in kin]
-    later = [each for name in names[:1] if name for each in await journal.runs(session_id, run=name)]
-    return next((each for each in later if not _is_compaction(each)), None)
+    entries, kin = await journal.read(session_id, after=run.last.seq, limit=PAGE), _group_of(run)
+    for entry in entries:
+        if entry.kind == "agent_start" and entry.run not in kin and not _is_compaction(entry):
+            return next(iter(await journal.runs(session_id, run=entry.run)), None)
+    return None
 
 
 class Follower:
@@ -73,7 +76,7 @@ class Follower:
         self._journal = journal
         self._session_id = session_id
         self._story = Story(journal, session_id)
-        self.runs: frozenset[str] = frozenset(_said_first(run).get("group") or {run.loop_id})
+        self.runs = _group_of(run)
         self._is_group = len(self.runs) > 1
         self._seq = run.first.seq - 1
         self._sought = place if place is not None and place.run in self.runs else None
@@ -143,7 +146,7 @@ class Follower:
         """Return the entries that tell of the run. Once another begins, it is over."""
         own: list[JournalEntry] = []
         for entry in page:
-            if entry.kind == "agent_start" and entry.run not in self.runs:
+            if entry.kind == "agent_start" and entry.run not in self.runs and not _is_compaction(entry):
                 self._is_over = True
                 break
             if entry.run in self.runs or entry.kind == "parallel_loop_end":

@@ -13,6 +13,7 @@ from perdure.stores.postgres.link import Connection, Link
 
 _LISTENED_FOR = 60.0
 _PAUSE = 0.2
+_PATIENCE = 1.0
 # Writers notify only while somebody is known to listen: a notification is a lock that all commits would queue for.
 _FOLLOW = (
     "UPDATE meta SET followed = extract(epoch FROM clock_timestamp()) + %s"
@@ -62,6 +63,9 @@ class Listener:
             news.clear()
 
         try:
+            with suppress(TimeoutError):  # so that what is written from now on is told
+                async with asyncio.timeout(_PATIENCE):
+                    await self._start()
             yield heard
         finally:
             self._forget(session_id, news)
