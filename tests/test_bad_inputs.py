@@ -331,6 +331,12 @@ VERBS: dict[str, Verb] = {
     "send to a number": lambda s, c: s.send(5, "x"),  # type: ignore[arg-type]
     "stream None": lambda s, c: c.stream(None),
     "stream key": lambda s, c: c.stream("x", key=5),  # type: ignore[arg-type]
+    "follow number": lambda s, c: s.follow(5),  # type: ignore[arg-type]
+    "follow after number": lambda s, c: c.follow(after=5),  # type: ignore[arg-type]
+    "follow after text": lambda s, c: c.follow(after="yesterday"),
+    "follow after half a character": lambda s, c: c.follow(after=HALF),
+    "follow timeout": lambda s, c: c.follow(timeout="1"),  # type: ignore[arg-type]
+    "follow timeout NaN": lambda s, c: c.follow(timeout=NAN),
     "run None": lambda s, c: s.run(None),
     "run blank agent": lambda s, c: s.run("x", agent=""),  # type: ignore[arg-type]
     "run agent": lambda s, c: s.run("x", agent="poet"),  # type: ignore[arg-type]
@@ -539,6 +545,7 @@ NOT_ENTERED: dict[str, Verb] = {
     "chat.subscribe": lambda s, c: c.subscribe(print),
     "send": lambda s, c: c.send("x"),
     "stream": lambda s, c: c.stream("x"),
+    "follow": lambda s, c: c.follow(),
     "run": lambda s, c: s.run("x"),
     "inject": lambda s, c: c.inject(Message.user("x")),
     "exists": lambda s, c: s.exists("s"),

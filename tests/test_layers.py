@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "perdure"
 LEVELS = (
     {"errors"},  # below the model, which raises them; they import nothing
     {"model"},
-    {"codec", "protocols", "redaction", "paging", "aio", "events"},
+    {"codec", "protocols", "redaction", "paging", "aio", "events", "sketching"},
     {"stores", "run_journal", "recorder", "records", "definition_files", "testing"},
     {"loop", "runtime"},
     {"actions", "parallel", "archive", "copying", "fsck"},
@@ -26,6 +26,7 @@ HEIGHT = {unit: height for height, level in enumerate(LEVELS) for unit in level}
 NEIGHBOURS = {
     "redaction": {"codec", "protocols"},
     "paging": {"protocols"},
+    "sketching": {"protocols"},
     "records": {"stores", "recorder"},
     "testing": {"stores"},  # the contract for engines drives their port
     "parallel": {"actions"},

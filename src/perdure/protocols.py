@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -818,6 +818,84 @@ class Journal(Protocol):
 
     async def post(self, session_id: str, entry: Entry) -> int:
         """Put an item into a session's inbox, claim or no claim; its sequence number."""
+        ...
+
+
+class Sketch(msgspec.Struct, frozen=True):
+    """A piece of the text of an answer that is not whole yet."""
+
+    run: str
+    message_id: str
+    text: str
+    start: int = 0
+    """How many characters of the answer come before it."""
+    attempt: int = 0
+    """How often the model had begun the answer again."""
+    seq: int = 0
+    """Where the session's record ended while this was said. The whole answer moves that end, and voids the piece."""
+
+    def __post_init__(self) -> None:
+        for name in ("run", "message_id", "text"):
+            expect_text(getattr(self, name), f"$.{name}")
+        for name in ("start", "attempt", "seq"):
+            expect_count(getattr(self, name), f"$.{name}")
+
+
+def said_in(pieces: Sequence[Sketch]) -> str:
+    """Return the text that pieces add up to, as far as one follows the other."""
+    text = ""
+    for piece in pieces:
+        same = (piece.message_id, piece.attempt) == (pieces[0].message_id, pieces[0].attempt)
+        if not same or piece.start != len(text):
+            break
+        text += piece.text
+    return text
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """How a session stands between two messages: where its record ends, who runs it, what is being said."""
+
+    seq: int
+    """The number of the last entry on record."""
+    is_claimed: bool
+    is_interrupted: bool
+    sketches: Sequence[Sketch] = ()
+    """The pieces of the answer that the record does not have yet, in order."""
+
+
+@runtime_checkable
+class Sketchbook(Protocol):
+    """A journal that keeps the text of an answer while the model still writes it."""
+
+    async def sketch(self, claim: Claim, piece: Sketch) -> bool:
+        """Keep a piece until its answer is whole. Raise ClaimLost if the claim is no longer held.
+
+        Return False, and keep nothing, if the record does not end where the piece says. A piece that starts at 0
+        replaces all others of the session. They are dropped by the append of a message, by a save and by a release
+        under the claim, by a redaction and by an erasure; an archive leaves them out.
+        """
+        ...
+
+    async def progress(self, session_id: str, *, after: int = 0) -> RunProgress:
+        """Tell how far a session's run has come. Of the pieces, return the first and those from a character on.
+
+        A piece that is damaged is left out, with all that follow it.
+        """
+        ...
+
+
+def is_sketchbook(journal: object) -> TypeGuard[Sketchbook]:
+    """Tell whether a journal is a Sketchbook. `isinstance` would walk the protocol's members for every run."""
+    return callable(getattr(journal, "sketch", None))
+
+
+@runtime_checkable
+class Ear(Protocol):
+    """A journal that can be listened to: it tells at once that a session's record has grown, or a piece was kept."""
+
+    def listening(self, session_id: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
+        """While the block lasts, hear what is written. What it gives is called with the seconds to wait at most; it
+        returns once something was written since it returned last, or since the block began."""
         ...
 
 

@@ -51,8 +51,10 @@ from perdure.protocols import (
     Saving,
     StoredAt,
     is_immediate,
+    is_sketchbook,
     knows_waiting,
 )
+from perdure.sketching import Sketcher, Unfinished
 
 LEASE = 30.0
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -249,6 +251,8 @@ class _WriteAhead:
         self.written: dict[str, StoredAt] = {}
         self.posted: int | None = None
         """The last item of the inbox at the last write; None if the store does not tell."""
+        self.seq = 0
+        """Where the session's record ended at the last write."""
 
     def wants(self, kind: type[LoopEvent]) -> bool:
         return kind not in _NOT_KEPT
@@ -265,7 +269,7 @@ class _WriteAhead:
             self._failure = error
             raise
         self._unwritten.arrived()
-        self.posted = appended.posted
+        self.posted, self.seq = appended.posted, appended.seq
         self.written.update(appended.written)
 
     async def _take_back_what_is_lost(self) -> None:
@@ -311,6 +315,7 @@ class JournalRecord(_WriteAhead):
         """Whether the run is to end on record even if its end cannot be saved."""
         self.taken = taken
         self._branches: list[BranchRecord] = []
+        self._sketcher: Sketcher | None = None
         self.posted_at_claim: int | None = None
         """The last item of the inbox when the session was claimed; None before that."""
         self.when_claimed: Callable[[], Awaitable[None]] = _nothing
@@ -367,6 +372,28 @@ class JournalRecord(_WriteAhead):
             )
         except SessionConflict as conflict:
             raise ClaimConflict(conflict.session_id, conflict.expected, conflict.found) from None
+
+    def begin_answer(self, run: str, answer: Unfinished) -> None:
+        """Keep the text of an answer while it is being written, if it takes a while and the journal can."""
+        sketcher = self._sketcher
+        if sketcher is None and self.claim is not None and is_sketchbook(self._journal):
+            sketcher = self._sketcher = Sketcher(self._journal, self.claim)
+        if sketcher is not None:
+            sketcher.begin(run, answer, self.seq)
+
+    def end_answer(self) -> None:
+        if self._sketcher is not None:
+            self._sketcher.end()
+
+    @property
+    def is_sketching(self) -> bool:
+        """Tell whether something of an answer is being written."""
+        return self._sketcher is not None and self._sketcher.is_writing
+
+    async def end_sketches(self) -> None:
+        """Wait until nothing is written of an answer any more: the store may be closed next."""
+        if self._sketcher is not None:
+            await self._sketcher.idle()
 
     async def leave(self) -> None:
         """Give the claim back without a save; a run that is on record without its end is left for recovery."""

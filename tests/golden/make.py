@@ -47,7 +47,7 @@ from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
-from perdure.protocols import Entry, Key
+from perdure.protocols import Entry, Key, Sketch
 from perdure.recorder import SessionRecorder
 from perdure.records.files import save_session
 from perdure.stores.file import FileStore
@@ -142,7 +142,7 @@ def _content() -> list[Message]:
 
 
 async def _run(store: Any) -> None:
-    """`gamma`: a run on record that was saved, and one that was killed."""
+    """`gamma`: a run on record that was saved, and one that was killed while it answered."""
     session = await store.create(new_session("Go", id="gamma"))
     ahead = [Message.assistant("Written ahead")]
     start = [Entry("start", {"n": 1}, "loop-1"), Entry("note", None)]
@@ -161,7 +161,10 @@ async def _run(store: Any) -> None:
         key=Key("key-1", "digest-1"),
     )
     lost = [Entry("start", {"n": 2}, "loop-2")]
-    await store.claim("gamma", version=2, owner="killed", messages=[Message.user("Never saved")], entries=lost)
+    unsaved = [Message.user("Never saved")]
+    claim, appended = await store.claim("gamma", version=2, owner="killed", messages=unsaved, entries=lost)
+    for start, text in ((0, "Half "), (5, "an answer")):
+        await store.sketch(claim, Sketch("loop-2", "message-2", text, start, seq=appended.seq))
 
 
 async def describe(store: Any) -> dict[str, Any]:

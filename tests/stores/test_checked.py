@@ -15,7 +15,7 @@ from tests import postgres_server
 import perdure
 from perdure import Entry, InvalidData, Message, PerdureError
 from perdure.model.transcript import LogRef
-from perdure.protocols import ArchivedSession, Claim, Key, StoredAt
+from perdure.protocols import ArchivedSession, Claim, Key, Sketch, StoredAt
 from perdure.stores.memory import MemoryStore
 from perdure.testing.samples import new_session, tell
 
@@ -84,6 +84,9 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "heartbeat": {"claim": without()},
     "release": {"claim": without(), "interrupted": FLAG},
     "append": {"claim": without(), "messages": RECORDS, "entries": RECORDS, "log": TEXT, "taken": COUNT},
+    "sketch": {"claim": without(), "piece": without()},
+    "progress": {"session_id": ID, "after": COUNT},
+    "listening": {"session_id": ID},
     "read": {
         "session_id": ID,
         "after": (*without(5, HUGE), True),
@@ -156,6 +159,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "text": "a",
                 "name": "",
                 "entry": Entry("steer"),
+                "piece": Sketch("r", "m", "half", seq=1),
                 "message_ids": [free.state.messages[0].id],
                 "after": 0,
                 "most": 0.0,

@@ -22,6 +22,7 @@ from perdure.testing import (
     JournalContract,
     NamesContract,
     SearchContract,
+    SketchContract,
     StoreContract,
 )
 
@@ -36,6 +37,7 @@ class EveryContract(
     CheckContract,
     ChronicleContract,
     NamesContract,
+    SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""
 

@@ -41,6 +41,7 @@ from perdure.archive import copy, export_sessions, import_sessions
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.loop.compaction.summary import INSTRUCTIONS
 from perdure.model.ids import use
+from perdure.protocols import Entry, Sketch
 from perdure.stores.file import commit
 from perdure.stores.file.document import encode_document
 from perdure.stores.file.pledge import write_intent
@@ -125,6 +126,35 @@ async def test_nothing_of_a_real_run_is_left(tmp_path: Path, kind: str) -> None:
         again = LoopFactory(driver=ScriptedDriver(["Fine."]))
         session = await runtime.execute(session.id, SendMessage("And now?", again))
         assert session.state.messages[-1].text == "Fine."
+
+
+@pytest.mark.parametrize("how", ["erase", "redact"])
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+async def test_nothing_of_an_answer_under_way_is_left(tmp_path: Path, kind: str, how: str) -> None:
+    """Neither of one that was never finished, nor of the pieces of those that were, beside many others."""
+    secret = {3, 4, 29}
+    async with STORES[kind](tmp_path) as store:
+        sessions = [await store.create(new_session("hello", id=f"s{number}")) for number in range(30)]
+        claims = [await store.claim(each.id, version=1, owner="me", entries=[Entry("start")]) for each in sessions]
+        for piece in range(6):
+            for number, (claim, begun) in enumerate(claims):
+                text = f"{number:05d} {SECRET if number in secret else 'x' * len(SECRET)}" * 10
+                await store.sketch(claim, Sketch("r", "m", text, piece * len(text), seq=begun.seq))
+        for number in (*range(0, 29, 2), *range(1, 29, 2)):
+            told = [Message.assistant("what was said", id="told")]
+            appended = await store.append(claims[number][0], messages=told, entries=[Entry("said")])
+            state = sessions[number].state.with_messages(*told)
+            await store.save(sessions[number].with_state(state), claim=claims[number][0], written=appended.written)
+        await store.release(claims[29][0], interrupted=True)
+    assert SECRET.encode() in bytes_of(tmp_path)
+    async with STORES[kind](tmp_path) as store:  # whose file has taken in what was in its log
+        for number in sorted(secret):
+            if how == "erase":
+                await store.delete(f"s{number}")
+            else:
+                session = await store.load(f"s{number}")
+                await store.redact(session.id, [message.id for message in session.state.messages])
+        assert SECRET.encode() not in bytes_of(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

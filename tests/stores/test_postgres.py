@@ -33,7 +33,7 @@ from perdure.errors import (
 from perdure.model import ids
 from perdure.model.lineage import SpawnRef
 from perdure.model.message import Message
-from perdure.protocols import Entry, Key, SessionQuery
+from perdure.protocols import Entry, Key, SessionQuery, Sketch
 from perdure.stores.jobs.listing import Page
 from perdure.stores.postgres import link, parcel, rows, writer
 from perdure.stores.postgres import schema as migrating
@@ -66,6 +66,7 @@ TABLES = (
     "batch",
     "inbox",
     "key",
+    "sketch",
     "value",
     "uses",
     "ref",
@@ -523,8 +524,10 @@ async def test_erasure_leaves_no_row(schema: str) -> None:
         parent = await store.create(note(new_session("a", tags=("t",)), "long", "x" * 1000))
         await store.post(parent.id, Entry("steer"))
         claim, _ = await store.claim(parent.id, version=1, owner="ann", entries=[Entry("start", run="r")])
-        await store.append(claim, entries=[Entry("on", run="r")], log="branch")
-        await store.release(claim)
+        appended = await store.append(claim, entries=[Entry("on", run="r")], log="branch")
+        await store.sketch(claim, Sketch("r", "m", "half", seq=appended.seq))
+        await store.release(claim, interrupted=True)
+        assert await execute("SELECT count(*) FROM sketch") == [(1,)]
         child = await store.create(fork(parent))
         for session in (parent, child):
             await store.delete(session.id)

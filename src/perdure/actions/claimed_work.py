@@ -71,6 +71,8 @@ class ClaimedWork:
                 await _finished(work)
             finally:
                 failure = await watch.end()
+                if self.record is not None and self.record.is_sketching:
+                    await self.record.end_sketches()
             if failure is not None:
                 raise failure
 

@@ -27,6 +27,7 @@ from perdure.errors import (
     SessionConflict,
     SessionNotFound,
 )
+from perdure.loop.cut_off import LostAnswer
 from perdure.loop.factory import LoopFactory
 from perdure.loop.replay import Replay
 from perdure.loop.run_events import ResumePoint
@@ -39,7 +40,18 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.tool_refs import SaidByRun
 from perdure.model.transcript import LogRef, every_span
-from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, SessionManager, StoredAt
+from perdure.protocols import (
+    ActionContext,
+    ActionResult,
+    Answer,
+    Journal,
+    JournalEntry,
+    Key,
+    SessionManager,
+    StoredAt,
+    is_sketchbook,
+    said_in,
+)
 from perdure.run_journal import JournalRecord, event_of
 from perdure.runtime.record_reader import last_of_run, tells_of_run
 
@@ -108,6 +120,7 @@ class ResumeExecution:
             key=_fact_of(events, "key"),
             posted=_fact_of(events, "posted"),
             caller=Caller(self._context, _fact_of(events, "context_data")),
+            lost=await _lost_answer(journal, session, events[0].loop_id),
         )
         spawn = Spawner(session, context, self._loops, replay.decisions)
         active = session.activated() if is_waiting(session) else session
@@ -157,6 +170,15 @@ class ResumeExecution:
         )
 
 
+async def _lost_answer(journal: Journal, session: AgentSession, run: str) -> LostAnswer | None:
+    """Return what was being said when a run was killed, as far as it was kept."""
+    if not is_sketchbook(journal):
+        return None
+    found = (await journal.progress(session.id)).sketches
+    text = said_in(found)
+    return LostAnswer(found[0].message_id, text) if text.strip() and found[0].run == run else None
+
+
 def _end_without_selection(start: ParallelLoopStart) -> ParallelLoopEnd:
     """End a group of which no branch is to be selected; the session stays as it is."""
     return ParallelLoopEnd(
@@ -176,10 +198,16 @@ def _unjudged(events: Sequence[AnyLoopEvent]) -> list[Message]:
     first, *rest = events
     if not isinstance(first, AgentStart) or first.resumed:
         return []
-    rest = [event for event in rest if not isinstance(event, AgentStart)]
+    rest = [event for event in rest if not isinstance(event, AgentStart) and not _is_lost_answer(event)]
     said = [event.message for event in rest if isinstance(event, MessageEnd)]
     was_warned = any(each.role == "system" and each.metadata.get("is_trace") for each in said)
     return said if len(said) == len(rest) and not was_warned else []
+
+
+def _is_lost_answer(event: AnyLoopEvent) -> bool:
+    if not isinstance(event, MessageEnd) or not event.message.is_superseded:
+        return False
+    return event.message.metadata.get("execution_id") == event.loop_id  # and was not copied from elsewhere
 
 
 def _fact_of(events: Sequence[AnyLoopEvent], name: str) -> Any:

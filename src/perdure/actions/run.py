@@ -18,6 +18,7 @@ from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.agent_loop import Run, RunStart
+from perdure.loop.cut_off import LostAnswer
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
@@ -67,6 +68,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     metadata: Mapping[str, Any] = EMPTY
     """What the caller says of the run, for its record."""
     caller: Caller = NOBODY
+    lost: LostAnswer | None = None
+    """What the model was saying when the run was killed."""
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
     form: Form | None = None
@@ -118,6 +121,7 @@ async def run_agent(
         context=caller.context,
         context_data=caller.data,
         form=options.form,
+        lost=options.lost,
     )
     run = loop.start(state, start)
     try:

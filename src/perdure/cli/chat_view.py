@@ -91,7 +91,7 @@ class PlainView:
             case MessageUpdate(kind="restart"):
                 self._end_line()
                 self._note("the model begins its answer anew")
-            case MessageEnd() if event.message.role == "assistant":
+            case MessageEnd() if event.message.role == "assistant" and not event.message.is_superseded:
                 if event.message.id != self._heard:
                     self._write(safe(event.message.text))
                 self._end_line()
@@ -147,7 +147,7 @@ class TerminalView:
             case MessageUpdate(kind="restart"):
                 self._answer.begin_again()
                 self._note("the model begins its answer again")
-            case MessageEnd() if event.message.role == "assistant":
+            case MessageEnd() if event.message.role == "assistant" and not event.message.is_superseded:
                 self._answer.hear_whole(event.message.id, event.message.text)
                 self._print(*self._answer.rest())
             case ToolExecutionStart():

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from perdure.aio import finish_despite_cancel, is_cancelled, raise_if_cancelled
 from perdure.errors import AgentStop, ContextTooLong, DriverError, RetriesExhausted
 from perdure.loop.compaction.auto import AutoCompactor, Trigger
-from perdure.loop.cut_off import CutOffAnswer
+from perdure.loop.cut_off import CutOffAnswer, LostAnswer
 from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import UNLIMITED, BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
 from perdure.loop.response_format import Form, complaint, is_complaint
-from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable, Unrecorded
+from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable, Unrecorded, sketching_of
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
 from perdure.loop.tools import ToolRegistry
 from perdure.model.definition import ModelConfig
@@ -80,6 +80,8 @@ class RunStart(msgspec.Struct, frozen=True):
     context_data: Mapping[str, Any] | None = None
     form: Form | None = None
     """The form of answer that this run alone is asked for."""
+    lost: LostAnswer | None = None
+    """What the model was saying when the run that is continued was killed."""
 
 
 BY_ITSELF = RunStart()
@@ -133,6 +135,7 @@ class Run:
         self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
         self._repaired = any(map(is_complaint, start.told.messages))  # before the run was interrupted, perhaps
         self._so_far: CutOffAnswer | None = None
+        self._sketching = sketching_of(start.record)
         self.is_settled = False
         """Whether the run has ended, or waits for a person: there is something to be kept."""
         self.is_input_accepted = not (start.inputs and setup.input_filters)
@@ -197,7 +200,7 @@ class Run:
             ended_by = error
         await self._end(ended_by)
 
-    async def _begin(self) -> None:
+    async def _begin(self, *, gives_up: bool = False) -> None:
         resumed = self.state.status is ExecutionStatus.IN_PROGRESS
         parent = self.state.execution.execution_id if self.state.execution and not resumed else None
         if resumed:
@@ -212,6 +215,8 @@ class Run:
         if not resumed:
             for message in self.start.inputs:
                 await self._narrator.message_ended(message)
+        if self.start.lost is not None and self.execution.current_step is None:
+            await self._keep_lost_answer(self.start.lost, gives_up=gives_up)
         await self._narrator.barrier()
         if not self.is_input_accepted:
             await self._filter_inputs()
@@ -360,8 +365,15 @@ class Run:
     async def _ask(self, request: ModelRequest, message_id: str) -> ModelReply:
         assert self._so_far is not None
         on_delta = self._so_far.listening(request, self._narrator.deltas_of(message_id))
-        async with self.time_limit():
-            reply: ModelReply = await self._setup.driver.respond(request, on_delta)
+        sketching = self._sketching
+        if sketching is not None:
+            sketching.begin_answer(self.execution.execution_id, self._so_far)
+        try:
+            async with self.time_limit():
+                reply: ModelReply = await self._setup.driver.respond(request, on_delta)
+        finally:
+            if sketching is not None:
+                sketching.end_answer()
         if self._setup.compaction is not None:
             self._setup.compaction.learn(request, reply.response.usage)
         return reply
@@ -489,7 +501,7 @@ class Run:
     async def give_up(self) -> None:
         """Take a run up again only to end it where it stands."""
         with _unwrapped():
-            await self._begin()
+            await self._begin(gives_up=True)
         await self.end_cancelled()
 
     async def end_cancelled(self) -> None:
@@ -520,6 +532,24 @@ class Run:
         step = so_far.step(self.state.transcript.without_blocks())
         self.state = self.state.with_current_step(step)
         await self._narrator.message_ended(self.state.transcript[-1], step.inference_response)
+
+    async def _keep_lost_answer(self, lost: LostAnswer, *, gives_up: bool) -> None:
+        """Keep what a killed process had of an answer, which is on record before the model is asked again.
+
+        The new answer takes its place: it is neither shown nor a step, and what it has cost counts. If the run is only
+        to be ended, it is kept as any answer that is cut off.
+        """
+        answer = CutOffAnswer(new_id(), lost.message_id).found(lost.text, self._request())
+        if gives_up:
+            self.state = self.state.with_execution(self.execution.with_step_started())
+            await self._narrator.turn_started(answer.step_id, self.state.step_count)
+            self._so_far = answer
+            await self._keep_cut_off_answer()
+            return
+        tags = {"execution_id": self.execution.execution_id, "agent_id": self.state.agent_id}
+        message, response = answer.superseded(tags)
+        self.state = self.state.with_execution(self.execution.with_discarded_usage(response.usage))
+        await self._narrator.message_ended(message, response)
 
     def _close(self, status: ExecutionStatus) -> None:
         execution = self.state.with_current_step_completed().execution

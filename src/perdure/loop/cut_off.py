@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
 from msgspec.structs import replace
 
 from perdure.loop.tokens import TokenEstimator, by_characters
@@ -13,40 +17,68 @@ from perdure.protocols import Delta, ModelRequest, OnDelta
 
 INCOMPLETE = "incomplete"
 """The key in a message's metadata, and the finish reason, that mark an answer which was cut off."""
+SUPERSEDED = "superseded"
+"""The key in a message's metadata that marks an answer which was cut off by a crash: the model was asked again."""
+
+
+class LostAnswer(msgspec.Struct, frozen=True):
+    """What a killed process had of an answer."""
+
+    message_id: str
+    text: str
 
 
 class CutOffAnswer:
     """The text of an answer so far. Thinking and half a tool call are left out: no provider takes them back."""
 
     def __init__(self, step_id: str, message_id: str) -> None:
-        self._step_id = step_id
-        self._message_id = message_id
-        self._pieces: list[str] = []
+        self.step_id = step_id
+        self.message_id = message_id
+        self.pieces: list[str] = []
+        self.restarts = 0
+        """How often the model has begun it again."""
         self._request: ModelRequest | None = None
+
+    def found(self, text: str, request: ModelRequest) -> Self:
+        """Take what is known of it from elsewhere, and the request that it answers."""
+        self.pieces, self._request = [text], request
+        return self
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces)
+        return "".join(self.pieces)
 
     def listening(self, request: ModelRequest, tell: OnDelta) -> OnDelta:
         """Return what a driver is to call with each piece: it is kept here, and told."""
         self._request = request
-        self._pieces.clear()
+        if self.pieces:
+            self._begin_again()
 
         async def on_delta(delta: Delta) -> None:
             if delta.kind == "restart":
-                self._pieces.clear()
+                self._begin_again()
             elif delta.kind == "text":
-                self._pieces.append(delta.text)
+                self.pieces.append(delta.text)
             await tell(delta)
 
         return on_delta
 
+    def _begin_again(self) -> None:
+        if self.pieces:
+            self.pieces, self.restarts = [], self.restarts + 1
+
     def step(self, given: Transcript) -> AgentStep:
         """Return the step that the answer amounts to. Its tokens are estimated: no provider has told them."""
-        message = Message.assistant(self.text, id=self._message_id, metadata={INCOMPLETE: True})
-        response = InferenceResponse(finish_reason=INCOMPLETE, usage=self._estimate())
-        return replace(AgentStep.of([message], input=given, response=response), id=self._step_id)
+        message = Message.assistant(self.text, id=self.message_id, metadata={INCOMPLETE: True})
+        return replace(AgentStep.of([message], input=given, response=self._response()), id=self.step_id)
+
+    def superseded(self, tags: Mapping[str, Any]) -> tuple[Message, InferenceResponse]:
+        """Return the message that stays of it where the model is asked again, and its estimated tokens."""
+        metadata = {INCOMPLETE: True, SUPERSEDED: True, **tags}
+        return Message.assistant(self.text, id=self.message_id, metadata=metadata), self._response()
+
+    def _response(self) -> InferenceResponse:
+        return InferenceResponse(finish_reason=INCOMPLETE, usage=self._estimate())
 
     def _estimate(self) -> Usage:
         asked = TokenEstimator().request(self._request) if self._request is not None else 0

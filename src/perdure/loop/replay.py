@@ -122,6 +122,9 @@ class Replay:
 
     def _say(self, event: MessageEnd) -> None:
         message = event.message
+        if message.is_superseded and message.metadata.get("execution_id") == event.loop_id:
+            self._change(self._execution.with_discarded_usage(event.response.usage if event.response else Usage()))
+            return
         if message.id in self._refused:
             return
         if self._step_id is None or message.metadata.get("step_id") != self._step_id:

@@ -41,6 +41,7 @@ from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.usage import Usage
 from perdure.model.value import JSON
 from perdure.protocols import Delta, EventHandler, OnDelta
+from perdure.sketching import Unfinished
 
 
 class Record(Protocol):
@@ -57,6 +58,19 @@ class Record(Protocol):
     async def barrier(self) -> None:
         """Return once everything taken is durable. Called before each point of no return."""
         ...
+
+
+class Sketching(Protocol):
+    """A record that keeps the text of an answer while it is being written."""
+
+    def begin_answer(self, run: str, answer: Unfinished) -> None: ...
+
+    def end_answer(self) -> None: ...
+
+
+def sketching_of(record: Record) -> Sketching | None:
+    """Return a record as one that keeps answers while they are being written; None if it does not."""
+    return record if hasattr(record, "begin_answer") else None  # type: ignore[return-value]  # as was just asked
 
 
 class Unrecordable(Exception):

@@ -266,6 +266,11 @@ class Message(Value, frozen=True):
         """Whether the message was cut off: by its length, by a filter, or because the run was stopped."""
         return bool(self.metadata.get("incomplete"))
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether it is what a killed process had of an answer, and the model was asked again: nobody is shown it."""
+        return self.role == "assistant" and self.is_incomplete and bool(self.metadata.get("superseded"))
+
     def with_metadata(self, **values: JSON) -> Message:
         return msgspec.structs.replace(self, metadata={**self.metadata, **values})
 

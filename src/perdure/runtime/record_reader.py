@@ -238,7 +238,7 @@ async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopReco
     if not runs:
         reason = f"Session {session_id!r} has no loop {loop_id!r} that has begun."
         raise SessionNotFound(session_id, None, reason, "Its record() lists them.")
-    story = _Story(journal, session_id)
+    story = Story(journal, session_id)
     events = await story.events(await journal.read(session_id, run=loop_id))
     record = LoopRecord(loop_id=loop_id, session_id=session_id).after_all(events)
     if record.parallel_group is not None:
@@ -298,7 +298,7 @@ async def read_events(
         if number is not None:
             expect_count(number, f"$.{name}")
     expect(follow, bool, "$.follow")
-    story, cursor = _Story(journal, session_id), after or 0
+    story, cursor = Story(journal, session_id), after or 0
     entries = await journal.read(session_id, after=cursor, last=last, limit=PAGE if last is None else None)
     while True:
         for event in await story.events(entries):
@@ -322,7 +322,7 @@ async def _more(journal: Journal, session_id: str, cursor: int) -> None:
         await asyncio.sleep(LOOK_EVERY)
 
 
-class _Story:
+class Story:
     """Turns entries of a record into events. Each message of a run is read once, and kept until the run has ended."""
 
     def __init__(self, journal: Journal, session_id: str) -> None:

@@ -94,6 +94,13 @@ class Chat:
         """Tell what came of a key, without starting anything. None if no message with that key was ever sent."""
         return await self._sessions.result(self._id, key)
 
+    def follow(self, *, after: str | None = None, timeout: float = 60.0) -> AsyncIterator[Chunk]:
+        """Yield what the run under way says, or what the last one has said, behind the chunk with this `cursor`.
+
+        It works from any process, and leaving stops nothing. The last chunk is empty and has the `reply`.
+        """
+        return self._sessions.follow(self._id, after=after, timeout=timeout)
+
     async def retry(self, **options: Unpack[SendOptions]) -> Reply[Any]:
         """Send the last message again: what its run came to is taken out of the view, and stays in the history."""
         return await self._sessions.retry(self._id, **options)

@@ -13,6 +13,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
+from perdure.sessions.cursors import Place
 
 T = TypeVar("T")
 
@@ -72,6 +73,11 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
         execution = self.session.state.execution
         return execution.pending_calls if execution and not self.queued else ()
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the answer was cut off: by a cancellation, a limit of time or length, a filter, or a failure."""
+        return self.message is not None and self.message.is_incomplete
+
     def __str__(self) -> str:
         return self.text
 
@@ -79,13 +85,33 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 class Chunk(str):
     """A piece of an answer's text. The last one of a stream is empty, and has the whole reply."""
 
-    __slots__ = ("reply", "restarts")
+    __slots__ = ("offset", "place", "reply", "restarts")
     reply: Reply[Any] | None
     restarts: bool
-    """True where the model has begun its answer anew: what came since the last step is void."""
+    """Whether an answer begins again: what comes behind the first `offset` characters of the run is void."""
+    offset: int
+    """How many characters of the run come before it."""
+    place: Place | None
+    """Where in the run it ends, as `cursor` says it."""
 
-    def __new__(cls, text: str = "", *, reply: Reply[Any] | None = None, restarts: bool = False) -> Self:
+    def __new__(
+        cls,
+        text: str = "",
+        *,
+        reply: Reply[Any] | None = None,
+        restarts: bool = False,
+        offset: int = 0,
+        place: Place | None = None,
+    ) -> Self:
         chunk = super().__new__(cls, text)
         chunk.reply = reply
         chunk.restarts = restarts
+        chunk.offset = offset
+        chunk.place = place
         return chunk
+
+    @property
+    def cursor(self) -> str | None:
+        """The place behind it, for `follow(after=…)`. None if there was no run: the message waits, or its key was used
+        before."""
+        return None if self.place is None else self.place.cursor

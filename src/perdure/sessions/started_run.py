@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from perdure.errors import ConfigurationError
 from perdure.model.ids import SessionId
+from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.streaming import Listener
 
@@ -53,9 +54,11 @@ class StartedRun(Generic[T]):
 
         Any number may listen, early or late, and leave again.
         """
+        place: Place | None = None
         async for chunk in self._listener.heard():
             yield chunk
-        yield Chunk(reply=await self.result())
+            place = chunk.place
+        yield last_chunk(await self.result(), place or self._listener.start)
 
     async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
@@ -75,6 +78,13 @@ class StartedRun(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<StartedRun of {self._session_id}{', done' if self.is_done else ''}>"
+
+
+def last_chunk(reply: Reply[Any], place: Place | None) -> Chunk:
+    """Return the chunk that ends a stream. One behind a run that waits for a person leads to what it says later."""
+    if place is not None and not reply.pending_calls:
+        place = place.ended()
+    return Chunk(reply=reply, offset=0 if place is None else place.end, place=place)
 
 
 def _retrieve(work: asyncio.Task[Reply[Any]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, MessageUpdate
+from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk, Reply
 
 T = TypeVar("T")
@@ -18,18 +19,22 @@ _heard_by: ContextVar[Listener | None] = ContextVar("perdure_listener", default=
 class Listener:
     """Hears the text of one run alone: others in its session may come before it, or behind it with what was queued.
 
-    With `continues` it is a run that waited for a person, and goes on with what was decided.
+    With `continues` it is a run that waited for a person, and goes on with what was decided; it had `said` so many
+    characters before.
     """
 
-    def __init__(self, session_id: SessionId, *, continues: bool = False) -> None:
+    def __init__(self, session_id: SessionId, *, continues: bool = False, said: int = 0) -> None:
         self.began = asyncio.Event()
         """Set once the run has claimed its session."""
-        self._chunks: list[Chunk] = []
+        self._updates: list[tuple[str, str | None]] = []
+        """The pieces of text, each with its message's id; None where the model begins that message again."""
         self._grown = asyncio.Event()
         self._is_over = False
         self._session_id = session_id
         self._continues = continues
-        self._loop_id: str | None = None
+        self._said = said
+        self.start: Place | None = None
+        """Where the text of the run begins, once it has."""
 
     def listen_to(self, run: Coroutine[Any, Any, Reply[Any]]) -> asyncio.Task[Reply[Any]]:
         """Begin a run, which tells of itself in a context where this listener is known."""
@@ -41,23 +46,24 @@ class Listener:
 
     async def heard(self) -> AsyncIterator[Chunk]:
         """Yield what the run has said, from its beginning, and what it says until it is over."""
-        place = 0
+        number, place = 0, self.start
         while True:
             grown = self._grown
-            while place < len(self._chunks):
-                yield self._chunks[place]
-                place += 1
+            while number < len(self._updates):
+                chunk = _chunk(place or self.start or Place(""), *self._updates[number])
+                number, place = number + 1, chunk.place
+                yield chunk
             if self._is_over:
                 return
             await grown.wait()
 
     def hear(self, event: object) -> None:
         if isinstance(event, MessageUpdate):
-            if event.loop_id == self._loop_id and event.kind in ("text", "restart"):
-                self._chunks.append(_chunk(event))
+            if self.start is not None and event.loop_id == self.start.run and event.kind in ("text", "restart"):
+                self._updates.append((event.message_id, event.text if event.kind == "text" else None))
                 self._wake()
-        elif isinstance(event, AgentStart) and self._loop_id is None and self._is_its_own(event):
-            self._loop_id = event.loop_id
+        elif isinstance(event, AgentStart) and self.start is None and self._is_its_own(event):
+            self.start = Place(event.loop_id, base=self._said)
             self.began.set()
 
     def _is_its_own(self, event: AgentStart) -> bool:
@@ -75,5 +81,11 @@ class Listener:
         grown.set()
 
 
-def _chunk(event: MessageUpdate) -> Chunk:
-    return Chunk(restarts=True) if event.kind == "restart" else Chunk(event.text)
+def _chunk(place: Place, message_id: str, text: str | None) -> Chunk:
+    """Return the chunk that comes behind a place."""
+    if message_id != place.message_id:
+        place = place.in_message(message_id)
+    if text is None:
+        place = place.at_beginning(place.attempt + 1) if place.offset else place
+        return Chunk(restarts=True, offset=place.end, place=place)
+    return Chunk(text, offset=place.end, place=place.after(text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
@@ -14,7 +14,7 @@ from perdure.aio import finish_despite_cancel
 from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
-from perdure.model.checks import expect
+from perdure.model.checks import expect, expect_wait
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
@@ -23,9 +23,10 @@ from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import Action, Entry
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.attaching import Sent, message_of
+from perdure.sessions.cursors import Place
 from perdure.sessions.looking import Looking
 from perdure.sessions.reply import Chunk, Reply
-from perdure.sessions.started_run import StartedRun
+from perdure.sessions.started_run import StartedRun, last_chunk
 from perdure.sessions.streaming import Listener
 from perdure.stores.urls import store_of
 
@@ -185,6 +186,47 @@ class Talking(Looking):
             return None
         return Reply(await self.runtime.get_session(found.id), queued=True)
 
+    async def follow(
+        self,
+        session_id: str,
+        *,
+        after: str | None = None,
+        timeout: float = 60.0,  # noqa: ASYNC109 (it bounds the wait for a recovery, not this call)
+    ) -> AsyncIterator[Chunk]:
+        """Yield what the run under way says, or what the last one has said, from any process.
+
+        It begins behind the chunk whose `cursor` is given as `after`, or else with the beginning of the run; then comes
+        the text as it is written. The last chunk is empty and has the `reply`; leaving stops nothing. Where the model
+        begins an answer again, a chunk that `restarts` tells from which `offset` on what came before is void.
+
+        A run whose process has died is waited for until somebody recovers it. RunInterrupted is raised after `timeout`
+        seconds without that.
+        """
+        from perdure.sessions.following import Follower, run_to_follow
+
+        place = None if after is None else Place.of(after)
+        expect_wait(timeout, "$.timeout")
+        key, journal = (await self.info(session_id)).id, self.runtime.journal
+        if journal is None:
+            raise ConfigurationError("This store has no journal, so a run cannot be followed from here.")
+        run = await run_to_follow(journal, key, place)
+        if run is None:
+            yield Chunk(reply=Reply(await self.session(key)))
+            return
+        follower = Follower(journal, key, run, place)
+        async for chunk in follower.chunks(timeout):
+            yield chunk
+        after_run = await self._session_after(key, follower.runs, follower.base_version)
+        yield last_chunk(self._answered(after_run), follower.place)
+
+    async def _session_after(self, session_id: SessionId, runs: Collection[str], base: int | None) -> AgentSession:
+        """Return the session as a run has left it, though others may have run since."""
+        newest = await self.session(session_id)
+        if base is None or _last_run(newest) in runs:
+            return newest
+        then = await self.store.load(session_id, base + 1)
+        return then if then is not None and _last_run(then) in runs else newest
+
     async def retry(self, session_id: str, **options: Unpack[SendOptions]) -> Reply[Any]:
         """Send the last message again: what its run came to is taken out of the view, and stays in the history.
 
@@ -289,7 +331,17 @@ class Talking(Looking):
     ) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
         key = await self._reach(session_id)
-        return self._run_apart(key, Listener(key, continues=True), self._decide(key, action), detach)
+        listener = Listener(key, continues=True, said=await self._said_by_run(key))
+        return self._run_apart(key, listener, self._decide(key, action), detach)
+
+    async def _said_by_run(self, session_id: SessionId) -> int:
+        """Return how many characters the last run has said."""
+        session = await self.store.load(session_id)
+        execution = session.state.execution if session is not None else None
+        steps = [each.step for each in execution.step_executions] if execution else []
+        steps += [execution.current_step] if execution and execution.current_step else []
+        said = (message for step in steps for message in step.output_messages if message.role == "assistant")
+        return sum(len(message.text) for message in said)
 
     async def _shown(self, session_id: str, call_ids: Shown | None) -> Shown:
         """Return the calls that a decision is about: without any named, those that wait when it is made.
@@ -390,6 +442,10 @@ def _require_answer(session: AgentSession, action: Action | None) -> None:
         raise InputRefused(session.id, session.version, rejection)
     if state.status is ExecutionStatus.FAILED:
         raise _failure(session, is_shown=_is_shown(session, action))
+
+
+def _last_run(session: AgentSession) -> str | None:
+    return session.state.execution.execution_id if session.state.execution else None
 
 
 def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:

@@ -27,6 +27,7 @@ from perdure.protocols import (
     Claim,
     Entry,
     Key,
+    Sketch,
     StoredAt,
     check_lease,
     check_page,
@@ -118,6 +119,15 @@ def append(claim: Claim, messages: Sequence[Message], entries: Sequence[Entry], 
     _check_all(entries, Entry, "$.entries")
     expect_text(log, "$.log")
     expect_count(taken, "$.taken")
+
+
+def sketch(claim: Claim, piece: Sketch) -> None:
+    held(claim)
+    expect(piece, Sketch, "$.piece")
+
+
+def progress(after: int) -> None:
+    expect_count(after, "$.after")
 
 
 def post(entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""The port between sessions and whatever keeps them: fifteen tables, six statements, one class to implement.
+"""The port between sessions and whatever keeps them: sixteen tables, six statements, one class to implement.
 
 What a verb means is written once, in `jobs/`, as generators of row statements. An engine drives them: it carries out
 each statement and sends its rows back. It knows tables, and nothing of sessions.
@@ -85,6 +85,8 @@ TABLES: Mapping[str, Table] = {
     "batch": Table(("sid", "last", "count", "run", "crc", "body"), (("sid", "last"),)),
     "inbox": Table(("sid", "seq", "run", "kind", "crc", "body"), (("sid", "seq"),)),
     "key": Table(("sid", "name", "digest", "version", "crc"), (("sid", "name"),)),
+    # The text of an answer that is being written, piece by piece: where each starts, and what it says.
+    "sketch": Table(("sid", "start", "crc", "body"), (("sid", "start"),)),
 }
 
 

@@ -29,18 +29,20 @@ from perdure.protocols import (
     Key,
     Problem,
     RunOnRecord,
+    RunProgress,
     SearchHit,
     SessionQuery,
+    Sketch,
     StoredAt,
     checked_version,
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine, IndexedEngine
+from perdure.stores.engine import Engine, IndexedEngine, Kind
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
-from perdure.stores.jobs import claiming, loading, record
+from perdure.stores.jobs import claiming, loading, record, sketching
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, Pack, Take
@@ -59,6 +61,8 @@ class Store:
         self._values: LRU[str, bytes] = LRU(256)
         self._claims: dict[tuple[str, int], Claim] = {}
         """Those that were taken here and not given back: they lapse when the store is closed."""
+        self._sketched: set[tuple[str, int]] = set()
+        """The claims, by session and epoch, under which pieces of an answer may have been kept."""
         self._pack: Pack = packing.pack if engine.packs else bytes
 
     async def __aenter__(self) -> Self:
@@ -67,6 +71,7 @@ class Store:
 
     async def __aexit__(self, *error: object) -> None:
         claims, self._claims = list(self._claims.values()), {}
+        self._sketched.clear()
         self._forget_all()
         try:
             if claims:
@@ -159,6 +164,7 @@ class Store:
             key=key,
             is_new=is_new,
             erasures=erasures,
+            drops_sketches=bool(self._sketched) and claim is not None and self._has_sketches(claim),
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
             remember=self._remember,
         )
@@ -180,7 +186,7 @@ class Store:
     def _remember(self, change: Keep, kept: CachedSession) -> CachedSession:
         """Take note of what was saved, whether or not its caller still waits."""
         if change.claim is not None:
-            self._claims.pop((change.session_id, change.claim.epoch), None)
+            self._forget_claim(change.claim)
         session = consolidate(kept.session) if change.moves else kept.session
         cached = replace(kept, session=session, at_hand=is_at_hand(session))
         self._remember_beginning(change)
@@ -274,7 +280,7 @@ class Store:
             self._batch(entries),
             take_over=take_over,
             attachments=attachments,
-            note=self._note_claim,
+            note=self._note_claim_taken_over if take_over else self._note_claim,
         )
         taken: tuple[Claim, Appended] = await self._engine.commit(change)
         return taken
@@ -282,14 +288,37 @@ class Store:
     def _note_claim(self, claim: Claim) -> None:
         self._claims[claim.session_id, claim.epoch] = claim
 
+    def _note_claim_taken_over(self, claim: Claim) -> None:
+        self._sketched.add((claim.session_id, claim.epoch))  # whoever had it before may have left some
+        self._note_claim(claim)
+
+    def _forget_claim(self, claim: Claim) -> None:
+        self._claims.pop((claim.session_id, claim.epoch), None)
+        self._sketched.discard((claim.session_id, claim.epoch))
+
+    def _has_sketches(self, claim: Claim) -> bool:
+        """Tell whether pieces of an answer may have been kept under a claim, so that something has to drop them."""
+        return (claim.session_id, claim.epoch) in self._sketched
+
+    async def sketch(self, claim: Claim, piece: Sketch) -> bool:
+        checked.sketch(claim, piece)
+        self._sketched.add((claim.session_id, claim.epoch))  # before: a write that fails may have arrived
+        return await self._engine.run(partial(sketching.keep, claim, piece), "write")
+
+    async def progress(self, session_id: str, *, after: int = 0) -> RunProgress:
+        checked.progress(after)
+        kind: Kind = "glance" if after else "read"  # from the beginning on there may be much
+        return await self._engine.run(partial(sketching.progress, SessionId(session_id), after), kind)
+
     async def heartbeat(self, claim: Claim) -> None:
         checked.held(claim)
         await self._engine.run(partial(claiming.heartbeat, claim), "write")
 
     async def release(self, claim: Claim, *, interrupted: bool = False) -> None:
         checked.release(claim, interrupted)
-        await self._engine.run(partial(claiming.release, claim, interrupted), "write")
-        self._claims.pop((claim.session_id, claim.epoch), None)
+        job = partial(claiming.release, claim, interrupted, sketched=self._has_sketches(claim))
+        await self._engine.run(job, "write")
+        self._forget_claim(claim)
 
     async def append(
         self,
@@ -302,8 +331,16 @@ class Store:
     ) -> Appended:
         checked.append(claim, messages, entries, log, taken)
         rows, attachments = _encoded(messages)
-        batch = self._batch(entries)
-        change = Append(claim, self._origin, rows, batch, taken=taken, branch=log, attachments=attachments)
+        change = Append(
+            claim,
+            self._origin,
+            rows,
+            self._batch(entries),
+            taken=taken,
+            branch=log,
+            attachments=attachments,
+            drops_sketches=bool(self._sketched) and bool(rows) and self._has_sketches(claim),
+        )
         appended: Appended = await self._engine.commit(change)
         return appended
 

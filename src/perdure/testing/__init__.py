@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         JournalContract,
         NamesContract,
         SearchContract,
+        SketchContract,
         StoreContract,
     )
     from perdure.testing.engine_contract import EngineContract
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
-    "NamesContract SearchContract StoreContract",
+    "NamesContract SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -55,6 +56,7 @@ __all__ = [
     "NamesContract",
     "ScriptedDriver",
     "SearchContract",
+    "SketchContract",
     "StoreContract",
 ]
 

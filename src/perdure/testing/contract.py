@@ -8,7 +8,7 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract` and `ChronicleContract`.
+`NamesContract`, `ChronicleContract` and `SketchContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -28,6 +28,7 @@ from perdure.testing.parts.payloads import Payloads
 from perdure.testing.parts.records import Records
 from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
+from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.together import Together
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
@@ -67,3 +68,7 @@ class NamesContract(Naming):
 
 class ChronicleContract(Chronicles):
     """The contract of `perdure.protocols.Chronicle` and `Lineage`, for a store with a journal."""
+
+
+class SketchContract(Sketches):
+    """The contract of `perdure.protocols.Sketchbook`, for a store with a journal, an erasure and an archive."""

@@ -23,6 +23,7 @@ from perdure.testing.contract import (
     JournalContract,
     NamesContract,
     SearchContract,
+    SketchContract,
     StoreContract,
 )
 from perdure.testing.parts.damages import Damages
@@ -43,6 +44,7 @@ class EngineContract(
     CheckContract,
     ChronicleContract,
     NamesContract,
+    SketchContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
 

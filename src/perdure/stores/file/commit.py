@@ -6,7 +6,7 @@ messages stay that others show, in a remainder: a log under the erased one's key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +28,8 @@ from perdure.stores.file.log import (
     rewritten,
 )
 from perdure.stores.file.pledge import intent_file, remove_intent, write_intent
-from perdure.stores.folder import read_from, temporary
+from perdure.stores.file.sketches import encode_sketches, sketch_file
+from perdure.stores.folder import Folder, read_from, temporary
 from perdure.stores.format.placement import is_at_hand
 from perdure.stores.format.rows import operation_id
 
@@ -69,6 +70,7 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     is_rewrite = any(each.is_rewrite for each in written)
     rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
     appends = [(each.stem, *lines_of(each, desk)) for each in written if not is_rewrite]
+    sketches = [write for each in changes if not each.is_erasure for write in _sketch_writes(desk, each)]
     desk.tables.take_back()
     if rewrites:
         _rewrite(desk, rewrites)
@@ -81,8 +83,22 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
         _erase(desk, stem, left)
     if erased or trimmed:
         trim(desk, trimmed)
+    for write in sketches:  # after the answer itself: killed in between, it leaves pieces that are void
+        write(desk.directory.folder)
     for session_id in desk.pledges:
         remove_intent(desk.directory.folder, session_id)
+
+
+def _sketch_writes(desk: Desk, changes: Changes) -> Iterator[Callable[[Folder], None]]:
+    """Yield what is to be done to the file of an answer under way, whose rows are as they are going to be."""
+    name, added = sketch_file(changes.stem), changes.added.get("sketch", [])
+    replaced = [*changes.removed.get("sketch", ()), *(row for row, _ in changes.changed.get("sketch", ()))]
+    if replaced:
+        left = encode_sketches(desk.rows_of("sketch").find({"sid": replaced[0]["sid"]}))
+        # Without a sync: a file that comes back is void.
+        yield (lambda folder: folder.replace(name, left)) if left else (lambda folder: folder.remove(name))
+    elif added:
+        yield lambda folder: folder.append(name, folder.size(name) or 0, encode_sketches(added))
 
 
 def _left_of(desk: Desk, stem: str) -> list[Line]:

@@ -30,6 +30,7 @@ from perdure.stores.file.directory import Directory, is_stem, owner_of
 from perdure.stores.file.listing import ROW_OF_HEADER, header_rows
 from perdure.stores.file.log import LogKey, SessionLog
 from perdure.stores.file.rows import LogRows
+from perdure.stores.file.sketches import read_sketches
 from perdure.stores.jobs.loading import Load
 from perdure.stores.tables import Record, Rows, Tables
 
@@ -63,14 +64,17 @@ class Desk:
         self._kept: dict[str, LogRows] = {}
         self._stems: dict[int, str] = {}
         self._doubtful: set[str] = set()
+        self._sketched: set[str] = set()
+        """The logs whose answers under way were read in this job: their file is not the log's, and changes alone."""
         self._without_values: list[LogRows] = []
 
     def begin(self, locks: ExitStack, ids: Iterable[str], at: float, *, is_strict: bool, is_erasing: bool) -> None:
         """Clear the desk for a job, with some sessions locked. `is_strict`: it is to be told of damage at once."""
         self._locks, self._at, self._is_strict, self._is_erasing = locks, at, is_strict, is_erasing
         self.has_seen_all = False
-        for noted in (self.seen, self.looked_at, self.pledges, self.held, self._doubtful, self._without_values):
+        for noted in (self.seen, self.looked_at, self.pledges, self.held, self._doubtful, self._sketched):
             noted.clear()
+        self._without_values.clear()
         self.tables.begin()
         self.blobs.begin()
         self.lock(ids)
@@ -167,10 +171,19 @@ class Desk:
         named = self._named(table, where)
         for rows in self.look_at_all() if named is None else named:
             try:
-                rows.make(table)
+                if table == "sketch":
+                    self._read_sketches(rows)
+                else:
+                    rows.make(table)
             except CorruptRecord:
                 if named is not None or self._is_erasing:
                     raise
+
+    def _read_sketches(self, rows: LogRows) -> None:
+        """Bring the pieces of an answer under way up to date, once in a job."""
+        if rows.log.stem not in self._sketched:
+            self._sketched.add(rows.log.stem)
+            rows.put_sketches(read_sketches(self.directory.folder, rows.log.stem))
 
     def _named(self, table: str, where: Where) -> Iterable[LogRows] | None:
         """Return the logs that a statement names; None if it may concern any."""

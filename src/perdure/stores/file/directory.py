@@ -86,8 +86,8 @@ class Directory:
         return log.version > 0 or bool(log.damage) or self.folder.size(document_file(log.stem)) is not None
 
     def leftovers(self, session_id: str) -> list[str]:
-        """Return the names of what killed writers of a session may have left."""
-        left = re.compile(rf"{re.escape(session_id)}(\.torn-[0-9]+|\.jsonl?\.tmp|@[0-9]+\.jsonl\.tmp)")
+        """Return the names of what killed writers of a session may have left, and of what nobody wrote to the end."""
+        left = re.compile(rf"{re.escape(session_id)}(\.torn-[0-9]+|\.jsonl?\.tmp|@[0-9]+\.jsonl\.tmp|\.sketch(\.tmp)?)")
         return [name for name in self.folder.names() if left.fullmatch(name)]
 
     def sound(self, log: SessionLog) -> SessionLog | None:

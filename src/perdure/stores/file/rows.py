@@ -203,11 +203,18 @@ class LogRows:
                 self._keys[name] = (key, version)
                 self._put("key", ("digest", "version"), sid=self.sid, name=name, digest=key.digest, version=version)
 
+    def put_sketches(self, pieces: Iterable[tuple[int, int, bytes]]) -> None:
+        """Take the pieces of an answer under way, in place of those there are."""
+        with self._tables.unnoted():
+            self._tables.answer(Delete("sketch", {"sid": self.sid}))
+            for start, crc, body in pieces:
+                self._put("sketch", ("crc", "body"), sid=self.sid, start=start, crc=crc, body=body)
+
     def drop(self) -> None:
         """Remove all rows."""
         answer, used = self._tables.answer, self._tables.tables["uses"]
         with self._tables.unnoted():
-            for table in ("session", "tag", "log", "head", "uses", "run", "batch", "inbox", "key"):
+            for table in ("session", "tag", "log", "head", "uses", "run", "batch", "inbox", "key", "sketch"):
                 answer(Delete(table, {"sid": self.sid}))
             answer(Delete("ref", {"child": self.sid}))
             for name in self.log.messages if "log" in self._made else ():

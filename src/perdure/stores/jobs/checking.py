@@ -27,6 +27,7 @@ from perdure.stores.jobs.claiming import holder_of
 from perdure.stores.jobs.lines import began_with
 from perdure.stores.jobs.record import posted_of, require_key
 from perdure.stores.jobs.saving import end_of_log, info_columns, require_log, update_columns
+from perdure.stores.jobs.sketching import piece_of
 from perdure.stores.jobs.values import gather_unmet, read_value
 from perdure.stores.tapes import without
 
@@ -45,6 +46,7 @@ _CLAIM = (
     "on the session by its id."
 )
 _KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
+_SKETCH = "Followers see the answer once it is whole; a recovered run asks for it again. The next answer replaces it."
 _REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
 _USES = "Delete no other session, which might erase it. Copying the store into a new one mends it."
 _KEPT = "It keeps text from being erased. Copying the store into a new one leaves it behind."
@@ -58,7 +60,7 @@ _FILTERED = {
     "created": _BACKUP,
 }
 # Tables whose rows belong to sessions, and the column that says to which.
-_OWNED = {**dict.fromkeys(("head", "batch", "run", "inbox", "key", "tag", "uses"), "sid"), "ref": "child"}
+_OWNED = {**dict.fromkeys(("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses"), "sid"), "ref": "child"}
 _AT_ONCE = 500
 _MOST_TOLD = 20
 
@@ -163,6 +165,7 @@ def _check_session(survey: _Survey, session: _Session) -> Job[None]:
         "its record": _check_record,
         "its inbox": _check_inbox,
         "its idempotency keys": _check_keys,
+        "its answer under way": _check_sketches,
         "what it is noted to show of others": _check_refs,
         "its line": _check_line,
         "its versions": _check_versions,
@@ -267,6 +270,15 @@ def _check_keys(survey: _Survey, session: _Session) -> Job[None]:
         if not 1 <= row[2] <= session.version:
             what = f"it stands for a version that there is not ({row[2]})"
             survey.note(session.id, f"idempotency key {row[0]!r}", what, _KEY)
+
+
+def _check_sketches(survey: _Survey, session: _Session) -> Job[None]:
+    rows = yield Select("sketch", ("start", "crc", "body"), {"sid": session.sid}, order="start")
+    survey.met["sketch"] += len(rows)
+    if any(piece_of(session.id, *row) is None for row in rows):
+        survey.note(session.id, "its answer under way", "a piece of it is not what was written", _SKETCH)
+    if rows and session.claim is None:
+        survey.note(session.id, "its answer under way", "it is of a run that is over", _LEFT_OVER)
 
 
 def _check_refs(survey: _Survey, session: _Session) -> Job[None]:

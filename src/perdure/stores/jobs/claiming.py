@@ -17,7 +17,7 @@ from perdure.errors import (
 from perdure.model.ids import SessionId
 from perdure.protocols import Claim
 from perdure.stores.claims import Holder
-from perdure.stores.engine import Clock, Job, Later, Lock, Select, Update
+from perdure.stores.engine import Clock, Delete, Job, Later, Lock, Select, Update
 
 COLUMNS_OF_FACTS = (
     *("sid", "log", "version", "created", "msg_end", "evt_end", "inbox_end", "taken", "epoch"),
@@ -130,13 +130,18 @@ def refusal(
 
 
 def heartbeat(claim: Claim) -> Job[None]:
-    ((changed,),) = yield Update("session", {"expires": Later(claim.lease)}, _held(claim))
+    ((changed,),) = yield Update("session", {"expires": Later(claim.lease)}, held(claim))
     if not changed:
         raise ClaimLost(claim.session_id, claim.epoch)
 
 
-def release(claim: Claim, interrupted: bool) -> Job[None]:
-    yield Update("session", {"expires": 0.0} if interrupted else {"claim": None, "expires": None}, _held(claim))
+def release(claim: Claim, interrupted: bool, *, sketched: bool = False) -> Job[None]:
+    """Give a claim back. What was being said under it is dropped, unless somebody is to recover it."""
+    if sketched and not interrupted:
+        yield Lock((claim.session_id,))
+        for (sid,) in (yield Select("session", ("sid",), held(claim))):
+            yield Delete("sketch", {"sid": sid})
+    yield Update("session", {"expires": 0.0} if interrupted else {"claim": None, "expires": None}, held(claim))
 
 
 def lapse(claims: Iterable[Claim]) -> Job[None]:
@@ -144,10 +149,11 @@ def lapse(claims: Iterable[Claim]) -> Job[None]:
     for claim in sorted(claims, key=lambda each: each.session_id):
         yield Lock((claim.session_id,))
         ((time,),) = yield Clock()
-        yield Update("session", {"expires": 0.0}, {**_held(claim), "expires >": time})
+        yield Update("session", {"expires": 0.0}, {**held(claim), "expires >": time})
 
 
-def _held(claim: Claim) -> dict[str, object]:
+def held(claim: Claim) -> dict[str, object]:
+    """Return what a session's row meets while a claim on it is held."""
     return {"id": str(claim.session_id), "epoch": claim.epoch, "claim !=": None}
 
 

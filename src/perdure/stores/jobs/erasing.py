@@ -15,7 +15,7 @@ from perdure.stores.jobs.lines import heirs_of
 from perdure.stores.jobs.saving import write_refs
 
 # What a session has rows in, its own last: one who is killed in the middle finds it again.
-_TABLES = ("head", "batch", "run", "inbox", "key", "tag", "uses", "session")
+_TABLES = ("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses", "session")
 _AT_ONCE = 1_000
 
 

@@ -132,8 +132,10 @@ class Keep(Change):
         erasures: int | None = None,
         parent: CachedSession | None = None,
         remember: Callable[[Keep, CachedSession], CachedSession] | None = None,
+        drops_sketches: bool = False,
     ) -> None:
         super().__init__(session.id, origin)
+        self.drops_sketches = drops_sketches
         self.session = session
         self.is_new = is_new
         self._erasures = erasures
@@ -228,6 +230,7 @@ class Keep(Change):
     def is_plain(self, draft: Draft) -> bool:
         """Tell whether a save writes no rows but that of its session, messages, and a head."""
         is_alone = self.known is not None and self.batch is None and self.key is None and not self.attachments
+        is_alone = is_alone and not self.drops_sketches
         return is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
 
     def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:
@@ -246,6 +249,8 @@ class Keep(Change):
         if not self.is_new:
             listed = yield from self._listed_as(sid)
             yield Update("session", self.columns(draft, facts, listed), {"sid": sid})
+        if self.drops_sketches:
+            yield Delete("sketch", {"sid": sid})
         if draft.tags is not None:
             if not self.is_new:
                 yield Delete("tag", {"sid": sid})
@@ -349,8 +354,10 @@ class Append(Change):
         taken: int = 0,
         branch: str = "",
         attachments: Attachments = (),
+        drops_sketches: bool = False,
     ) -> None:
         super().__init__(claim.session_id, origin)
+        self.drops_sketches = drops_sketches
         self.claim = claim
         self.messages = [body for _, body in rows]
         self.attachments = attachments
@@ -380,6 +387,8 @@ class Append(Change):
             yield from write_attachments(self, place.sid, (log, start), shown)
         end = place.evt_end + self.entries
         yield from write_batch(place.sid, end, self.batch, (log, start, start + len(self.messages)))
+        if self.drops_sketches:
+            yield Delete("sketch", {"sid": place.sid})
         yield Update("session", self.columns(place, facts), {"sid": place.sid})
         return self.made(place, (log, start), facts)
 

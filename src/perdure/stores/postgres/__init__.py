@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect_count
 from perdure.model.ids import SessionId
@@ -48,3 +51,7 @@ class PostgresStore(IndexedStore):
         """Return once a session's record goes beyond a number, or after a while in any case."""
         checked.changed(after, most)
         await self._engine.opened.listener.changed(SessionId(session_id), after, most)
+
+    def listening(self, session_id: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:
+        """While the block lasts, hear at once of what is written of a session."""
+        return self._engine.opened.listener.listening(SessionId(session_id))

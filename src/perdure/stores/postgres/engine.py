@@ -13,12 +13,12 @@ from perdure.protocols import Problem, SearchHit
 from perdure.stores.engine import Change, Fetch, IndexedEngine, Job, Kind, Request, T
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values
-from perdure.stores.jobs import record
+from perdure.stores.jobs import record, sketching
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages
 from perdure.stores.jobs.saving import Place
 from perdure.stores.jobs.values import unpacked_value
-from perdure.stores.postgres import quick
+from perdure.stores.postgres import quick, sketches
 from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched
 from perdure.stores.postgres.listener import Listener
@@ -107,6 +107,8 @@ class PostgresEngine(IndexedEngine):
             session_id, item = job.args
             posted: Any = await self.opened.inbox.post(session_id, item.entry, item.body)
             return posted  # type: ignore[no-any-return]  # what the job would return
+        if isinstance(job, partial) and job.func is sketching.keep:
+            return await sketches.keep(link, *job.args)  # type: ignore[return-value]  # what the job would return
 
         def queries() -> Queries[T]:
             return queries_of(job(), at)

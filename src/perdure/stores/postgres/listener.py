@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import psycopg
 from psycopg import sql
@@ -12,6 +13,7 @@ from perdure.stores.postgres.link import Connection, Link
 
 _LISTENED_FOR = 60.0
 _PAUSE = 0.2
+_PATIENCE = 1.0
 # Writers notify only while somebody is known to listen: a notification is a lock that all commits would queue for.
 _FOLLOW = (
     "UPDATE meta SET followed = extract(epoch FROM clock_timestamp()) + %s"
@@ -44,9 +46,34 @@ class Listener:
         except TimeoutError:
             pass
         finally:
-            self._waiting[session_id].discard(news)
-            if not self._waiting[session_id]:
-                del self._waiting[session_id]
+            self._forget(session_id, news)
+
+    @asynccontextmanager
+    async def listening(self, session_id: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+        """Hear of a session for as long as the block lasts; what is written between two waits is not missed."""
+        self._link.check()
+        news = asyncio.Event()
+        self._waiting.setdefault(session_id, set()).add(news)
+
+        async def heard(most: float) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(most):
+                    await self._start()
+                    await news.wait()
+            news.clear()
+
+        try:
+            with suppress(TimeoutError):  # so that what is written from now on is told
+                async with asyncio.timeout(_PATIENCE):
+                    await self._start()
+            yield heard
+        finally:
+            self._forget(session_id, news)
+
+    def _forget(self, session_id: str, news: asyncio.Event) -> None:
+        self._waiting[session_id].discard(news)
+        if not self._waiting[session_id]:
+            del self._waiting[session_id]
 
     async def _start(self) -> None:
         if self._task is None or self._task.done():

@@ -139,7 +139,9 @@ class Order:
         columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
         said = parcel.messages(log, start, change.messages)
         self._put_files(parcel, n, log, start)
-        parcel.put("ops", {**self._common(n, change), **columns, **said, **self._of_batch(parcel, n, log, start)})
+        parcel.put(
+            "ops", {**self._common(parcel, n, change), **columns, **said, **self._of_batch(parcel, n, log, start)}
+        )
 
     def _put_files(self, parcel: Parcel, n: int, log: int, start: int) -> None:
         """Send the images and files of messages; those that have to be there already, by name."""
@@ -149,7 +151,9 @@ class Order:
             row = {"hash": each.hash, "size": each.size, "start": at, "log": log, "pos": start + place}
             parcel.put("files", {"n": n, **row})
 
-    def _common(self, n: int, change: Keep | Append) -> dict[str, Any]:
+    def _common(self, parcel: Parcel, n: int, change: Keep | Append) -> dict[str, Any]:
+        if change.drops_sketches:
+            parcel.need("sketches")
         return {
             "n": n,
             "id": self.session_id,
@@ -162,6 +166,7 @@ class Order:
             "messages": 0 if self.branch else len(change.messages),
             "entries": change.entries,
             "taken": change.taken,
+            "drops": change.drops_sketches,
         }
 
     def _of_keep(self, parcel: Parcel, n: int, change: Keep) -> dict[str, Any]:

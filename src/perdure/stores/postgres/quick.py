@@ -12,10 +12,11 @@ from typing import Any
 from perdure import codec
 from perdure.errors import CorruptRecord
 from perdure.model.transcript import LogRef
-from perdure.protocols import JournalEntry, RunOnRecord
+from perdure.protocols import JournalEntry, RunOnRecord, RunProgress
 from perdure.stores.format.rows import LAST
-from perdure.stores.jobs import record
+from perdure.stores.jobs import record, sketching
 from perdure.stores.jobs.record import Asked, entries_of, posted_of
+from perdure.stores.postgres import sketches
 from perdure.stores.postgres.link import Link
 from perdure.stores.postgres.rows import LOG_IS_SOUND, plain, restored
 
@@ -155,6 +156,13 @@ async def _log_of(link: Link, session_id: str, name: str, origin: str) -> tuple[
     return LogRef(origin, rows[0][1]), rows[0][2]
 
 
+async def _progress(link: Link, session_id: str, after: int) -> RunProgress:
+    found = await sketches.progress(link, session_id, after)
+    if found is None:
+        raise Odd
+    return found
+
+
 def _entries(
     session_id: str, sid: int, last: int | None, count: int, run: str | None, crc: int, body: bytes
 ) -> list[JournalEntry]:
@@ -184,6 +192,7 @@ _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
     record.read_whole_inbox: _read_inbox,
     record.runs: _runs,
     record.log_of: _log_of,
+    sketching.progress: _progress,
 }
 
 

@@ -13,7 +13,7 @@ WITH op AS MATERIALIZED (
         said_in bigint, said_from bigint, said_sums bigint[], said_starts int[], said_sizes int[],
         head_crc bigint, head_from int, head_size int, hashes text[], wanted bigint[],
         batch_crc bigint, batch_from int, batch_size int, batch_run text,
-        key_name text, key_digest text, tags text[], line bigint
+        key_name text, key_digest text, tags text[], line bigint, drops boolean
     )
 ),
 store AS MATERIALIZED (SELECT erasures, followed FROM meta),
@@ -133,6 +133,9 @@ recorded AS (
     FROM done LEFT JOIN runs ON runs.sid = done.sid AND runs.loop = done.batch_run
     WHERE done.batch_crc IS NOT NULL
 )
+-- end
+-- if sketches
+, unsketched AS (DELETE FROM sketch USING done WHERE sketch.sid = done.sid AND done.drops)
 -- end
 -- if key
 , keys AS (

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Protocol
 
 from perdure.model.message import Media, Message
-from perdure.protocols import Checkable, Entry, Key
+from perdure.protocols import Checkable, Entry, Key, Sketch, is_sketchbook
 from perdure.testing.parts.journal import JournaledStore, entries, messages
 from perdure.testing.samples import fork, new_session, note, say, show, tell
 from perdure.testing.scene import Contract, in_store
@@ -92,7 +92,10 @@ async def fill(store: Any) -> None:
     await store.create(say(fork(show(gone, gone.state.transcript.trim(1)), id="orphan"), "left alone"))
     await store.delete("gone")
     await store.create(new_session("Hello", id="killed"))
-    claim, _ = await store.claim("killed", version=1, owner="me", entries=entries("start"))
+    claim, ahead = await store.claim("killed", version=1, owner="me", entries=entries("start"))
+    if is_sketchbook(store):
+        for start, text in enumerate("abc"):
+            await store.sketch(claim, Sketch("run-1", "m", text, start, seq=ahead.seq))
     await store.release(claim, interrupted=True)
     photo = Media("image/png", data=bytes(range(256)) * 20, name="a.png")
     await store.create(tell(new_session(id="album"), Message.user("See:", photo), Message.user("Again:", photo)))

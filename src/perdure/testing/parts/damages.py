@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from perdure.protocols import said_in
 from perdure.stores.engine import Delete, Insert, Job, Select, Statement, Update
 from perdure.stores.jobs.checking import check
 from perdure.stores.store import Store
@@ -85,6 +86,10 @@ def damages(at: Numbers) -> Sequence[Damage]:
         Damage(Delete("attached", {"log": at.album, "pos": 1}), "album", "is not noted where erasures look"),
         Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, at.album, 1)]), "album", "and does not"),
         Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, 999, 1)]), None, "attached 999: it belongs to"),
+        Damage(Update("sketch", {"body": b"[]"}, {"sid": at.killed, "start": 1}), "killed", "a piece of it is not"),
+        Damage(Update("sketch", {"start": 9}, {"sid": at.killed, "start": 2}), "killed", "a piece of it is not"),
+        Damage(Update("session", {"claim": None, "expires": None}, {"sid": at.killed}), "killed", "a run that is over"),
+        Damage(Insert("sketch", ("sid", "start", "crc", "body"), [(10**9, 0, 0, b"")]), None, "belongs to no session"),
         Damage(Delete("session", talk), None, "it belongs to no session"),
     )  # fmt: skip
 
@@ -106,6 +111,23 @@ class Damages(EngineScene):
                 assert any(damage.said in each for each in told), (damage, found)
                 assert all(len(each.repair) > 30 for each in found), damage
             assert [*await store.check()] == []
+
+    @in_directory
+    async def test_a_damaged_piece_is_left_out(self, where: Path) -> None:
+        """With all that follow it: what is read of an answer that is being written is what was said."""
+        async with self.open_store(where) as store:
+            assert isinstance(store, Store)
+            await fill(store)
+            tried = Tried(store._engine)
+            killed = (await _numbers(tried)).killed
+            assert said_in((await store.progress("killed")).sketches) == "abc"
+            ((crc, body),) = await tried.ask(Select("sketch", ("crc", "body"), {"sid": killed, "start": 1}))
+            for wrong in ({"body": body.replace(b"b", b"x")}, {"crc": crc ^ 1}, {"body": b""}):
+                await tried.do(Update("sketch", wrong, {"sid": killed, "start": 1}))
+                assert [each.text for each in (await store.progress("killed")).sketches] == ["a"]
+                assert [each.text for each in (await store.progress("killed", after=1)).sketches] == ["a"]
+                await tried.do(Update("sketch", {"crc": crc, "body": body}, {"sid": killed, "start": 1}))
+            assert said_in((await store.progress("killed")).sketches) == "abc"
 
 
 async def _numbers(tried: Tried) -> Numbers:

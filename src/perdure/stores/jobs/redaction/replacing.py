@@ -61,6 +61,8 @@ class Replacing:
         if self._named is not None:
             yield from _forget_values(sid, self._named)
         yield from _detach(self._detached)
+        # What a killed run was saying may repeat what is replaced, and nobody can tell.
+        yield Delete("sketch", {"sid": sid})
         end = facts.evt_end + 1
         yield from write_batch(sid, end, self._told, (facts.log, 0, 0))
         if facts.claim is None:

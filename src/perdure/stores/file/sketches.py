@@ -1,0 +1,32 @@
+"""The text of an answer that is being written, in a file beside the session's log.
+
+`{id}.sketch` has one line for each piece. Unlike the log it is cut: it goes once its answer is in the log. A line that
+is torn or damaged ends it, and a file that outlives a power cut is of an older record, which its pieces tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from perdure.stores.folder import Folder
+from perdure.stores.tables import Record
+
+
+def sketch_file(session_id: str) -> str:
+    return f"{session_id}.sketch"
+
+
+def read_sketches(folder: Folder, session_id: str) -> Iterator[tuple[int, int, bytes]]:
+    """Yield where each piece starts, its checksum and its body. Who reads them compares the checksums."""
+    raw = folder.read(sketch_file(session_id)) or b""
+    for line in raw.split(b"\n")[:-1]:
+        start, _, rest = line.partition(b" ")
+        crc, _, body = rest.partition(b" ")
+        if not (start.isdigit() and crc.isdigit()):
+            return
+        yield int(start), int(crc), body
+
+
+def encode_sketches(rows: Iterable[Record]) -> bytes:
+    ordered = sorted(rows, key=lambda row: int(row["start"]))
+    return b"".join(b"%d %d %b\n" % (row["start"], row["crc"], row["body"]) for row in ordered)

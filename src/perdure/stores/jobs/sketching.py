@@ -1,0 +1,88 @@
+"""The text of an answer that is not whole yet: keeping a piece of it, and reading how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from zlib import crc32
+
+import msgspec
+
+from perdure.errors import ClaimLost, InvalidData, SessionNotFound
+from perdure.model.ids import SessionId
+from perdure.protocols import Claim, RunProgress, Sketch
+from perdure.stores.engine import Delete, Insert, Job, Lock, Row, Select
+from perdure.stores.format.rows import checksum
+from perdure.stores.jobs.claiming import held, holder_of, is_in_future, require_absent
+
+COLUMNS = ("sid", "start", "crc", "body")
+_Body = tuple[int, str, str, int, str]
+
+
+def keep(claim: Claim, piece: Sketch) -> Job[bool]:
+    """Keep a piece, unless the record has moved on. One that starts at 0 replaces all others."""
+    yield Lock((claim.session_id,))
+    rows = yield Select("session", ("sid", "evt_end"), held(claim))
+    if not rows:
+        raise ClaimLost(claim.session_id, claim.epoch)
+    sid, end = rows[0]
+    if end != piece.seq:
+        return False
+    if piece.start == 0:
+        yield Delete("sketch", {"sid": sid})
+    crc, body = sealed(claim.session_id, piece)
+    # A write whose answer was lost is repeated with what has come since.
+    yield Insert("sketch", COLUMNS, [(sid, piece.start, crc, body)], or_set=("crc", "body"))
+    return True
+
+
+def progress(session_id: SessionId, after: int) -> Job[RunProgress]:
+    rows = yield Select("session", ("sid", "evt_end", "claim", "expires"), {"id": str(session_id)})
+    if not rows:
+        yield from require_absent(session_id)
+        raise SessionNotFound(session_id)
+    sid, end, claim, expires = rows[0]
+    if claim is None:
+        return RunProgress(end, False, False)
+    is_held = (yield from is_in_future(expires)) and not holder_of(session_id, claim).is_gone
+    first = (yield Select("sketch", COLUMNS[1:], {"sid": sid, "start": 0})) if after else []
+    rest = yield Select("sketch", COLUMNS[1:], {"sid": sid, "start >=": after}, order="start")
+    return RunProgress(end, is_held, not is_held, sound_pieces(session_id, end, [*first, *rest]))
+
+
+def sealed(session_id: str, piece: Sketch) -> tuple[int, bytes]:
+    """Return the checksum and the body of a piece's row."""
+    body = msgspec.json.encode((piece.seq, piece.run, piece.message_id, piece.attempt, piece.text))
+    return _checksum(session_id, piece.start, body), body
+
+
+def _checksum(session_id: str, start: int, body: bytes) -> int:
+    # By the session's id, not by its number: whoever keeps a piece need not look that up.
+    return checksum(body, crc32(session_id.encode()), start)
+
+
+def sound_pieces(session_id: str, end: int, rows: Iterable[Row]) -> tuple[Sketch, ...]:
+    """Return the pieces that rows hold, up to the first that is damaged, if the record ends where they say."""
+    found = tuple(_sound(session_id, rows))
+    return found if all(piece.seq == end for piece in found) else ()
+
+
+def _sound(session_id: str, rows: Iterable[Row]) -> Iterator[Sketch]:
+    for start, crc, body in rows:
+        piece = piece_of(session_id, start, crc, body)
+        if piece is None:
+            return
+        yield piece
+
+
+def piece_of(session_id: str, start: int, crc: int | None, body: bytes) -> Sketch | None:
+    """Return the piece that a row holds; None if the row is not what was written."""
+    # Damage can change a column's type, too.
+    if type(start) is not int or type(body) is not bytes or start < 0:
+        return None
+    if crc is not None and crc != _checksum(session_id, start, body):
+        return None
+    try:
+        seq, run, message_id, attempt, text = msgspec.json.decode(body, type=_Body)
+        return Sketch(run, message_id, text, start, attempt, seq)
+    except (msgspec.MsgspecError, InvalidData):
+        return None
