@@ -55,8 +55,8 @@ actions.children actions.claimed_work actions.continuing actions.given actions.i
 actions.subagents actions.waiting loop loop.agent_loop loop.compaction loop.compaction.auto loop.compaction.options
 loop.compaction.windows loop.cut_off loop.drivers loop.drivers.provider loop.drivers.retry loop.factory loop.filters
 loop.guards loop.interceptors loop.prompt loop.response_format loop.results loop.run_events loop.subagents loop.tokens
-loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.chat sessions.connect
-sessions.open_sessions sessions.opening sessions.reply sessions.sessions sessions.streaming stores.urls
+loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.chat sessions.connect sessions.cursors
+sessions.open_sessions sessions.opening sessions.reply sessions.sessions sessions.streaming sketching stores.urls
 """
 """The modules that the first answer of a connection may need besides."""
 OTHERS = {"apsw", "msgspec", "typing_extensions", "uuid_utils"}
