@@ -234,6 +234,9 @@ async def test_a_run_that_waits_for_approval_ends_the_stream(kind: str, tmp_path
         assert shown(chunks) == "May I? "
         assert [call.name for call in chunks[-1].reply.pending_calls] == ["pay"]
         heard = await all_of(run.stream())
+        await elsewhere.compact(
+            "s", keep_last=1, compact_strategy="truncate"
+        )  # on record as a run of its own, which says nothing
         decided = await all_of(chat.stream_approve())
         assert (shown(decided, "May I? "), decided[0].offset) == ("May I? Thanks.", 7)
         for before in (chunks[-1], heard[-1]):

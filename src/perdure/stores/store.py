@@ -42,7 +42,7 @@ from perdure.stores.engine import Engine, IndexedEngine, Kind
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
-from perdure.stores.jobs import claiming, loading, record, sketching
+from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, Pack, Take
@@ -301,11 +301,15 @@ class Store:
         return (claim.session_id, claim.epoch) in self._sketched
 
     async def sketch(self, claim: Claim, piece: Sketch) -> bool:
+        from perdure.stores.jobs import sketching
+
         checked.sketch(claim, piece)
         self._sketched.add((claim.session_id, claim.epoch))  # before: a write that fails may have arrived
         return await self._engine.run(partial(sketching.keep, claim, piece), "write")
 
     async def progress(self, session_id: str, *, after: int = 0) -> RunProgress:
+        from perdure.stores.jobs import sketching
+
         checked.progress(after)
         kind: Kind = "glance" if after else "read"  # from the beginning on there may be much
         return await self._engine.run(partial(sketching.progress, SessionId(session_id), after), kind)
