@@ -333,6 +333,7 @@ def test_debug_summarises():
             "cache_write_tokens": 0,
             "reasoning_tokens": 0,
             "cost": 0.0,
+            "unpriced_tokens": 0,
         },
     }
     state = done(AgentState().with_execution_started(), answer(input_tokens=150, output_tokens=42))
