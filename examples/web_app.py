@@ -109,5 +109,9 @@ app = Starlette(
         Route("/chats/{chat}", say, methods=["POST"]),
         Route("/chats/{chat}", listen, methods=["GET"]),
     ],
-    exception_handlers={perdure.SessionNotFound: not_found, perdure.InvalidData: bad_request},
+    exception_handlers={
+        perdure.SessionNotFound: not_found,
+        perdure.InvalidData: bad_request,
+        perdure.InvalidSessionId: bad_request,
+    },
 )

@@ -107,7 +107,13 @@ def test_it_is_drawn_in_a_terminal(tmp_path: Path) -> None:
         assert terminal.ends() == 0
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+SERVED = {"web_app.py"}
+"""Examples that run until they are stopped, each with a test of its own."""
+
+
+@pytest.mark.parametrize(
+    "example", sorted(path for path in EXAMPLES.glob("*.py") if path.name not in SERVED), ids=lambda path: path.stem
+)
 def test_the_examples_run(example: Path, tmp_path: Path) -> None:
     """Each example is a script of its own that says something."""
     done = subprocess.run(

@@ -206,3 +206,11 @@ def test_the_blocking_face_has_them_too(tmp_path: Path) -> None:
         assert "".join(run.stream()) == "one two three"
         assert run.result().text == "one two three"
         assert not run.cancel()
+
+
+async def test_a_repeated_key_streams_the_answer_that_is_there(url: str) -> None:
+    async with perdure.connect(url, driver=ScriptedDriver([SLOW])) as sessions:
+        chat = await sessions.open("s")
+        first, _ = await heard(chat.stream("Go.", key="k"))
+        again, reply = await heard(chat.stream("Go.", key="k"))
+        assert (first, again, reply.text) == ("one two three",) * 3

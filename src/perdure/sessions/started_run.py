@@ -55,10 +55,14 @@ class StartedRun(Generic[T]):
         Any number may listen, early or late, and leave again.
         """
         place: Place | None = None
+        is_silent = True
         async for chunk in self._listener.heard():
             yield chunk
-            place = chunk.place
-        yield last_chunk(await self.result(), place or self._listener.start)
+            place, is_silent = chunk.place, False
+        reply = await self.result()
+        if is_silent and reply.text:  # it was answered before, under its key, or its driver does not stream
+            yield Chunk(reply.text, place=self._listener.start)
+        yield last_chunk(reply, place or self._listener.start)
 
     async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
