@@ -31,6 +31,7 @@ class Bar:
 BARS = (
     # What a turn costs. A turn is a question, a tool call, its result and an answer.
     Bar("save.bare", "save of a turn", "the same rows in a bare transaction, through one thread", 1.35, 1.2),
+    Bar("save.in_loop", "save of a turn with `commit_in_loop`", "the bare transaction, through one thread", 1.35, 1.2),
     Bar("save.wal", "save of a turn, pages written to the write-ahead log", "", 7, 6, unit="pages"),
     Bar("save.10k", "save of a turn at 10,000 messages", "the same at none", 1.2),
     Bar("save.100k", "save of a turn at 100,000 messages", "the same at none", 1.2),
@@ -46,6 +47,7 @@ BARS = (
         at_least=True,
     ),
     Bar("crowd.cpu", "processor time of a turn, 64 sessions at once", "", 0.15, unit="ms"),
+    Bar("crowd.in_loop", "processor time of a turn, 64 sessions at once, with `commit_in_loop`", "", 0.15, unit="ms"),
     Bar(
         "crowd.execute",
         "turns a second by `runtime.execute`, 64 sessions at once",
@@ -115,7 +117,8 @@ BARS = (
     Bar("growth.events", "the last 50 events of very many runs", "the same of 100", 1.5),
     Bar("growth.fork", "a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
     Bar("growth.fork_bytes", "bytes on disk of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
-    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of a fork …, very deep", "the same at depth 6", 1.5),
+    # It returns the whole line that leads to the session.
+    Bar("growth.ancestry", "`ancestry()` of a fork of a fork of …, very deep, each in its line", "the same of 6", 1.5),
     Bar("together.streams", "one of very many streams at once, 20 pieces each", "one of 10", 1.5),
     Bar("together.queued", "one of very many messages queued behind a run", "one of 20", 1.5),
     *(
@@ -137,9 +140,18 @@ BARS = (
             "owner_tag": "by owner and tag",
             "owner_created": "by owner and `created_before`",
             "common_tag": "by owner and a tag of all sessions",
+            "no_owner": "without an owner",
+            "top_level": "without sub-agents",
+            "order": "in the order of updates, by any filter",
         }.items()
     ),
     Bar("lists.postgres", "PostgreSQL: a page of a very large list, by any filter", "the same of 1,000 sessions", 1.5),
+    Bar(
+        "lists.postgres_order",
+        "PostgreSQL: a page of a very large list in the order of updates, by any filter",
+        "the same of 1,000 sessions",
+        1.5,
+    ),
     # Nobody waits long for somebody else's maintenance.
     Bar("waits.load", "longest load of a short session beside `history()` of 100,000 messages", "", 20, unit="ms"),
     Bar("waits.save", "longest save while a small session of a large file is erased", "", 20, unit="ms"),

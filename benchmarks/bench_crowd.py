@@ -17,6 +17,8 @@ async def measure(run: Run) -> None:
         await beside_openai(run, folder)
     with run.folder() as folder:
         await through_runtime(run, folder)
+    with run.folder() as folder:
+        await in_loop(run, folder)
 
 
 async def beside_openai(run: Run, folder: Path) -> None:
@@ -52,6 +54,18 @@ async def beside_openai(run: Run, folder: Path) -> None:
         run.report("crowd.openai", save.a_second / found[1].a_second, detail)
         for session in sessions:
             session.close()
+
+
+async def in_loop(run: Run, folder: Path) -> None:
+    """Measure commits in the event loop's own thread, beside those in the store's."""
+    paths = folder / "in_loop.db", folder / "thread.db"
+    async with SqliteStore(paths[0], commit_in_loop=True) as store, SqliteStore(paths[1]) as usual:
+        here, there = await new_savers(store), await new_savers(usual)
+        for each, path in zip((store, usual), paths, strict=True):
+            await make_steady(each, path, 60_000)
+        found, beside = await rates(lambda number: here[number](), lambda number: there[number](), tasks=TASKS)
+    detail = f"{found.a_second:,.0f} / {beside.a_second:,.0f} a second; in the thread {ms(beside.cpu)}"
+    run.report("crowd.in_loop", found.cpu * 1000, detail)
 
 
 async def new_savers(store: Any) -> list[Saver]:

@@ -136,7 +136,7 @@ async def forks(run: Run, folder: Path) -> None:
         small, large = await interleaved(
             lambda: sessions.ancestry(few), lambda: sessions.ancestry(many), rounds=20, warm_up=2
         )
-        compared(run, "growth.ancestry", large, small, sizes)
+        compared(run, "growth.ancestry", large, small, sizes, sizes)
         light, heavy = [await bytes_of(forking(sessions, key), path) for key in (few, many)]
     run.report("growth.fork_bytes", heavy / light, f"{heavy:,.0f} bytes at {sizes[1]:,} / {light:,.0f} at {sizes[0]:,}")
 

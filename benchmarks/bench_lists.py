@@ -11,6 +11,8 @@ from typing import Any
 
 from benchmarks.harness import Cost, Run, interleaved, ms
 from perdure import AgentDefinition, AgentSession, AgentSessionInfo, AgentState, SessionId, SqliteStore
+from perdure.model import ids
+from perdure.model.lineage import SpawnRef
 
 FEW, RARE = 1_000, 60
 BEGINNING = datetime(2025, 1, 1, tzinfo=UTC)
@@ -27,22 +29,26 @@ FILTERS: dict[str, dict[str, Any]] = {
     "owner_tag": {"owner": "common", "tag": "odd"},
     "owner_created": {"owner": "common", "created_before": BEGINNING + timedelta(seconds=2 * RARE)},
     "common_tag": {"tag": "common", "owner": "rare"},
+    "no_owner": {"owner": None},
+    "top_level": {"top_level": True},
+    "updated_before": {"updated_before": BEGINNING + timedelta(seconds=RARE)},
 }
 """What is asked for is rare and was created first: whatever goes through the newest sessions first finds it last."""
 
 
 def session(number: int) -> AgentSession:
-    """Return a session, one a second. The first sixty, and as many behind them, are those that filters ask for."""
+    """Return a session. The first sixty, and twice as many behind them, are those that filters ask for."""
     is_rare = number < RARE
     tags = ("rare", "common") if is_rare else ("odd", "common") if number < 2 * RARE else ("common",)
-    at = BEGINNING + timedelta(seconds=number)
+    at, is_spawned = created_at(number), number >= 3 * RARE
     agent = AgentDefinition("rare" if is_rare else "common")
     info = AgentSessionInfo(
         SessionId(f"s-{number}"),
         agent.name,
         created_at=at,
         updated_at=at,
-        owner="rare" if is_rare else "common",
+        owner="rare" if is_rare else None if 2 * RARE <= number < 3 * RARE else "common",
+        spawn_ref=SpawnRef("s-0", "run", f"call-{number}", "ask") if is_spawned else None,
         tags=tags,
         parent_id=SessionId("s-0") if 0 < number < RARE else None,
     )
@@ -55,42 +61,55 @@ async def measure(run: Run) -> None:
     with run.folder() as folder:
         async with SqliteStore(folder / "few.db", cache=0) as few, SqliteStore(folder / "many.db", cache=0) as large:
             # Of the processor's time: it all is spent here, and what else the machine does counts for nothing.
-            for key, (value, detail) in (await compared(few, large, many, attrgetter("cpu"))).items():
-                run.report(f"lists.{key}", value, detail)
+            found = await compared(few, large, many, attrgetter("cpu"))
+    for key, (value, detail) in found["created"].items():
+        run.report(f"lists.{key}", value, detail)
+    report_worst(run, "lists.order", found["updated"])
     try:
         from benchmarks.bench_postgres import schema_of, server
     except ImportError as error:
-        run.skip("lists.postgres", str(error))
+        for key in ("lists.postgres", "lists.postgres_order"):
+            run.skip(key, str(error))
         return
     with server(run) as dsn:
         async with schema_of(dsn, "bench_few") as few, schema_of(dsn, "bench_many") as large:
             found = await compared(few, large, many, attrgetter("wall"))
+    report_worst(run, "lists.postgres", found["created"])
+    report_worst(run, "lists.postgres_order", found["updated"])
+
+
+Found = dict[str, tuple[float, str]]
+
+
+def report_worst(run: Run, key: str, found: Found) -> None:
     worst = max(found, key=found.__getitem__)
-    run.report("lists.postgres", found[worst][0], f"the worst of all filters, {worst}: {found[worst][1]}")
+    run.report(key, found[worst][0], f"the worst of all filters, {worst}: {found[worst][1]}")
 
 
-async def compared(few: Any, large: Any, many: int, seconds: Callable[[Cost], float]) -> dict[str, tuple[float, str]]:
-    """Return, for each filter, what a page costs in a large store over what it costs in a small one."""
-    early, later = await fill(few, FEW), await fill(large, many)
-    asked = {key: (filters, filters) for key, filters in FILTERS.items()}
-    asked["updated_before"] = ({"updated_before": early}, {"updated_before": later})
-    found = {}
-    for key, (of_few, of_many) in asked.items():
-        assert await few.list(**of_few), key
-        sides = partial(few.list, **of_few), partial(large.list, **of_many)
-        small, long = map(seconds, await interleaved(*sides, rounds=40))
-        found[key] = (long / small, f"{ms(long)} at {many:,} / {ms(small)} at {FEW:,}")
+async def compared(few: Any, large: Any, many: int, seconds: Callable[[Cost], float]) -> dict[str, Found]:
+    """Return, for each order and filter, what a page costs in a large store over what it costs in a small one."""
+    await fill(few, FEW)
+    await fill(large, many)
+    found: dict[str, Found] = {"created": {}, "updated": {}}
+    for order, measured in found.items():
+        for key, filters in FILTERS.items():
+            assert await few.list(**filters, order=order), key
+            sides = partial(few.list, **filters, order=order), partial(large.list, **filters, order=order)
+            small, long = map(seconds, await interleaved(*sides, rounds=40))
+            measured[key] = (long / small, f"{ms(long)} at {many:,} / {ms(small)} at {FEW:,}")
     return found
 
 
-async def fill(store: Any, count: int) -> datetime:
-    """Create so many sessions; return the moment when the rare ones had been created."""
-    await create(store, range(RARE))
-    moment = datetime.now(UTC)
-    for start in range(RARE, count, TOGETHER):
-        await create(store, range(start, min(start + TOGETHER, count)))
-    return moment
+async def fill(store: Any, count: int) -> None:
+    for start in range(0, count, TOGETHER):
+        await asyncio.gather(*(create(store, number) for number in range(start, min(start + TOGETHER, count))))
 
 
-async def create(store: Any, numbers: range) -> None:
-    await asyncio.gather(*(store.create(session(number)) for number in numbers))
+async def create(store: Any, number: int) -> None:
+    """Create a session, one a second: a store in use is not filled within a minute."""
+    with ids.use(clock=lambda: created_at(number)):
+        await store.create(session(number))
+
+
+def created_at(number: int) -> datetime:
+    return BEGINNING + timedelta(seconds=number)

@@ -66,16 +66,19 @@ async def measure(run: Run) -> None:
 
 async def beside_bare(run: Run, folder: Path) -> None:
     """Compare with the floor, in files of their own: a connection reads again what another has written to its file."""
-    ours, theirs = folder / "ours.db", folder / "bare.db"
-    async with SqliteStore(ours) as store, SqliteStore(theirs) as idle:
-        saver, other = [Saver(each, await SessionRuntime(each).create(AGENT)) for each in (store, idle)]
+    ours, theirs, third = folder / "ours.db", folder / "bare.db", folder / "in_loop.db"
+    in_loop = SqliteStore(third, commit_in_loop=True)
+    async with SqliteStore(ours) as store, SqliteStore(theirs) as idle, in_loop:
+        stores = {store: ours, idle: theirs, in_loop: third}
+        saver, other, in_place = [Saver(each, await SessionRuntime(each).create(AGENT)) for each in stores]
         await other()
         bare = BareTransaction(theirs, other.session.id)
-        await make_steady(store, ours)
-        await make_steady(idle, theirs)
-        save, floor = await interleaved(saver, bare, rounds=400, warm_up=50)
-        cpu = f"processor {ms(save.cpu)} / {ms(floor.cpu)}, {save.cpu / floor.cpu:.2f}×"
-        run.report("save.bare", save.wall / floor.wall, f"{ms(save.wall)} / {ms(floor.wall)}; {cpu}")
+        for each, path in stores.items():
+            await make_steady(each, path)
+        save, here, floor = await interleaved(saver, in_place, bare, rounds=400, warm_up=50)
+        for key, side in (("save.bare", save), ("save.in_loop", here)):
+            cpu = f"processor {ms(side.cpu)} / {ms(floor.cpu)}, {side.cpu / floor.cpu:.2f}×"
+            run.report(key, side.wall / floor.wall, f"{ms(side.wall)} / {ms(floor.wall)}; {cpu}")
         pages, least = [await pages_of(side, path) for side, path in ((saver, ours), (bare, theirs))]
         run.report("save.wal", pages, f"mean of {COMMITS} commits; the bare transaction {least:.2f}")
         bare.close()

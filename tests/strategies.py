@@ -200,6 +200,7 @@ def definitions() -> st.SearchStrategy[AgentDefinition]:
         capabilities=st.lists(names, max_size=2),
         budget=budgets,
         metadata=json_objects.filter(_is_open),
+        output=st.none() | json_objects,
         unknown=unknown_fields,
     )
 
@@ -255,6 +256,9 @@ STATE_VERBS: dict[str, Callable[[st.DrawFn, AgentState], AgentState]] = {
     "more output": _draw_more_output,
     "end": _draw_end,
     "start": lambda draw, state: state.with_execution_started(),
+    "output": lambda draw, state: state.with_execution(
+        (state.execution or ExecutionState()).with_response_format(draw(st.none() | json_objects))
+    ),
     "next": lambda draw, state: state.for_next_execution(),
     "stop": lambda draw, state: state.with_stop_signal(draw(stop_signals)),
     "go on": lambda draw, state: state.with_continuation_requested(draw(st.booleans())),

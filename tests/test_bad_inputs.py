@@ -45,6 +45,15 @@ def plain(a: int) -> int:
 
 
 CONSTRUCTORS: dict[str, Callable[[], Any]] = {
+    # MCP servers: more in tests/loop/mcp/test_options.py
+    "mcp without a command": lambda: P.mcp(""),
+    "mcp of None": lambda: P.mcp(None),
+    "mcp of half a surrogate pair": lambda: P.mcp(["uvx", HALF]),
+    "mcp name": lambda: P.mcp("x", name=5),
+    "mcp timeout NaN": lambda: P.mcp("x", timeout=NAN),
+    "mcp only": lambda: P.mcp("x", only="add"),
+    "mcp env": lambda: P.mcp("x", env={"A": 5}),
+    "mcp headers for a command": lambda: P.mcp("x", headers={"A": "b"}),
     # Values
     "SessionId of a number": lambda: P.SessionId(5),
     "SessionId with a slash": lambda: P.SessionId("../etc"),
@@ -62,12 +71,25 @@ CONSTRUCTORS: dict[str, Callable[[], Any]] = {
     "Message.of bytes": lambda: Message.of(b"x"),
     "Message.of a dict without a role": lambda: Message.of({"content": "x"}),
     "Message.of a dict with a wrong key": lambda: Message.of({"role": "user", "txt": "x"}),
+    "AgentDefinition output": lambda: P.AgentDefinition("a", output=5),
+    "AgentDefinition output text": lambda: P.AgentDefinition("a", output="City"),
+    "AgentDefinition output of no type": lambda: P.AgentDefinition("a", output=object),
     "ToolCall without a name": lambda: P.ToolCall(None),
     "ToolCall arguments": lambda: P.ToolCall("t", 5),
     "ToolCall id": lambda: P.ToolCall("t", {}, 5),
     "Media without content": lambda: P.Media("image/png"),
     "Media with text for data": lambda: P.Media("image/png", data="x"),
     "Media of a number": lambda: P.Media(5, url="x"),
+    "Media with data and a hash": lambda: P.Media("image/png", data=b"x", hash="0" * 64, size=1),
+    "Media with a hash that is none": lambda: P.Media("image/png", hash="x", size=1),
+    "Media with a hash and no size": lambda: P.Media("image/png", hash="0" * 64),
+    "Media with a size and no hash": lambda: P.Media("image/png", data=b"x", size=1),
+    "Media name": lambda: P.Media("image/png", data=b"x", name=5),
+    "attach nothing": lambda: P.attach(None),
+    "attach a missing file": lambda: P.attach("/nowhere/at/all.png"),
+    "attach empty bytes": lambda: P.attach(b""),
+    "attach bytes of no type": lambda: P.attach(b"\0\xff"),
+    "attach an address of no type": lambda: P.attach("https://a.example/"),
     "ModelConfig name": lambda: ModelConfig(5),  # type: ignore[arg-type]
     "ModelConfig blank name": lambda: ModelConfig(" "),
     "ModelConfig temperature NaN": lambda: ModelConfig("m", temperature=NAN),
@@ -289,6 +311,23 @@ VERBS: dict[str, Verb] = {
     "send half a key": lambda s, c: c.send("x", key=HALF),
     "send when_busy": lambda s, c: c.send("x", when_busy=True),  # type: ignore[arg-type]
     "send NaN": lambda s, c: c.send(Message.user("x", metadata={"a": NAN})),
+    "send output": lambda s, c: c.send("x", output=5),
+    "send output of no schema": lambda s, c: c.send("x", output={"type": "objekt"}),
+    "send output NaN": lambda s, c: c.send("x", output={"default": NAN}),
+    "send steering output": lambda s, c: c.send("x", output=int, when_busy="steer"),
+    "stream output": lambda s, c: c.stream("x", output="City"),
+    "run output": lambda s, c: s.run("x", output=[int]),
+    "send a part of no kind": lambda s, c: c.send({"role": "user", "content": [{"type": "hologram"}]}),
+    "inject an item of no kind": lambda s, c: c.inject([{"type": "web_search_call"}]),
+    "inject a text among others": lambda s, c: c.inject([{"role": "user", "content": "x"}, "x"]),
+    "export format": lambda s, c: c.export(io.BytesIO(), format="pdf"),  # type: ignore[arg-type]
+    "export history of the archive": lambda s, c: c.export(io.BytesIO(), history=True),
+    "export history": lambda s, c: c.export(io.BytesIO(), format="openai", history=5),  # type: ignore[arg-type]
+    "export openai to a number": lambda s, c: c.export(5, format="openai"),  # type: ignore[arg-type]
+    "import format": lambda s, c: s.import_(io.BytesIO(b"[]"), format="markdown"),  # type: ignore[arg-type]
+    "import no messages": lambda s, c: s.import_(io.BytesIO(b"[]"), format="openai"),
+    "import agent": lambda s, c: s.import_(io.BytesIO(b"[]"), format="openai", agent=5),  # type: ignore[arg-type]
+    "import an archive for an agent": lambda s, c: s.import_(io.BytesIO(b""), agent=P.AgentDefinition("a")),
     "send to a number": lambda s, c: s.send(5, "x"),  # type: ignore[arg-type]
     "stream None": lambda s, c: c.stream(None),
     "stream key": lambda s, c: c.stream("x", key=5),  # type: ignore[arg-type]
@@ -379,6 +418,12 @@ VERBS: dict[str, Verb] = {
     "delete number": lambda s, c: s.delete(5),  # type: ignore[arg-type]
     "erase number": lambda s, c: s.erase(5),  # type: ignore[arg-type]
     "restore number": lambda s, c: s.restore(5),  # type: ignore[arg-type]
+    "start nothing": lambda s, c: c.start(""),
+    "start option": lambda s, c: c.start("hi", key=5),  # type: ignore[arg-type]
+    "stream detach": lambda s, c: anext(c.stream("hi", detach="yes")),  # type: ignore[arg-type]
+    "result number": lambda s, c: c.result(5),  # type: ignore[arg-type]
+    "context data": lambda s, c: c.send("hi", context_data=5),  # type: ignore[arg-type]
+    "context factory": lambda s, c: asyncio.sleep(0, LoopFactory(context=5)),  # type: ignore[arg-type]
     "of number": lambda s, c: s.of(5),  # type: ignore[arg-type]
     "of nobody": lambda s, c: s.of(None),  # type: ignore[arg-type]
     "erase_owner number": lambda s, c: s.erase_owner(5),  # type: ignore[arg-type]

@@ -156,6 +156,42 @@ def test_yaml_that_other_readers_guess_at_is_text(tmp_path: Path, written: str) 
     assert load_definition(write(tmp_path, "a.yaml", f"label: {written}")).label == written
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.md", "---\noutput:\n  type: object\n  properties:\n    token: {type: string}\n---\nBe brief.\n"),
+        ("a.yaml", "output:\n  type: object\n  properties:\n    token: {type: string}\nsystem_prompt: Be brief.\n"),
+        ("a.toml", 'system_prompt = "Be brief."\n[output]\ntype = "object"\nproperties.token.type = "string"\n'),
+        (
+            "a.json",
+            '{"output": {"type": "object", "properties": {"token": {"type": "string"}}}, "system_prompt": "Be brief."}',
+        ),
+    ],
+)
+def test_an_output_is_a_json_schema(tmp_path: Path, name: str, content: str) -> None:
+    """In every format; what looks like a secret elsewhere is the name of a field to fill in there."""
+    schema = {"type": "object", "properties": {"token": {"type": "string"}}}
+    agent = AgentDefinition("a", system_prompt="Be brief.", output=schema)
+    assert load_definition(write(tmp_path, name, content)) == agent
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("output: City", "a.yaml:1: output: expected a type or a JSON schema"),
+        ("name: a\noutput: [1]", "a.yaml:2: output: expected a type or a JSON schema"),
+        ("name: a\noutput:\n  type: objekt", "a.yaml:2: output: The response format is not a JSON schema"),
+        ("output:\n  $ref: other.json", "a.yaml:1: output: The response format refers to 'other.json'"),
+    ],
+)
+def test_an_output_that_is_no_schema_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    """The error names the file, the field and the line."""
+    message = refusal(write(tmp_path, "a.yaml", content))
+    where, what = problem.split(": ", 2)[0], problem.split(": ", 2)[2]
+    assert what in message
+    assert where in message
+
+
 def test_every_field_of_the_model_can_be_written_in_a_file(tmp_path: Path) -> None:
     """A field that is added to a definition, its model or its budget is one of its files as well."""
     for kind, form in (

@@ -22,6 +22,7 @@ from perdure import tool as as_tool
 from perdure.errors import (
     ConfigurationError,
     ContextTooLong,
+    ErasedMeanwhile,
     IllegalStatusChange,
     InvalidSessionId,
     PerdureError,
@@ -32,6 +33,7 @@ from perdure.errors import (
     SessionNotActive,
     SessionNotFound,
     StoreError,
+    ToolUnavailable,
 )
 from perdure.model.definition import AgentDefinition
 from perdure.model.message import ToolCall
@@ -48,7 +50,10 @@ ADVISED: list[Callable[[], PerdureError]] = [
     lambda: InvalidSessionId("a b"),
     lambda: RequestRefused("m", "no"),
     lambda: ContextTooLong("m", "too long"),
+    lambda: ErasedMeanwhile("s"),
     lambda: ConfigurationError("Nothing is set.", "Set it."),
+    lambda: ToolUnavailable("time", "It is gone."),
+    lambda: ToolUnavailable("time", "It is gone.", was_sent=False),
 ]
 
 

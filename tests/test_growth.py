@@ -253,7 +253,8 @@ async def _forked(depth: int) -> tuple[Counts, Counts]:
             fork = await sessions.fork(last)
         assert await fork.length() == depth + 1
         with store.counted() as looking:
-            assert (await sessions.ancestry(fork.id)).root == "a"
+            found = await sessions.ancestry(fork.id)
+        assert (found.root, found.line[-1], len(found.line)) == ("a", last, depth + 1)
     return forking, looking
 
 

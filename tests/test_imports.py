@@ -37,26 +37,30 @@ print(*sys.modules, sep="\\n")
 """
 
 SAVE = """
-actions actions.transcript aio codec codec.documents codec.field_checks codec.json_checks codec.messages codec.pieces
-codec.unknown codec.values errors model model.checks model.definition model.events model.execution model.ids
-model.lineage model.message model.schema model.secrets model.session model.state model.step model.stop model.tool_refs
-model.transcript model.usage model.value protocols runtime runtime.bus runtime.hooks runtime.repository
-runtime.runtime runtime.under_way stores stores.cache stores.checked stores.claims stores.engine stores.file_lock
-stores.folder stores.format stores.format.blocks stores.format.gathering stores.format.heads stores.format.packing
-stores.format.placement stores.format.rows stores.format.settled stores.jobs stores.jobs.claiming stores.jobs.lines
-stores.jobs.listing stores.jobs.loading stores.jobs.record stores.jobs.saving stores.jobs.values stores.pages stores.sql
+actions actions.transcript aio codec codec.attachments codec.documents codec.field_checks codec.json_checks
+codec.messages codec.pieces codec.unknown codec.values errors model model.checks model.definition model.events
+model.execution model.ids model.lineage model.message model.schema model.secrets model.session model.state model.step
+model.stop model.tool_refs model.transcript model.usage model.value protocols runtime runtime.bus runtime.hooks
+runtime.repository runtime.runtime runtime.under_way stores stores.cache stores.checked stores.claims stores.engine
+stores.file_lock stores.folder stores.format stores.format.blocks stores.format.gathering stores.format.heads
+stores.format.packing stores.format.placement stores.format.rows stores.format.settled stores.jobs
+stores.jobs.attachments stores.jobs.claiming stores.jobs.lines stores.jobs.listing stores.jobs.loading
+stores.jobs.record stores.jobs.saving stores.jobs.values stores.pages stores.sql
 stores.sqlite stores.sqlite.deferred stores.sqlite.engine stores.sqlite.readers stores.sqlite.schema
+stores.sqlite.steps
 stores.sqlite.worker
 stores.store stores.tapes
 """
 """The modules of perdure that a first save through a runtime may need."""
 ANSWER = f"""{SAVE}
-actions.children actions.claimed_work actions.continuing actions.given actions.inbox actions.run actions.send
-actions.subagents actions.waiting loop loop.agent_loop loop.compaction loop.compaction.auto loop.compaction.options
-loop.compaction.windows loop.cut_off loop.drivers loop.drivers.provider loop.drivers.retry loop.factory loop.filters
-loop.guards loop.interceptors loop.prompt loop.response_format loop.results loop.run_events loop.subagents loop.tokens
-loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.chat sessions.connect sessions.cursors
-sessions.open_sessions sessions.opening sessions.reply sessions.sessions sessions.streaming sketching stores.urls
+actions.callers actions.children actions.claimed_work actions.continuing actions.given actions.inbox actions.run
+actions.send actions.subagents actions.waiting loop loop.agent_loop loop.compaction loop.compaction.auto
+loop.compaction.options loop.compaction.windows loop.cut_off loop.drivers loop.drivers.provider loop.drivers.retry
+loop.factory loop.filters loop.guards loop.interceptors loop.prompt loop.response_format loop.results loop.run_events
+loop.subagents loop.tokens loop.tool_use loop.tools model.loop_events paging run_journal sessions sessions.attaching
+sessions.changing sessions.chat sessions.connect sessions.connection sessions.cursors sessions.keeping sessions.looking
+sessions.open_sessions sessions.opening sessions.reach sessions.reply sessions.sessions sessions.started_run
+sessions.streaming sessions.talking sketching stores.urls
 """
 """The modules that the first answer of a connection may need besides."""
 OTHERS = {"apsw", "msgspec", "typing_extensions", "uuid_utils"}

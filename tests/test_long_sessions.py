@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import math
 import threading
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.turns import counted_turns
 
 import perdure
-from perdure import CompactTranscript, MemoryStore, Message, ToolCall, codec
+from perdure import CompactTranscript, MemoryStore, Message, Sessions, ToolCall, Transcript, codec
 from perdure.aio import AT_ONCE
 from perdure.archive import fsck
 from perdure.archive.lines import encode_session, first_line
@@ -89,22 +91,75 @@ async def test_a_history_of_several_logs_is_put_together_in_another_thread(monke
     assert len(threads - {threading.get_ident()}) == 1
 
 
-async def test_a_history_without_branches_is_read_once_and_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the view shows is in the log, and not read a second time. Who else reads waits for one page."""
-    monkeypatch.setattr("perdure.sessions.history._PAGE", 1_000)
+async def pages_read(sessions: Sessions) -> list[tuple[int, int]]:
+    """Return which pages of its log the history of a long session is read from."""
+    read: list[tuple[int, int]] = []
+    messages = sessions.store.messages  # type: ignore[attr-defined]
+
+    async def counted(log: Any, start: int, stop: int) -> Any:
+        read.append((start, stop))
+        return await messages(log, start, stop)
+
+    sessions.store.messages = counted  # type: ignore[attr-defined]
+    found = await sessions.history("long")
+    assert [message.text for message in found] == [message.text for message in said(LENGTH)]
+    return read
+
+
+async def test_a_history_that_the_view_shows_is_not_read_again() -> None:
+    """All of it was loaded with the session."""
     async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
         await sessions.store.create(long_session(id="long"))
-        read: list[tuple[int, int]] = []
-        messages = sessions.store.messages  # type: ignore[attr-defined]
+        sessions.store.evict("long")  # type: ignore[attr-defined]
+        assert await pages_read(sessions) == []
 
-        async def counted(log: Any, start: int, stop: int) -> Any:
-            read.append((start, stop))
-            return await messages(log, start, stop)
 
-        sessions.store.messages = counted  # type: ignore[attr-defined]
-        assert len(await sessions.history("long")) == LENGTH
-        assert sorted(at for start, stop in read for at in range(start, stop)) == list(range(LENGTH))
-        assert len(read) == math.ceil(LENGTH / 1_000)
+async def test_a_covered_history_is_read_once_and_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the view shows is at hand, and not read a second time. Who else reads waits for one page."""
+    monkeypatch.setattr("perdure.sessions.history._PAGE", 1_000)
+    async with perdure.connect("memory://", driver=ScriptedDriver(["yes"]), compaction=None) as sessions:
+        await sessions.store.create(long_session(id="long"))
+        await sessions.compact("long", compact_strategy="truncate", keep_last=12)
+        sessions.store.evict("long")  # type: ignore[attr-defined]
+        read = await pages_read(sessions)
+    assert sorted(at for start, stop in read for at in range(start, stop)) == list(range(LENGTH - 12))
+    assert len(read) == math.ceil(LENGTH / 1_000)
+
+
+async def test_a_history_with_gaps_in_its_view_is_whole() -> None:
+    """What was trimmed from the middle of a view is read from the log, in its place."""
+    async with perdure.connect("memory://", driver=ScriptedDriver(["yes"])) as sessions:
+        session = await sessions.store.create(long_session(id="long"))
+        view = session.state.transcript
+        gaps = Transcript((*view[8:16].pieces, *view[2_000:3_000].pieces, *view[4:12].pieces))
+        context = replace(session.state.context, transcript=gaps)
+        await sessions.store.save(session.with_state(replace(session.state, context=context)))
+        read = await pages_read(sessions)
+    assert read == [(0, 4), (16, 2_000), (3_000, LENGTH)]
+
+
+async def test_the_collector_is_spared_a_long_session() -> None:
+    """Frozen JSON can be in no cycle: a full collection, for which all threads wait, need not come sooner for it."""
+    deep = ToolCall("look", {"at": {"x": [1, {"y": 2}]}}, id="deep", opaque={"signature": [1]})
+    messages = [*said(8_000), Message.assistant(tool_calls=[deep], metadata={"seen": ["a"]})]
+    messages.append(Message.tool("deep", {"found": [{"a": "b"}]}, name="look"))
+    async with MemoryStore() as store:
+        session = new_session(id="long")
+        await store.create(session.with_state(session.state.with_messages(*messages)))
+        store.evict("long")
+        gc.collect()
+        before = len(gc.get_objects())
+        loaded = await store.load("long")
+        gc.collect()
+        assert len(gc.get_objects()) - before < 500
+    assert loaded is not None
+    assert list(loaded.state.messages) == messages
+    call, result = loaded.state.messages[-2].tool_calls[0], loaded.state.messages[-1].tool_results[0]
+    found = (call.arguments, call.arguments["at"]["x"], call.opaque, result.content, loaded.state.messages[-2].metadata)
+    assert not any(map(gc.is_tracked, found))
+    copied: Any = call.arguments.copy()  # type: ignore[attr-defined]
+    copied["self"] = copied  # what a caller makes of it may be in a cycle, and is tracked like everything else
+    assert gc.is_tracked(copied)
 
 
 class Target(io.BytesIO):

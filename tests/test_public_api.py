@@ -19,6 +19,7 @@ OPTIONAL = {
     "click",
     "genai_prices",
     "google.genai",
+    "mcp",
     "openai",
     "opentelemetry",
     "psycopg",
@@ -29,31 +30,224 @@ OPTIONAL = {
 
 # Every name that could be imported from the root in 0.1.0. Add to it, and take nothing away.
 NAMES = """
-Action ActionContext AdoptBranch AgentContext AgentDefinition AgentEnd AgentLoop AgentSession AgentSessionInfo
-AgentStart AgentState AgentStep AgentStepType AgentStop Ancestry ApproveToolCalls AutoCompaction Block Blocked
-BlockingSessions Branch BudgetGuard ChangeDefinition ChangeModel ChangeSystemPrompt Chat ChildLoopRef Chosen Chunk
-Claim ClaimConflict ClaimLost ClearSession CompactTranscript Compaction CompactionBlock CompactionFailed
-CompactionOptions CompleteSession ConfigurationError ContextTooLong CorruptRecord DeleteSession Delta DenyToolCalls
-Diff Driver DriverError Entry Erasure ErasureReceipt ErrorRecord EventBus EventHandler ExecutionBudget
-ExecutionContinuation ExecutionState ExecutionStatus FailSession FewestTokens FileRecordStore FileStore First
-ForkSession FunctionTool IllegalStatusChange Indexed InferenceResponse InjectMessage InputRefused InputRejected
-Interceptor InvalidData InvalidSessionFile InvalidSessionId Journal JournalEntry Judge LongestAnswer LoopBuilder
-LoopEvent LoopFactory LoopRecord LoopSetup LoopStatus Media MemoryStore Message MessageEnd MessageStart MessageUpdate
-ModelConfig ModelReply ModelRequest NotLoaded OfflineDriver Opaque Outcome ParallelGroupRecord ParallelLoopEnd
-ParallelLoopStart PassThroughSessionController PendingCall PendingCallsChanged PerdureError PostgresStore
-ProviderDriver RecoveryReport Redacted Rejected RenameSession Reply RequestRefused ResetTranscript RestoreSession
-ResumeExecution ResumeSession RetriesExhausted RetryingDriver Rewind RunFailed RunInterrupted Search SearchHit
-SendMessage SendParallel SessionActionExecuted SessionBusy SessionConflict SessionController SessionFactory
-SessionHookStack SessionId SessionInfoList SessionLoadFailed SessionLoaded SessionLocked SessionManager
-SessionNotActive SessionNotFound SessionRecord SessionRecordList SessionRecorder SessionRecorderConfig
-SessionRepository SessionRuntime SessionSaveFailed SessionSaved SessionStage SessionStatus SessionStore Sessions
-SpawnRef Spent SqliteStore Stage StageFailed StepExecution StopReason StopSignal StoreError SubagentPolicy
-Subscription SuspendSession TagSession Text Thinking Tool ToolCall ToolContext ToolError ToolExecution
-ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate ToolRegistry ToolResult ToolSpec Transcript
-TransientDriverError TrimTranscript Turn TurnEnd TurnStart UncompactTranscript Undo UnknownEvent UnreadableFile
-UpdateTask Usage UseGuards Warned Workflow WorkflowResult WriteMetadata connect connect_blocking current_session
-delete_session final_value list_session_ids load_definition load_definitions load_session load_sessions_for_agent
-recover redact_session save_session schema_of store_of tool
+Action
+ActionContext
+AdoptBranch
+AgentContext
+AgentDefinition
+AgentEnd
+AgentLoop
+AgentSession
+AgentSessionInfo
+AgentStart
+AgentState
+AgentStep
+AgentStepType
+AgentStop
+Ancestry
+ApproveToolCalls
+AutoCompaction
+Block
+Blocked
+BlockingSessions
+Branch
+BudgetGuard
+ChangeDefinition
+ChangeModel
+ChangeSystemPrompt
+Chat
+ChildLoopRef
+Chosen
+Chunk
+Claim
+ClaimConflict
+ClaimLost
+ClearSession
+CompactTranscript
+Compaction
+CompactionBlock
+CompactionFailed
+CompactionOptions
+CompleteSession
+ConfigurationError
+ContextTooLong
+CorruptRecord
+DeleteSession
+Delta
+DenyToolCalls
+Diff
+Driver
+DriverError
+Entry
+ErasedMeanwhile
+Erasure
+ErasureReceipt
+ErrorRecord
+EventBus
+EventHandler
+ExecutionBudget
+ExecutionContinuation
+ExecutionState
+ExecutionStatus
+FailSession
+FewestTokens
+FileRecordStore
+FileStore
+First
+ForkSession
+FunctionTool
+IllegalStatusChange
+ImportReport
+Indexed
+InferenceResponse
+InjectMessage
+InputRefused
+InputRejected
+Interceptor
+InvalidData
+InvalidSessionFile
+InvalidSessionId
+Journal
+JournalEntry
+Judge
+LongestAnswer
+LoopBuilder
+LoopEvent
+LoopFactory
+LoopRecord
+LoopSetup
+LoopStatus
+Media
+MemoryStore
+Message
+MessageEnd
+MessageStart
+MessageUpdate
+ModelConfig
+ModelReply
+ModelRequest
+NotLoaded
+OfflineDriver
+Opaque
+Outcome
+ParallelGroupRecord
+ParallelLoopEnd
+ParallelLoopStart
+PassThroughSessionController
+PendingCall
+PendingCallsChanged
+PerdureError
+PostgresStore
+ProviderDriver
+RecoveryReport
+Redacted
+Rejected
+RenameSession
+Reply
+RequestRefused
+ResetTranscript
+RestoreSession
+ResumeExecution
+ResumeSession
+RetriesExhausted
+RetryingDriver
+Rewind
+RunFailed
+RunInterrupted
+Search
+SearchHit
+SendMessage
+SendParallel
+SessionActionExecuted
+SessionBusy
+SessionConflict
+SessionController
+SessionFactory
+SessionHookStack
+SessionId
+SessionInfoList
+SessionLoadFailed
+SessionLoaded
+SessionLocked
+SessionManager
+SessionNotActive
+SessionNotFound
+SessionRecord
+SessionRecordList
+SessionRecorder
+SessionRecorderConfig
+SessionRepository
+SessionRuntime
+SessionSaveFailed
+SessionSaved
+SessionStage
+SessionStatus
+SessionStore
+Sessions
+SpawnRef
+Spent
+SqliteStore
+Stage
+StageFailed
+StartedRun
+StepExecution
+StopReason
+StopSignal
+StoreError
+SubagentPolicy
+Subscription
+SuspendSession
+TagSession
+Text
+Thinking
+Tool
+ToolCall
+ToolContext
+ToolError
+ToolExecution
+ToolExecutionEnd
+ToolExecutionStart
+ToolExecutionUpdate
+ToolRegistry
+ToolResult
+ToolSpec
+ToolUnavailable
+Toolset
+Transcript
+TransientDriverError
+TrimTranscript
+Turn
+TurnEnd
+TurnStart
+UncompactTranscript
+Undo
+UnknownEvent
+UnreadableFile
+UpdateTask
+Usage
+UseGuards
+Warned
+Workflow
+WorkflowResult
+WriteMetadata
+attach
+connect
+connect_blocking
+current_session
+delete_session
+final_value
+list_session_ids
+load_definition
+load_definitions
+load_session
+load_sessions_for_agent
+mcp
+recover
+redact_session
+save_session
+schema_of
+store_of
+tool
 """
 IMPORTABLE = NAMES.split()
 HOMES = ("archive", "copying", "errors", "events", "fsck", "parallel", "protocols", "records", "testing")

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from perdure.errors import ContextTooLong as ContextTooLong
     from perdure.errors import CorruptRecord as CorruptRecord
     from perdure.errors import DriverError as DriverError
+    from perdure.errors import ErasedMeanwhile as ErasedMeanwhile
     from perdure.errors import IllegalStatusChange as IllegalStatusChange
     from perdure.errors import InputRefused as InputRefused
     from perdure.errors import InvalidData as InvalidData
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from perdure.errors import StageFailed as StageFailed
     from perdure.errors import StoreError as StoreError
     from perdure.errors import ToolError as ToolError
+    from perdure.errors import ToolUnavailable as ToolUnavailable
     from perdure.errors import TransientDriverError as TransientDriverError
     from perdure.errors import UnreadableFile as UnreadableFile
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from perdure.loop.guards import BudgetGuard as BudgetGuard
     from perdure.loop.interceptors import Blocked as Blocked
     from perdure.loop.interceptors import Interceptor as Interceptor
+    from perdure.loop.mcp.server import mcp as mcp
     from perdure.loop.response_format import final_value as final_value
     from perdure.loop.strategies import Branch as Branch
     from perdure.loop.strategies import Chosen as Chosen
@@ -187,6 +190,7 @@ if TYPE_CHECKING:
     from perdure.protocols import SessionStore as SessionStore
     from perdure.protocols import Tool as Tool
     from perdure.protocols import ToolContext as ToolContext
+    from perdure.protocols import Toolset as Toolset
     from perdure.protocols import ToolSpec as ToolSpec
     from perdure.recorder import SessionRecorder as SessionRecorder
     from perdure.recorder import SessionRecorderConfig as SessionRecorderConfig
@@ -205,16 +209,19 @@ if TYPE_CHECKING:
     from perdure.runtime.repository import SessionFactory as SessionFactory
     from perdure.runtime.repository import SessionRepository as SessionRepository
     from perdure.runtime.runtime import SessionRuntime as SessionRuntime
+    from perdure.sessions.attaching import attach as attach
     from perdure.sessions.blocking import BlockingSessions as BlockingSessions
     from perdure.sessions.chat import Chat as Chat
     from perdure.sessions.connect import connect as connect
     from perdure.sessions.connect import connect_blocking as connect_blocking
+    from perdure.sessions.conversations import ImportReport as ImportReport
     from perdure.sessions.keeping import ErasureReceipt as ErasureReceipt
     from perdure.sessions.lineage import Ancestry as Ancestry
     from perdure.sessions.lineage import Diff as Diff
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
     from perdure.sessions.sessions import Sessions as Sessions
+    from perdure.sessions.started_run import StartedRun as StartedRun
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
@@ -241,10 +248,10 @@ _HOMES = {
     "actions.transcript": "InjectMessage ResetTranscript Rewind TrimTranscript Undo",
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
-    "DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId NotLoaded "
-    "PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
-    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError UnreadableFile "
-    "TransientDriverError",
+    "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
+    "NotLoaded PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
+    "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
+    "ToolUnavailable TransientDriverError UnreadableFile",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction.auto": "AutoCompaction",
     "loop.compaction.options": "CompactionOptions",
@@ -255,6 +262,7 @@ _HOMES = {
     "loop.filters": "Rejected Warned",
     "loop.guards": "BudgetGuard",
     "loop.interceptors": "Blocked Interceptor",
+    "loop.mcp.server": "mcp",
     "loop.response_format": "final_value",
     "loop.strategies": "Branch Chosen FewestTokens First Judge LongestAnswer",
     "loop.subagents": "SubagentPolicy",
@@ -280,19 +288,22 @@ _HOMES = {
     "model.value": "ErrorRecord",
     "protocols": "Action ActionContext Answer Claim Delta Driver Entry Erasure EventHandler Indexed Journal "
     "JournalEntry LoopBuilder ModelReply ModelRequest Next Search SearchHit SessionController SessionManager "
-    "SessionStage SessionStore Tool ToolContext ToolSpec",
+    "SessionStage SessionStore Tool ToolContext ToolSpec Toolset",
     "recorder": "SessionRecorder SessionRecorderConfig",
     "runtime.bus": "EventBus Subscription",
     "runtime.hooks": "PassThroughSessionController SessionHookStack",
     "runtime.repository": "SessionFactory SessionRepository",
     "runtime.runtime": "SessionRuntime",
+    "sessions.attaching": "attach",
     "sessions.blocking": "BlockingSessions",
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
     "sessions.sessions": "Sessions",
+    "sessions.conversations": "ImportReport",
     "sessions.keeping": "ErasureReceipt",
     "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",
+    "sessions.started_run": "StartedRun",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",
@@ -314,7 +325,7 @@ RestoreSession ResumeExecution ResumeSession Rewind SendMessage SendParallel Sus
 UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
-load_definitions schema_of tool
+load_definitions mcp schema_of tool
 FileStore MemoryStore PostgresStore SqliteStore store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile

@@ -5,7 +5,8 @@ A program decides by classes and attributes, never by the words: those may chang
 PerdureError
 ├── SessionNotFound
 ├── SessionConflict
-│   └── ClaimConflict
+│   ├── ClaimConflict
+│   └── ErasedMeanwhile
 ├── SessionBusy
 │   ├── ClaimLost
 │   └── RunInterrupted
@@ -30,6 +31,7 @@ PerdureError
 │   └── RequestRefused
 │       └── ContextTooLong
 ├── ToolError
+│   └── ToolUnavailable
 ├── ConfigurationError
 └── AgentStop
 """
@@ -109,6 +111,14 @@ class SessionConflict(PerdureError):
 
 class ClaimConflict(SessionConflict):
     """The session was saved by somebody else before this run could claim it: nothing was done, nothing spent."""
+
+
+class ErasedMeanwhile(SessionConflict):
+    """Something was erased or redacted after this new session was made of another: it may still say it."""
+
+    def __init__(self, session_id: str) -> None:
+        reason = f"Something was erased while session {session_id!r} was made of another. It was not created."
+        super().__init__(session_id, 0, 0, reason, "Make it again: it is read anew then.")
 
 
 class SessionBusy(PerdureError):
@@ -434,6 +444,24 @@ class ContextTooLong(RequestRefused):
 
 class ToolError(PerdureError):
     """A tool could not be called, or refused its arguments."""
+
+
+class ToolUnavailable(ToolError):
+    """The server that a tool is on was gone before it answered. The next call starts it, or connects, again.
+
+    `was_sent` tells whether the call may have taken effect.
+    """
+
+    def __init__(self, server: str, reason: str, *, was_sent: bool = True) -> None:
+        self.server = server
+        self.reason = reason
+        self.was_sent = was_sent
+        outcome = (
+            "Whether the call took effect is unknown: check before you repeat it."
+            if was_sent
+            else "The call was not made, and can be repeated later."
+        )
+        super().__init__(f"The server {server!r} of this tool is not available: {reason}", outcome)
 
 
 class ConfigurationError(PerdureError):

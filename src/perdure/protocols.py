@@ -23,7 +23,7 @@ from typing import (
 
 import msgspec
 
-from perdure.errors import InvalidData
+from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
@@ -33,6 +33,9 @@ from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
 from perdure.model.value import EMPTY, JSON, Value, brief
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 _LONGEST_LEASE = 10**9
 
@@ -228,8 +231,16 @@ class ToolSpec(msgspec.Struct, frozen=True):
     parameters: Mapping[str, Any]
 
 
+ReadFiles = Callable[[Collection[str]], Awaitable[Mapping[str, bytes]]]
+"""Reads images and files by their hashes, as `Attachments` does for one session."""
+
+
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One model call: a valid list of messages, in which every tool call has exactly one result."""
+    """One model call: a valid list of messages, in which every tool call has exactly one result.
+
+    Bytes of images and files may be in a store, apart from the messages: a driver that sends them awaits
+    `messages_with_files()` instead of reading `messages`.
+    """
 
     model: ModelConfig
     messages: Sequence[Message]
@@ -238,6 +249,20 @@ class ModelRequest(msgspec.Struct, frozen=True):
     response_format: Mapping[str, Any] | None = None
     step: int = 0
     """The index of the step within its run; a run that was recovered goes on counting where it was."""
+    read_files: ReadFiles | None = None
+    """Reads the bytes of images and files that the messages name by hash."""
+
+    async def messages_with_files(self) -> Sequence[Message]:
+        """Return the messages with the bytes of all images and files that they show."""
+        wanted = {key for message in self.messages for key in message.file_hashes}
+        if not wanted:
+            return self.messages
+        if self.read_files is None:
+            raise ConfigurationError(
+                "A message names a file by its hash, and there is no store to read it from. Run it in a session."
+            )
+        bodies = await self.read_files(sorted(wanted))
+        return tuple(message.with_files(bodies) if message.file_hashes else message for message in self.messages)
 
 
 class Delta(Value, frozen=True):
@@ -342,19 +367,57 @@ class NeedsContext(Protocol):
     def needs_context(self) -> bool: ...
 
 
+@runtime_checkable
+class Toolset(Protocol):
+    """Tools that have to be connected to before they are known. `perdure.mcp` makes one of an MCP server.
+
+    One may be given to several connections and factories: each opens it for itself.
+    """
+
+    def open_tools(self) -> OpenToolset:
+        """Return the toolset as one connection uses it. Nothing is started yet."""
+        ...
+
+
+def is_toolset(given: object) -> TypeIs[Toolset]:
+    """Tell whether something is a toolset. A class is not, even if its objects are."""
+    return isinstance(given, Toolset) and not isinstance(given, type)
+
+
+class OpenToolset(Protocol):
+    """A toolset as the runs of one connection use it."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools there are now. It is called before every run, and connects if nobody has.
+
+        Raise ConfigurationError if they cannot be reached: then no run begins.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. It is called once the runs have ended; a later call of `tools` connects again."""
+        ...
+
+
 class Filters(TypedDict, total=False):
-    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for."""
+    """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for.
+
+    `owner=None` asks for sessions without an owner. `top_level` leaves out the sessions of sub-agents. `order` is
+    "created" unless it is given; a page's `next` belongs to the order of its list.
+    """
 
     id: str
     agent: str
     status: SessionStatus | str
-    owner: str
+    owner: str | None
     tag: str
     parent: str
+    top_level: bool
     created_after: datetime
     created_before: datetime
     updated_after: datetime
     updated_before: datetime
+    order: Literal["created", "updated"]
     limit: int
     after: str | None
 
@@ -365,13 +428,16 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: str | None = None
     agent: str | None = None
     status: SessionStatus | None = None
-    owner: str | None = None
+    owner: str | msgspec.UnsetType | None = msgspec.UNSET
+    """None asks for sessions without an owner; UNSET for everybody's."""
     tag: str | None = None
     parent: str | None = None
+    top_level: bool = False
     created_after: datetime | None = None
     created_before: datetime | None = None
     updated_after: datetime | None = None
     updated_before: datetime | None = None
+    order: Literal["created", "updated"] = "created"
     limit: int = 50
     after: str | None = None
 
@@ -381,7 +447,8 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if name not in cls.__struct_fields__:
                 raise InvalidData(f"$.{name}", f"no such filter; there are {', '.join(cls.__struct_fields__)}")
         try:
-            query = msgspec.convert({k: v for k, v in filters.items() if v is not None}, cls, dec_hook=_as_text)
+            given = {name: value for name, value in filters.items() if value is not None or name == "owner"}
+            query = msgspec.convert(given, cls, dec_hook=_as_text)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise InvalidData("$", f"a filter has the wrong type or value: {error}") from None
         if not 1 <= query.limit <= 1000:
@@ -433,6 +500,19 @@ class SessionStore(Protocol):
 
 
 @runtime_checkable
+class CountsErasures(Protocol):
+    """A store that counts what is erased or redacted in it, so that a fork cannot keep what it had read before."""
+
+    async def erasures(self) -> int:
+        """Return how often something was erased or redacted so far."""
+        ...
+
+    async def create(self, session: AgentSession, *, erasures: int | None = None) -> AgentSession:
+        """Keep a session of version 0 as version 1; ErasedMeanwhile if the count is another by then."""
+        ...
+
+
+@runtime_checkable
 class Opened(Protocol):
     """A store that can be opened once for several who use it: whoever opened it closes it."""
 
@@ -471,10 +551,13 @@ def knows_waiting(store: object) -> TypeGuard[KnowsWaiting]:
 
 @runtime_checkable
 class Lineage(Protocol):
-    """A store that knows where a line of forks begins, however long it is."""
+    """A store that reads a line of forks at once, however long it is."""
 
-    async def root_of(self, session_id: str) -> SessionId:
-        """The first of a session's line; of one whose beginning is erased, the oldest that is known by name."""
+    async def line_of(self, session_id: str) -> Sequence[SessionId]:
+        """Return what a session was forked from: the first of its line first, its parent last.
+
+        A line whose beginning is erased begins with the oldest that is known by name.
+        """
         ...
 
 
@@ -870,6 +953,8 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Messages by position: of the session's own logs, shown by a version or not."""
     lent: Mapping[str, Mapping[int, bytes]] = EMPTY
     """Messages of others' logs that its versions name, if those are carried along."""
+    blobs: Mapping[str, bytes] = EMPTY
+    """The images and files that these messages, and the items of its inbox, name by the SHA-256 of their bytes."""
     owners: Mapping[str, float] = EMPTY
     """The living sessions whose logs its versions name, and when they were created, in seconds since 1970."""
     entries: tuple[Entry, ...] = ()
@@ -880,6 +965,19 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Idempotency keys: each one's digest, and the version that its run has saved."""
     interrupted: bool = False
     """Whether its last run was killed: a claim lies on it that nobody gave back."""
+
+
+@runtime_checkable
+class Attachments(Protocol):
+    """A store that keeps images and files apart from the messages that show them, each once under its hash."""
+
+    async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
+        """Return the bytes that messages of a session, or those that it shows of others, name by their SHA-256.
+
+        InvalidData if none of them names one of the hashes: to know a hash is not enough. CorruptRecord, with the
+        place of the message, if bytes are missing or are others.
+        """
+        ...
 
 
 @runtime_checkable

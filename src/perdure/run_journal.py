@@ -103,8 +103,15 @@ _BY_REFERENCE: dict[type[LoopEvent], Callable[[Any, Said], LoopEvent]] = {
 """Events of which only a part is stored: messages that are nothing but ids, outcomes that messages hold."""
 
 
+class _Stub(msgspec.Struct, frozen=True):
+    """A message as events name it: written as a `Message` of which only the id is known, and quicker to make."""
+
+    role: str
+    id: str
+
+
 def _stub(message: Message) -> Message:
-    return Message("user", (), message.id)
+    return _Stub("user", message.id)  # type: ignore[return-value]  # it stands in for one where events are written
 
 
 def _shown_as(event: Compaction, form: Callable[[Message], Message]) -> tuple[CompactionPart, ...]:
@@ -149,6 +156,7 @@ _NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)
 """Events that say nothing a recovery needs: they are written with the next one that does, not by themselves."""
 _NOT_KEPT = (MessageUpdate, ToolExecutionUpdate)
 """Events that are told and not stored: what they tell piece by piece stands whole in later ones."""
+_STARTS = (AgentStart, ParallelLoopStart)
 _ENDS = (AgentEnd, ParallelLoopEnd)
 
 
@@ -186,10 +194,9 @@ class _Unwritten:
             return
         if isinstance(event, MessageEnd):
             self.say((event.message,))
-        elif kind is Compaction:
-            assert isinstance(event, Compaction)
+        elif isinstance(event, Compaction):
             self.say(part.message for part in event.shown if part.message is not None)
-        elif isinstance(event, AgentStart | ParallelLoopStart):
+        elif isinstance(event, _STARTS):
             self.begins_a_run = self.begins_a_run or event.base_version is not None
         self._events.append(event)
         self._is_urgent = self._is_urgent or kind not in _NEED_NOT_WAIT_FOR

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
 from itertools import count
+from typing import Any
 
 import msgspec
 
@@ -76,13 +77,13 @@ class Stage:
 class WorkflowResult(msgspec.Struct, frozen=True):
     """What a workflow came to: the last stage's answer, and every stage's reply by its name."""
 
-    replies: Mapping[str, Reply]
+    replies: Mapping[str, Reply[Any]]
 
     @property
     def text(self) -> str:
         return list(self.replies.values())[-1].text
 
-    def __getitem__(self, stage: str) -> Reply:
+    def __getitem__(self, stage: str) -> Reply[Any]:
         return self.replies[stage]
 
 
@@ -151,7 +152,7 @@ class Workflow:
         """Run every stage that has not been answered yet; those that do not wait for each other run at once."""
         expect(sessions, Sessions, "$.sessions")
         expect_text(input, "$.input", blank=False)
-        replies: dict[str, Reply] = {}
+        replies: dict[str, Reply[Any]] = {}
         tasks: dict[str, asyncio.Task[None]] = {}
 
         async def complete(stage: Stage) -> None:
@@ -170,7 +171,7 @@ class Workflow:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
         return WorkflowResult({stage.name: replies[stage.name] for stage in self.stages})
 
-    async def _answer(self, sessions: Sessions, stage: Stage, results: Results) -> Reply:
+    async def _answer(self, sessions: Sessions, stage: Stage, results: Results) -> Reply[Any]:
         """A stage's reply: the one it has given before, or the one it comes to now."""
         session_id = await self._home_of(sessions, stage)
         attempt = 1
@@ -187,7 +188,7 @@ class Workflow:
 
     async def _send(
         self, sessions: Sessions, stage: Stage, session_id: SessionId, attempt: int, results: Results
-    ) -> Reply:
+    ) -> Reply[Any]:
         try:
             reply = await sessions.send(session_id, await self._told(stage, results), key=self._key(stage, attempt))
         except InvalidData as error:
@@ -197,7 +198,7 @@ class Workflow:
             raise InvalidData("$.input", problem) from None
         return self._answered(stage, Reply(await _since(sessions, reply.session)))
 
-    def _answered(self, stage: Stage, reply: Reply) -> Reply:
+    def _answered(self, stage: Stage, reply: Reply[Any]) -> Reply[Any]:
         """A reply that is one. SessionNotActive while its run waits for a person, StageFailed if it came to none."""
         session = reply.session
         if reply.pending_calls:
@@ -209,7 +210,7 @@ class Workflow:
     def _key(self, stage: Stage, attempt: int) -> str:
         return f"workflow {self.id} stage {stage.name} attempt {attempt}"
 
-    async def _given(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> tuple[int, Reply | None]:
+    async def _given(self, sessions: Sessions, stage: Stage, session_id: SessionId) -> tuple[int, Reply[Any] | None]:
         """The attempt that is next, or the last one and its reply. One that came to no answer is taken back."""
         journal = sessions.runtime.journal
         if journal is None:

@@ -204,6 +204,26 @@ def test_commands_change_the_session(chatting: Chatting) -> None:
     assert BACK.findall(terminal.text)[-1] == fork
 
 
+def test_files_go_with_the_next_message(chatting: Chatting, home: Path) -> None:
+    """/attach takes a path; what cannot be read is said, and the conversation goes on."""
+    (home / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(9_992))
+    with chatting() as terminal:
+        terminal.expect("> ")
+        terminal.enter("/attach")
+        terminal.expect("Nothing is attached: /attach FILE", "> ")
+        terminal.enter("/attach none.png")
+        terminal.expect("there is no file none.png", "> ")
+        terminal.enter("/attach a.png")
+        terminal.expect("With your next message: image a.png, 10.0 KB", "> ")
+        terminal.enter("My dog is Rex.")
+        terminal.expect("I will remember", "> ")
+        terminal.enter("/attach")
+        terminal.expect("Nothing is attached", "> ")
+        terminal.enter("/history")
+        terminal.expect("[image a.png, 10.0 KB]", "> ")
+        left(terminal)
+
+
 def test_compacting_and_uncompacting(chatting: Chatting) -> None:
     with chatting() as terminal:
         terminal.expect("> ")
@@ -291,6 +311,17 @@ def test_a_pipe_is_read_line_by_line(home: Path) -> None:
     assert "✓ slow" in talk.stderr
     assert BACK.search(talk.stderr)
     assert "\x1b" not in talk.stdout + talk.stderr
+
+
+def test_a_pipe_may_attach_files(home: Path) -> None:
+    """A file that is missing ends it, as any error does in a pipe."""
+    (home / "a.txt").write_text("hello")
+    talk = piped(home, "/attach a.txt\nHello, my name is Ada.\n/history\n")
+    assert talk.returncode == 0, talk.stderr
+    assert "[file a.txt, 5 bytes]" in talk.stdout
+    missing = piped(home, "/attach none.txt\nHello\n")
+    assert missing.returncode != 0
+    assert "there is no file none.txt" in missing.stderr
 
 
 def test_what_cannot_be_opened_is_an_error_in_a_line(home: Path) -> None:

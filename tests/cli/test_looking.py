@@ -54,6 +54,17 @@ def test_filters(perdure: Callable[..., Any], told: None) -> None:
     assert ids("--since", "1d", "--until", "2020-01-01") == set()
 
 
+def test_lists_by_update_and_without_sub_agents(perdure: Callable[..., Any], told: None) -> None:
+    """The last changed comes first; the sessions of sub-agents are left out on request."""
+    shown = perdure("ls", "--json", "--all", "--order", "updated").json_lines
+    times = [info["updated_at"] for info in shown]
+    assert times == sorted(times, reverse=True)
+    assert times != [info["updated_at"] for info in perdure("ls", "--json", "--all").json_lines]
+    top = perdure("ls", "--json", "--all", "--order", "updated", "--top-level").json_lines
+    assert [info["id"] for info in top] == [info["id"] for info in shown if not info["spawned_by"]]
+    assert len(top) < len(shown)
+
+
 def test_a_list_is_shortened_and_says_so(perdure: Callable[..., Any], told: None) -> None:
     assert "--all" in perdure("ls", "--limit", "3").err
     assert "--all" not in perdure("ls", "--all").err

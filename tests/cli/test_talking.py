@@ -56,6 +56,44 @@ def test_a_reply_as_json(perdure: Callable[..., Any]) -> None:
     assert reply["usage"]["input_tokens"] > 0
 
 
+def test_an_image_goes_with_a_message(perdure: Callable[..., Any], home: Path) -> None:
+    """Any number of files, each by its path; what was sent is shown by its name and size."""
+    (home / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(9_992))
+    (home / "b.txt").write_text("hello")
+    perdure("send", "--new", "s", "what is this?", "-a", "a.png", "--attach", home / "b.txt")
+    perdure("send", "s", "and this?", "-a", "a.png", "--key", "k", "--json")
+    shown = perdure("show", "s").out
+    assert "[image a.png, 10.0 KB]" in shown
+    assert "[file b.txt, 5 bytes]" in shown
+    assert "no problems" in perdure("fsck").out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none.png", "There is no file none.png."),
+        (".", "is a directory"),
+        ("empty.png", "there is nothing in it"),
+        ("what", "its type is not known"),
+        ("https://a.example/what", "cannot be told from its address"),
+    ],
+)
+def test_a_file_that_cannot_be_sent(perdure: Callable[..., Any], home: Path, name: str, said: str) -> None:
+    """Nothing is begun, and the command says what is wrong."""
+    (home / "empty.png").touch()
+    (home / "what").write_bytes(b"\0\xff")
+    told = " ".join(perdure("send", "--new", "hi", "-a", name, code=2).err.split())
+    assert said.lower() in told.lower()
+    assert "'-a'" in told
+    assert perdure("ls").lines == []
+
+
+def test_a_file_that_is_too_large(perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.sessions.attaching.MOST_BYTES", 5_000_000)
+    (home / "large.txt").write_bytes(b"x" * 5_000_001)
+    assert "more than the 5 MB" in perdure("send", "--new", "hi", "-a", "large.txt", code=2).err
+
+
 def test_a_key_sends_once(perdure: Callable[..., Any]) -> None:
     perdure("send", "--new", "s", "hello", "--key", "k")
     perdure("send", "s", "hello", "--key", "k")

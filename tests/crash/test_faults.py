@@ -23,7 +23,9 @@ from perdure import (
     ExecutionStatus,
     LongestAnswer,
     LoopFactory,
+    Media,
     MemoryStore,
+    Message,
     ModelRequest,
     RecoveryReport,
     SendMessage,
@@ -116,7 +118,7 @@ async def recovered(store: Any, session_id: str, loops: LoopFactory, clock: Froz
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("how", ["send", "parallel"])
+@pytest.mark.parametrize("how", ["send", "photo", "parallel"])
 async def test_a_crash_at_every_store_call_is_recovered(tmp_path: Path, kind: str, how: str, after: bool) -> None:
     """Whichever call is the last, the run ends, no completed tool runs again, and no unknown outcome is repeated."""
     async with opened(kind, tmp_path) as store:
@@ -131,7 +133,7 @@ async def test_a_crash_at_every_store_call_is_recovered(tmp_path: Path, kind: st
             again = Counter(ledger) - before
             assert not any(again[line] for line in completed), f"call {call}: a completed tool ran again"
             if began:
-                getattr(ledger, f"check_{how}")(kept)
+                (ledger.check_parallel if how == "parallel" else ledger.check_send)(kept)
                 assert [m.text for m in kept.state.messages if m.role == "user"] == ["Do it."]
                 shown = {m.id for m in compile_prompt(kept.state.messages)}
                 assert shown == {m.id for m in kept.state.messages}
@@ -151,6 +153,8 @@ def _action(how: str, ledger: Ledger) -> Action:
     loops = ledger.loops(_script(how))
     if how == "send":
         return SendMessage("Do it.", loops)
+    if how == "photo":
+        return SendMessage(Message.user("Do it.", Media("image/png", data=bytes(10_000))), loops)
     return SendParallel("Do it.", loops, configs=["a", "b"], strategy=LongestAnswer())
 
 

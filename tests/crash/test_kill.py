@@ -24,9 +24,16 @@ ROUNDS = 500 if os.environ.get("PERDURE_TORTURE") else 30
 SEEDS = 10
 
 
-def run_and_kill(database: str, ledger: Path, session_id: str, delay: float, how: str = "send") -> bool:
+def run_and_kill(
+    database: str,
+    ledger: Path,
+    session_id: str,
+    delay: float,
+    how: str = "send",
+    program: str = agent_process.__file__,
+) -> bool:
     """Start the agent in a process of its own and kill it after a while; True if it had finished."""
-    command = [sys.executable, agent_process.__file__, database, str(ledger), session_id, how]
+    command = [sys.executable, program, database, str(ledger), session_id, how]
     name = f"killed {session_id}"
     where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PGAPPNAME": name}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=where) as process:

@@ -135,6 +135,7 @@ def _content() -> list[Message]:
         Message.assistant(tool_calls=[ToolCall("look_up", {"n": 2**63, "f": -0.5}, id="call-2")]),
         Message.tool("call-2", {"found": [1, None, True]}, is_error=True),
         Message.user("See:", Media("image/png", data=bytes(range(16)), name="a.png"), Media("text/html", url="x:y")),
+        Message.user("A large one:", Media("application/pdf", data=bytes(range(256)) * 20, name="b.pdf")),
         Message.assistant(Opaque("p", {"response": "r-1"}), metadata={"nested": {"a": [1]}}),
         holo,
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 from contextvars import ContextVar
@@ -16,6 +18,7 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
 from perdure import ConfigurationError, FunctionTool, ToolCall, ToolContext, ToolError, ToolRegistry, tool
+from perdure.loop import tools
 
 CONTEXT = ToolContext("call", "run", "agent")
 
@@ -309,3 +312,39 @@ async def test_a_tool_that_changes_its_argument_changes_nothing_else() -> None:
 
     await FunctionTool(drain).call(call.arguments, CONTEXT)
     assert call.arguments == {"items": [1, {"deep": [2]}], "options": {"a": [3]}}
+
+
+async def test_plain_functions_called_in_turn_share_a_thread() -> None:
+    """To start a thread takes longer than most tools, so one that is free is used again."""
+    served: set[threading.Thread] = set()
+    serve = FunctionTool(lambda: served.add(threading.current_thread()), name="serve")
+    for _ in range(20):
+        await serve.call({}, CONTEXT)
+    assert len(served) <= tools._KEPT_THREADS
+
+
+async def test_what_a_plain_function_sets_in_its_context_is_gone_in_the_next_call() -> None:
+    """Calls that share a thread do not share context variables."""
+    seen: ContextVar[str] = ContextVar("seen", default="nothing")
+
+    @tool
+    def look_and_leave() -> str:
+        found = seen.get()
+        seen.set("left behind")
+        return found
+
+    assert {await look_and_leave.call({}, CONTEXT) for _ in range(2 * tools._KEPT_THREADS)} == {"nothing"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+async def test_a_forked_child_starts_threads_of_its_own() -> None:
+    """The threads that stay for the next calls are the parent's: a child that waited for one would wait for ever."""
+    await FunctionTool(lambda: None, name="nothing").call({}, CONTEXT)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        done = threading.Event()
+        tools._threads.begin("child", done.set)
+        os._exit(0 if done.wait(10) else 1)
+    assert os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, child, 0))[1]) == 0

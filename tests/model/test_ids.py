@@ -143,3 +143,41 @@ async def test_tasks_started_within_the_block_see_the_replacement_and_others_do_
         await seen.wait()
         assert await asyncio.create_task(child()) == THEN
     assert await beside != THEN
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.lists(st.text(max_size=20), min_size=1, max_size=4))
+def test_no_two_sequences_of_names_share_an_id(one: list[str], other: list[str]) -> None:
+    """Whatever is in the names: slashes, what looks like an id that was made, halves of surrogate pairs."""
+    assert (SessionId.of(*one) == SessionId.of(*other)) is (one == other)
+
+
+@given(st.lists(st.text(), min_size=1, max_size=3))
+def test_the_id_of_names_is_one_and_is_not_changed_again(names: list[str]) -> None:
+    made = SessionId.of(*names)
+    assert SessionId(str(made)) == made
+    assert SessionId.of(*names) == made
+
+
+def test_a_name_that_is_an_id_stays_as_it_is() -> None:
+    assert SessionId.of("order-7") == "order-7"
+    made = SessionId.of("order 7", "ada")
+    assert made.startswith("order-7-ada.h")
+    assert SessionId.of(made) != made  # or it would stand for two
+
+
+@pytest.mark.parametrize("names", [(), (5,), ("a", None)])
+def test_names_are_texts(names: tuple[object, ...]) -> None:
+    with pytest.raises(InvalidSessionId):
+        SessionId.of(*names)  # type: ignore[arg-type]
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_the_marks_of_two_owners_differ(one: str, other: str) -> None:
+    assert (SessionId.under(one, "x") == SessionId.under(other, "x")) is (one == other)
+    assert SessionId.under(one, SessionId.under(one, "x")) == SessionId.under(one, "x")
+
+
+def test_a_name_that_is_too_long_with_its_mark_is_refused() -> None:
+    SessionId.under("ada", "x" * 182)
+    with pytest.raises(InvalidSessionId):
+        SessionId.under("ada", "x" * 183)

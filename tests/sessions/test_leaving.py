@@ -139,3 +139,23 @@ async def test_an_agent_that_is_asked_once_is_not_left_behind(url: str) -> None:
     assert run.done()
     with pytest.raises(perdure.ConfigurationError, match="Nothing of it is kept"):
         await run
+
+
+async def test_a_message_that_steers_is_answered_also_if_the_run_is_killed_then(url: str) -> None:
+    """It came behind what would have been the last answer: the recovered run still answers it."""
+
+    def script(request: Any) -> Any:
+        return Delay(0.3, "Right.") if request.step == 0 else Delay(60, "never")
+
+    driver = ScriptedDriver(script)
+    async with perdure.connect(url, driver=driver, grace=0) as sessions:
+        chat = await sessions.open("s")
+        run = asyncio.ensure_future(chat.send("Where?"))
+        await until(lambda: len(driver.requests) == 1)
+        await chat.send("I meant left.", when_busy="steer")
+        await until(lambda: len(driver.requests) == 2)
+    with pytest.raises(RunInterrupted):
+        await run
+    async with perdure.connect(url, driver=ScriptedDriver(["", "Left."])) as sessions:
+        await sessions.recover()
+    assert await texts(url) == ["Where?", "Right.", "I meant left.", "Left."]

@@ -32,7 +32,9 @@ GIVEN: dict[str, dict[str, Any]] = {
     "text": "hello",
     "name": "a name",
     "key": "k",
+    "part": perdure.Media("image/png", hash="0" * 64, size=1),
 }
+OPEN_ENDED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 ID_NAMES = ("session_id", "src", "left")
 # Verbs that are about no one session, each with a test of its own below; `open` and the two that tolerate any id too.
 OTHERS = {"open", "exists", "snapshot", "run", "list", "export", "import_", "purge", "gc", "erase_owner"}
@@ -66,7 +68,7 @@ def _is_async(found: object) -> bool:
 async def called(verb: Callable[..., Any], session_id: str) -> None:
     """Call a verb on a session, with whatever else it needs."""
     parameters = inspect.signature(verb).parameters.values()
-    needed = [each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in OPEN_ENDED]
     ids = [each.name for each in parameters if each.name in ID_NAMES]
     assert ids, f"{verb} takes no session's id; put it among OTHERS and write a test for it"
     given = {each.name: GIVEN[each.name] for each in needed if each.name not in ids}
@@ -152,7 +154,8 @@ async def test_lists_and_searches_are_ones_own(store: Any) -> None:
     async with two_owners(store) as (ann, bob):
         mine = (await bob.info("mine")).id
         assert [info.id for info in await bob.list()] == [mine]
-        assert len(await bob.list(owner="ann")) == 0
+        assert [info.id for info in await bob.list(owner="bob", order="updated", top_level=True)] == [mine]
+        assert len(await bob.list(owner="ann")) == len(await bob.list(owner=None)) == 0
         assert {hit.session_id for hit in await bob.search("hello")} == {mine}
         assert mine not in {hit.session_id for hit in await ann.search("hello")}
 

@@ -377,6 +377,7 @@ async def test_ancestry_names_parent_children_and_root(connect: Connect) -> None
         above, below = await root.ancestry(), await leaf.ancestry()
         assert (above.parent, set(above.children), above.root) == (None, {first.id, second.id}, root.id)
         assert (below.parent, below.children, below.root) == (first.id, (), root.id)
+        assert (above.line, below.line) == ((), (root.id, first.id))
 
 
 async def test_trim_reset_and_history(connect: Connect) -> None:

@@ -16,6 +16,8 @@ from perdure.testing.samples import new_session
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 SMALL = AgentDefinition("a")
 OF_THE_STORE = {".perdure", ".perdure.lock"}
+AFTER_ERASURES = OF_THE_STORE | {".erasures", ".erasures.lock"}
+"""What is there besides sessions once something was erased."""
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc which file a handle is")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

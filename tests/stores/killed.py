@@ -39,6 +39,8 @@ async def act(verb: str, where: Path, prepare: Callable[[], None] = lambda: None
             await store.delete("parent")
         elif verb == "delete-child":
             await store.delete("child")
+        elif verb == "redact":
+            await store.redact("parent", [parent.state.messages[0].id])
 
 
 def kill_at(fatal: int) -> None:

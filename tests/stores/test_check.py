@@ -193,7 +193,7 @@ IN_SQLITE = (
     Damage("UPDATE meta SET value = 'many' WHERE key = 'erasures'", None, "meta erasures: it is not the number"),
     Damage("DELETE FROM sqlite_sequence WHERE name = 'log'", None, "the sequence of log: it is behind the highest"),
     Damage("UPDATE sqlite_sequence SET seq = 1 WHERE name = 'session'", None, "the sequence of session: it is behind"),
-    Damage("DROP INDEX session_by_agent", None, "index session_by_agent: it is missing"),
+    Damage("DROP INDEX session_by_agent_shelf", None, "index session_by_agent_shelf: it is missing"),
 )
 
 

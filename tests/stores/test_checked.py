@@ -37,7 +37,8 @@ SEVERAL = (*without([], {}), {"x": 5})
 RECORDS = (*without([]), [None])
 """Messages or entries."""
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {
-    "create": {"session": without(), "written": without({})},
+    "create": {"session": without(), "written": without({}), "erasures": (*without(None, 5), -1)},
+    "erasures": {},
     "save": {
         "session": without(),
         "claim": without(None),
@@ -102,7 +103,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "branches": {"session_id": ID},
     "adoptions": {"session_id": ID, "version": COUNT},
-    "root_of": {"session_id": ID},
+    "line_of": {"session_id": ID},
     "names_of": {"logs": RECORDS},
     "log_of": {"session_id": ID, "name": TEXT},
     "lapsed": {},
@@ -115,6 +116,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "is_claimed": {"session_id": ID},
     "is_interrupted": {"session_id": ID},
     "post": {"session_id": ID, "entry": without()},
+    "attachments": {"session_id": ID, "hashes": (*without([], {}), {"x": 5}, [HALF], ["0" * 64], ["A" * 64])},
     "dump": {"session_id": ID, "alone": FLAG},
     "restore": {"archived": without()},
     "check": {},
@@ -161,6 +163,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "message_ids": [free.state.messages[0].id],
                 "after": 0,
                 "most": 0.0,
+                "hashes": [],
             },
         )
 

@@ -14,6 +14,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.testing import (
     ArchiveContract,
+    AttachmentsContract,
     CheckContract,
     ChronicleContract,
     EngineContract,
@@ -32,6 +33,7 @@ class EveryContract(
     SearchContract,
     ErasureContract,
     ArchiveContract,
+    AttachmentsContract,
     CheckContract,
     ChronicleContract,
     NamesContract,
@@ -60,6 +62,16 @@ class TestSqliteStore(EngineContract):
 
     def open_store(self, where: Path) -> SqliteStore:
         return SqliteStore(where / "sessions.db")
+
+
+class TestSqliteStoreInLoop(TestSqliteStore):
+    """The same, with changes committed in the event loop's own thread."""
+
+    def open_engine(self, where: Path) -> SqliteEngine:
+        return SqliteEngine(where / "tables.db", 10.0, commit_in_loop=True)
+
+    def open_store(self, where: Path) -> SqliteStore:
+        return SqliteStore(where / "sessions.db", commit_in_loop=True)
 
 
 class TestFileStore(EveryContract):

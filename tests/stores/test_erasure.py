@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +16,12 @@ from tests.stories import KINDS, opened
 
 from perdure import (
     AgentDefinition,
+    AgentSession,
     AutoCompaction,
     CompactTranscript,
+    ErasedMeanwhile,
     FileStore,
+    ForkSession,
     InjectMessage,
     LoopFactory,
     MemoryStore,
@@ -46,7 +50,7 @@ from perdure.stores.format.packing import unpack
 from perdure.stores.jobs.redaction import Request
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.parts.redaction import entries_with_secret, run_with_secret
-from perdure.testing.samples import fork, new_session, say, texts
+from perdure.testing.samples import fork, new_session, note, say, texts
 
 SECRET = "hunter2-4111-1111"
 STORES: dict[str, Any] = {
@@ -316,12 +320,16 @@ async def test_a_killed_redaction_can_be_repeated(
         assert SECRET.encode() not in bytes_of(tmp_path)
 
 
-@pytest.mark.parametrize("way", ["gc", "redact another", "delete"])
+@pytest.mark.parametrize("way", ["gc", "redact another", "delete", "open"])
 @pytest.mark.parametrize("survived", range(1, 4))
 async def test_a_redaction_that_was_cut_short_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int, way: str
 ) -> None:
-    """Killed between two logs, it is reported by a check, and finished by gc, the next redaction and a deletion."""
+    """Killed between two logs, it is finished by the next open.
+
+    One that a release before this has left, or that cannot be finished at once, is reported by a check, and finished
+    by gc, the next redaction and a deletion.
+    """
     async with FileStore(tmp_path) as store:
         parent = await store.create(new_session(f"code {SECRET}", "ok"))
         child = await store.create(say(fork(parent), "more"))
@@ -338,10 +346,15 @@ async def test_a_redaction_that_was_cut_short_is_finished(
         with pytest.raises(KeyboardInterrupt):
             await store.redact(parent.id, [parent.state.messages[0].id], replacement="(gone)")
     monkeypatch.undo()
+    if way != "open":
+        (tmp_path / ".redactions" / parent.id).unlink()
     async with FileStore(tmp_path) as store:
-        (problem,) = await store.check()
-        assert (problem.session_id, problem.repair) == (parent.id, "Run `perdure gc`, which finishes it.")
-        if way == "gc":
+        if way != "open":
+            (problem,) = await store.check()
+            assert (problem.session_id, problem.repair) == (parent.id, "Run `perdure gc`, which finishes it.")
+        if way == "open":
+            pass
+        elif way == "gc":
             assert await store.gc() == (1 if survived < 3 else 0)
         elif way == "delete":
             await store.delete(parent.id)
@@ -350,6 +363,35 @@ async def test_a_redaction_that_was_cut_short_is_finished(
         assert texts(await store.load(child.id))[0] == "(gone)"
         assert SECRET.encode() not in bytes_of(tmp_path)
         assert names(tmp_path, ".redaction") == set()
+        assert not any((tmp_path / ".redactions").iterdir())
+        assert await store.check() == []
+
+
+async def test_a_redaction_that_is_locked_or_gone_is_no_hindrance_to_open(tmp_path: Path) -> None:
+    """What somebody has locked is left to them, and what is not there is left to gc. Nobody waits for it."""
+    async with FileStore(tmp_path) as store:
+        await store.create(new_session("a", id="s"))
+        folder = Folder(tmp_path)
+        for session_id in ("s", "gone"):
+            write_intent(folder, session_id, Request.of(session_id, ["m"], "(gone)").pledge)
+        (tmp_path / ".redactions" / "not an id").touch()
+        with folder.locked(["s"], 0.0):
+            async with asyncio.timeout(5), FileStore(tmp_path):
+                pass
+            assert names(tmp_path, ".redaction") == {"s.redaction", "gone.redaction"}
+        folder.close()
+        assert await store.gc() == 0
+        assert names(tmp_path, ".redaction") == set()
+
+
+async def test_a_hint_of_a_redaction_that_is_over_goes(tmp_path: Path) -> None:
+    """A process may be killed after the redaction, before its hint is removed."""
+    async with FileStore(tmp_path) as store:
+        await store.create(new_session("a", id="s"))
+    (tmp_path / ".redactions").mkdir()
+    (tmp_path / ".redactions" / "s").touch()
+    async with FileStore(tmp_path) as store:
+        assert not any((tmp_path / ".redactions").iterdir())
         assert await store.check() == []
 
 
@@ -488,3 +530,43 @@ async def test_what_is_redacted_elsewhere_is_not_at_hand_here(tmp_path: Path, ki
         assert texts(shown) == ["[redacted]", "fine"]
         await here.save(say(shown, "more"))
         assert texts(await here.load("talk")) == ["[redacted]", "fine", "more"]
+
+
+class ForkedTooLate:
+    """A fork beside which somebody redacts, between what it has read and what is created of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.tries = 0
+
+    async def execute_on(self, session: AgentSession, context: Any = None) -> AgentSession:
+        self.tries += 1
+        made = await ForkSession(dst="late").execute_on(session, context)
+        if self.tries == 1:
+            await self._store.redact(session.id, [session.state.messages[0].id])
+        return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_fork_that_was_read_before_a_redaction_is_made_again(tmp_path: Path, kind: str) -> None:
+    """What its own head has besides messages could quote what was redacted."""
+    async with opened(kind, tmp_path) as store:
+        parent = await store.create(note(new_session(f"code {SECRET}", "ok"), "last", f"code {SECRET}"))
+        action = ForkedTooLate(store)
+        made = await SessionRuntime(store).branch(parent.id, action)
+        assert action.tries == 2
+        assert SECRET not in str(made.to_dict())
+        assert SECRET not in str((await store.load("late")).to_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_was_made_before_an_erasure_is_not_created_after_it(tmp_path: Path, kind: str) -> None:
+    async with opened(kind, tmp_path) as store:
+        parent = await store.create(new_session(f"code {SECRET}", "ok"))
+        seen = await store.erasures()
+        made = await ForkSession(dst="late").execute_on(parent)
+        await store.redact(parent.id, [parent.state.messages[0].id])
+        with pytest.raises(ErasedMeanwhile, match="Make it again"):
+            await store.create(made, erasures=seen)
+        assert not await store.exists("late")
+        await store.create(made, erasures=await store.erasures())

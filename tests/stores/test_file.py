@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from tests.stores.files import (
+    AFTER_ERASURES,
     ENVIRONMENT,
     OF_THE_STORE,
     bytes_in,
@@ -131,7 +132,7 @@ class TestLayout:
             page = await store.list()
             assert (page.all(), page.damaged) == ((session.info,), ())
             await store.delete("s")
-        assert names(tmp_path) == strangers | OF_THE_STORE
+        assert names(tmp_path) == strangers | AFTER_ERASURES
 
     @pytest.mark.parametrize("wrong", [-1, float("nan"), "soon", None])
     def test_a_time_out_is_a_number_of_seconds(self, wrong: Any) -> None:
@@ -391,7 +392,7 @@ class TestLocks:
             ):
                 with pytest.raises(SessionNotFound):
                     await verb()
-        assert names(tmp_path) == OF_THE_STORE
+        assert names(tmp_path) == AFTER_ERASURES
 
     @needs_proc
     async def test_nothing_is_left_open(self, tmp_path: Path) -> None:
@@ -657,7 +658,7 @@ class TestErasure:
             assert texts(await store.load("three")) == ["erase-1", "erase-2"]
             await store.delete("three")
             assert _left(tmp_path) == set()
-        assert names(tmp_path) == OF_THE_STORE
+        assert names(tmp_path) == AFTER_ERASURES
 
     async def test_a_fork_of_a_branch_keeps_the_branch(self, tmp_path: Path) -> None:
         """What a run wrote to a log of its own, and a fork shows, is kept; what it wrote beside is not."""

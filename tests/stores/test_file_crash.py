@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from tests.stores.files import (
+    AFTER_ERASURES,
     ENVIRONMENT,
-    OF_THE_STORE,
     files_in,
     lines_of,
     names,
@@ -320,6 +320,25 @@ class TestKilled:
         assert seen[-1] == "after"
         assert seen == sorted(seen, reverse=True), "once it is kept it stays kept"
 
+    def test_a_redaction_that_was_killed_is_finished_by_the_next_open(self, tmp_path: Path) -> None:
+        """Killed at any step, it has not begun, or is done in every session as soon as anybody opens the store."""
+        asyncio.run(_prepare_family(tmp_path / "before"))
+        command = [sys.executable, "-m", "tests.stores.killed", "redact", str(tmp_path)]
+        steps = int(subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+        seen = [asyncio.run(_shown_by_both(tmp_path / str(step))) for step in range(1, steps + 1)]
+        begun = seen.index(("[redacted]", "[redacted]"))
+        assert 0 < begun < steps - 4
+        assert not [*tmp_path.glob("*/*.redaction"), *tmp_path.glob("*/.redactions/*")]
+        assert set(seen[:begun]) == {("Hi", "Hi")}
+        assert set(seen[begun:]) == {("[redacted]", "[redacted]")}
+
+
+async def _shown_by_both(where: Path) -> tuple[str, ...]:
+    async with FileStore(where) as store:
+        shown = tuple([texts(await store.load(session_id))[0] for session_id in ("parent", "child")])
+        assert await store.check() == []
+    return shown
+
 
 async def _prepare_family(where: Path) -> None:
     async with FileStore(where) as store:
@@ -376,4 +395,4 @@ async def _erase_all(store: FileStore, where: Path) -> None:
         else:
             with pytest.raises(SessionNotFound):
                 await store.delete(name)
-    assert names(where) == OF_THE_STORE
+    assert names(where) - AFTER_ERASURES == set()

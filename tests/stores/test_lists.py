@@ -19,7 +19,7 @@ from perdure.errors import CorruptRecord
 from perdure.model.ids import use
 from perdure.protocols import SessionQuery
 from perdure.stores.jobs.listing import Page
-from perdure.stores.sqlite.engine import TRANSLATOR, _read_page
+from perdure.stores.sqlite.engine import _read_page
 from perdure.stores.sqlite.schema import migrate
 from perdure.testing import FrozenClock
 from perdure.testing.samples import new_session, say
@@ -27,10 +27,11 @@ from perdure.testing.samples import new_session, say
 MANY = 20_000
 FILL = """
     WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {many})
-    INSERT INTO session (id, log, version, status, agent, owner, parent, created, updated)
+    INSERT INTO session (id, log, version, status, agent, owner, parent, created, updated, spawned, recent)
     SELECT 's' || n, n, 1,
         CASE WHEN n > 0.8 * {many} THEN 'deleted' WHEN n % 7 = 0 THEN 'failed' ELSE 'completed' END,
-        'agent' || n % 3, 'owner' || n % 2, CASE WHEN n % 1000 = 0 THEN 's5' END, n, n
+        'agent' || n % 3, CASE WHEN n % 11 THEN 'owner' || n % 2 END, CASE WHEN n % 1000 = 0 THEN 's5' END, n, n,
+        n % 5 = 0, n / 60
     FROM numbers;
     INSERT INTO tag (tag, sid) SELECT 'even', sid FROM session WHERE sid % 2 = 0;
     INSERT INTO tag (tag, sid) SELECT 'rare', sid FROM session WHERE sid % 1000 = 1;
@@ -51,16 +52,34 @@ FILTERS: dict[str, Any] = {
     "created_after": at(0.1 * MANY),
     "created_before": at(0.5 * MANY),
     "updated_before": at(0.4 * MANY),
+    "top_level": True,
     "after": f"{0.3 * MANY!r}_{int(0.3 * MANY)}",
 }
-OTHERS = ({"tag": "rare"}, {"tag": "none"}, {"status": "active"}, {"status": "deleted"}, {"updated_after": at(1)})
+NONES: dict[str, Any] = {"owner": None}
+OTHERS = (
+    *({"tag": "rare"}, {"tag": "none"}, {"status": "active"}, {"status": "deleted"}, {"updated_after": at(1)}),
+    *({"updated_after": at(0.75 * MANY)}, {"updated_after": at(0.7999 * MANY)}, {"updated_before": at(100)}),
+    *(NONES, {**NONES, "agent": "agent1"}, {**NONES, "tag": "even"}, {**NONES, "status": "failed"}),
+    *({**NONES, "tag": "even", "top_level": True}, {**NONES, "updated_before": at(0.4 * MANY)}),
+)
 
 
 def asked() -> Iterator[dict[str, Any]]:
-    yield from OTHERS
-    for count in range(len(FILTERS) + 1):
-        for names in combinations(FILTERS, count):
-            yield {name: FILTERS[name] for name in names}
+    for names in (names for count in range(len(FILTERS) + 1) for names in combinations(FILTERS, count)):
+        query = {name: FILTERS[name] for name in names}
+        yield query
+        # Old sessions may have been updated at any time: to find those that were created before a moment, and updated
+        # last, takes a look at all that were updated since.
+        if "created_before" not in query:
+            yield by_update(query)
+    for query in OTHERS:
+        yield from (query, by_update(query))
+    yield by_update({"created_before": at(100)})
+
+
+def by_update(query: dict[str, Any]) -> dict[str, Any]:
+    after = {"after": f"u{query['after']}"} if "after" in query else {}
+    return {**query, **after, "order": "updated"}
 
 
 @pytest.fixture(params=[MANY])
@@ -82,38 +101,43 @@ def steps_of(db: apsw.Connection, query: dict[str, Any]) -> int:
         return False
 
     db.set_progress_handler(note, 10)
-    db.execute(*TRANSLATOR.page(Page(SessionQuery.of(query)))).fetchall()
+    _read_page(Page(SessionQuery.of(query)), db)
     db.set_progress_handler(None)
     return count
 
 
 def test_a_page_takes_as_many_steps_as_it_shows_sessions(filled: apsw.Connection) -> None:
-    """The dearest is a full page out of four statuses; 20,000 rows passed over would be twenty times that."""
-    dear = {str(query): steps for query in asked() if (steps := steps_of(filled, query)) > 1_000}
+    """The dearest is a full page out of eight shelves, after a count; 20,000 rows passed over would be ten times it."""
+    dear = {str(query): steps for query in asked() if (steps := steps_of(filled, query)) > 2_600}
     assert dear == {}
 
 
 @pytest.mark.parametrize("filled", [2_000], indirect=True)
 def test_pages_are_those_of_a_scan(filled: apsw.Connection) -> None:
     """Whatever the way to them, the sessions found are those that meet every condition."""
-    filled.execute("UPDATE session SET updated = 1 WHERE sid = 1403")  # clocks disagree
+    filled.execute("UPDATE session SET updated = 1, recent = 0 WHERE sid = 1403")  # clocks disagree
+    filled.execute("UPDATE session SET updated = 1100 - sid % 97, recent = (1100 - sid % 97) / 60 WHERE sid % 13 = 0")
     filled.execute("UPDATE session SET status = 'suspended', agent = 'agent1' WHERE sid % 77 = 0")
     tags: dict[int, set[str]] = {}
     for tag, sid in filled.execute("SELECT tag, sid FROM tag"):
         tags.setdefault(sid, set()).add(tag)
-    columns = ("sid", "status", "agent", "owner", "parent", "created", "updated")
-    rows = filled.execute(f"SELECT {', '.join(columns)} FROM session ORDER BY created DESC, sid DESC").fetchall()
+    columns = ("sid", "status", "agent", "owner", "parent", "spawned", "created", "updated")
+    rows = filled.execute(f"SELECT {', '.join(columns)} FROM session").fetchall()
     sessions = [dict(zip(columns, row, strict=True)) for row in rows]
+    in_order = {
+        order: sorted(sessions, key=operator.itemgetter(order, "sid"), reverse=True) for order in ("created", "updated")
+    }
     for query in asked():
         page = Page(SessionQuery.of({**query, "limit": 20}))
         found = [row.sid for row in _read_page(page, filled)]
-        assert found == [each["sid"] for each in sessions if _meets(page, each, tags)][:21], query
+        expected = [each["sid"] for each in in_order[page.query.order] if _meets(page, each, tags)]
+        assert found == expected[:21], query
 
 
 def _meets(page: Page, session: dict[str, Any], tags: dict[int, set[str]]) -> bool:
     query = page.query
     is_tagged = query.tag is None or query.tag in tags.get(session["sid"], ())
-    is_behind = page.start is None or (session["created"], session["sid"]) < page.start
+    is_behind = page.start is None or (session[query.order], session["sid"]) < page.start
     return is_tagged and is_behind and all(_holds(session, *each) for each in page.where.items())
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
+import shutil
 import sys
+from contextlib import nullcontext
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,13 +23,14 @@ from tests.stories import ledger_loops, opened
 from perdure import CorruptRecord, SessionRuntime, SqliteStore, recover
 from perdure.archive import export_sessions, fsck
 from perdure.model.ids import use
-from perdure.stores.format.packing import unpack_entries
-from perdure.stores.format.rows import entry_checksum
+from perdure.stores.format.packing import unpack, unpack_entries
+from perdure.stores.format.rows import checksum, entry_checksum
+from perdure.stores.sqlite import steps
 from perdure.stores.sqlite.schema import _FUNCTIONS
 from perdure.testing import FrozenClock
 from perdure.testing.samples import texts
 
-ADDED_TO_TAGS = ("owner", "agent", "status", "created")
+ADDED_TO_TAGS = ("owner", "agent", "status", "created", "spawned", "recent")
 OPEN = """
 import asyncio, sys
 from perdure import SqliteStore
@@ -67,8 +72,8 @@ def make_old(path: Path) -> None:
                 crc = entry_checksum(sid, seq, entry.run, entry.kind, raw)
                 values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
-        db.execute("DROP TABLE batch")
-        db.execute("DROP TABLE sketch")
+        for table in ("batch", "blob", "attached", "sketch"):
+            db.execute(f"DROP TABLE {table}").fetchall()
         db.execute(LINES_NOTED)
         newer = "type = 'trigger' OR type = 'index' AND sql IS NOT NULL"
         for kind, name in db.execute(f"SELECT type, name FROM sqlite_schema WHERE {newer}").fetchall():
@@ -76,6 +81,7 @@ def make_old(path: Path) -> None:
         for index in re.findall(r"(?m)^CREATE INDEX .*?;", script, re.DOTALL):
             db.execute(index).fetchall()
         added = (("key", "crc"), ("log", "crc"), ("session", "line"), ("ref", "since"))
+        added += (("session", "spawned"), ("session", "recent"))
         for table, column in (*(("tag", name) for name in ADDED_TO_TAGS), *added):
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}").fetchall()
         db.pragma("user_version", 1)
@@ -193,3 +199,33 @@ def spoil(path: Path, damage: str) -> int:
     assert db.changes() == 1
     db.close()
     return int(rowid)
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "format-1-head-2-schema-6" / "sessions.sqlite"
+
+
+@pytest.mark.parametrize("done", [0, 1, 3, 4, 5, 6, 9, 22])
+async def test_a_migration_in_steps_can_be_cut_short_and_begun_again(tmp_path: Path, done: int) -> None:
+    """However far it came, and whatever others have written meanwhile, the next opening finishes it."""
+    path = tmp_path / "sessions.db"
+    shutil.copyfile(GOLDEN, path)
+    db = apsw.Connection(str(path))
+    for name, function in _FUNCTIONS.items():
+        db.create_scalar_function(name, function, deterministic=True)
+    in_steps, _ = steps.halves((files("perdure.stores.sqlite") / "migrations" / "0007_recent_lists.sql").read_text())
+    steps.take(db, in_steps[:done], nullcontext)
+    head = db.execute("SELECT body FROM head JOIN session USING (sid, version) WHERE id = 'beta'").get
+    later = json.loads(unpack(head))["info"]["updated_at"].replace("2025-", "2026-")
+    body = unpack(head).replace(b'"updated_at":"2025-', b'"updated_at":"2026-', 1)
+    sid, version = db.execute("SELECT sid, version FROM session WHERE id = 'beta'").get
+    db.execute(
+        "UPDATE head SET body = ?, crc = ? WHERE sid = ? AND version = ?",
+        (body, checksum(body, sid, version), sid, version),
+    )
+    db.execute("UPDATE session SET updated = ? WHERE sid = ?", (datetime.fromisoformat(later).timestamp(), sid))
+    db.close()
+    async with SqliteStore(path) as store:
+        assert (await store.list(order="updated")).all()[0].id == "beta"
+        assert [info.id for info in await store.list(status="deleted")] == ["delta"]
+        assert [info.id for info in await store.list(status="deleted", top_level=True)] == []
+        assert await store.check() == []

@@ -266,7 +266,7 @@ def test_a_statement_has_only_what_its_rows_need() -> None:
     for other in ("claimed", "run ", "batch ", "key ", "tag ", "value ", "uses ", "ref "):
         assert f"INSERT INTO {other}" not in plain
     whole = parcel.statement(parcel.PARTS)
-    assert whole.count("INSERT INTO") == 13
+    assert whole.count("INSERT INTO") == 15
     assert "SKIP LOCKED" in whole
     assert "SKIP LOCKED" not in parcel.statement(parcel.PARTS - {"together"})
 

@@ -118,12 +118,12 @@ async def verbs(store: Any, other: Any) -> Any:
 
 
 def _counts(name: str, value: Any) -> bool:
-    return name != "crc" and not (name in ("line", "since") and value is None)
+    return name not in ("crc", "recent") and not (name in ("line", "since", "spawned") and not value)
 
 
 def rows_in(path: Path) -> dict[str, list[Any]]:
     """Return all rows. Bodies are unpacked, since another zlib packs them otherwise; checksums, which are of what is
-    packed, are left to those who read them. Columns that came later are, too, where they hold nothing."""
+    packed, are left to those who read them. Columns that came later are, too, where they hold nothing or follow."""
     db = apsw.Connection(str(path))
     found = {}
     for table in TABLES:

@@ -46,9 +46,10 @@ class ApproveToolCalls:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         shown, now = await _looked_at(session, context, self._given)
         depth = await depth_of(session, context)
-        require_tools(
+        await require_tools(
             self._loops,
             session,
+            context,
             depth,
             shown,
             why="A call of {name!r} is to be approved",

@@ -8,7 +8,7 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_method
-from perdure.model.message import Media, Message, Part, Role, Text, require_distinct
+from perdure.model.message import Media, Message, Part, Role, Text, require_distinct, several_messages
 
 
 def require_loops(loops: LoopFactory) -> LoopFactory:
@@ -27,10 +27,10 @@ def messages_to_send(message: object, *, any_role: bool = False) -> tuple[Messag
     given: Sequence[object] = message if several else (message,)  # type: ignore[assignment]  # as was just asked
     if not given:
         raise InvalidData("$.message", "there is nothing to send; give at least one message")
-    messages = tuple(map(Message.of, given))
+    messages = several_messages(given, "$.message") if several else (Message.of(message),)
     for place, each in enumerate(messages):
         _check(each, f"$.message[{place}]" if several else "$.message", any_role)
-        codec.encode_message(each)  # InvalidData where it could not be stored
+        codec.encode_message(codec.detached(each)[0])  # InvalidData where it could not be stored
     require_distinct(messages, "$.message")
     return messages
 

@@ -68,6 +68,7 @@ class Inbox:
         key: str | None = None,
         metadata: Mapping[str, Any] = EMPTY,
         context_data: Mapping[str, Any] | None = None,
+        output: Mapping[str, Any] | None = None,
     ) -> None:
         """Leave messages with the session: for its run to take in, or to be sent once it is free."""
         newest = await self._journal.read(self.session_id, last=1)
@@ -78,6 +79,7 @@ class Inbox:
             "key": key,
             **({"metadata": metadata} if metadata else {}),
             **({"context_data": context_data} if context_data is not None else {}),
+            **({"output": output} if output is not None else {}),
         }
         await self._journal.post(self.session_id, Entry(kind, body))
 
@@ -359,7 +361,7 @@ class SendPosted:
         try:
             made = await self._send(entry).execute_on(session, context)
         except InvalidData as error:
-            if not error.path.startswith(("$.key", "$.message")):
+            if not error.path.startswith(("$.key", "$.message", "$.output")):
                 raise
             # It can never be sent; left in the inbox, it would be tried again after every run.
             _log.warning("a message that was posted to session %s is refused: %s", session.id, error)

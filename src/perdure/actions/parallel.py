@@ -17,7 +17,8 @@ from perdure.actions.children import depth_of
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
-from perdure.actions.run import checked_metadata, pending_in
+from perdure.actions.needed_tools import connect_tools
+from perdure.actions.run import checked_metadata, pending_in, reader_of_files
 from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
 from perdure.aio import finish_despite_cancel
@@ -98,6 +99,7 @@ class SendParallel:
         for config in self._configs:
             if isinstance(config, AgentDefinition):
                 self._loops.model_of(config, session.state)  # which raises if there is none to ask
+        await _connect_tools(self._loops, session, self._configs, context)
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)
         group.parent, group.metadata = await parent_of(session, context), self._metadata
@@ -121,12 +123,22 @@ async def resume_group(
     """Continue an evaluation that was killed: ended branches stand, the others continue, then one is selected."""
     inputs = [written[each][0] for each in start.message_ids]
     configs = tuple(_config_of(each) for each in start.configs)
+    await _connect_tools(loops, session, configs, context)
     group = Group(session, context, loops, inputs, configs, start.loop_ids, strategy_of(start.strategy), work)
     group.parent = start.parent_loop_id
     group.metadata = start.metadata
     started = (event for story in stories.values() for event in story if isinstance(event, AgentStart))
     group.caller = Caller(data=next((event.context_data for event in started), None))
     return await group.evaluate(stories)
+
+
+async def _connect_tools(
+    loops: LoopFactory, session: AgentSession, configs: Sequence[Config], context: ActionContext | None
+) -> None:
+    """Connect before the group begins: one that cannot would be ended on record, and not wait for a better time."""
+    for config in configs:
+        definition = config if isinstance(config, AgentDefinition) else session.definition
+        await connect_tools(loops, definition, context)
 
 
 def _plain_config(config: Config) -> Mapping[str, Any]:
@@ -192,6 +204,7 @@ class Group:
             execution_id=self._loop_ids[index],
             facts=self._branch_facts(index),
             spawn=self._spawner(),
+            read_files=reader_of_files(self._session.id, self._context),
             told=ResumePoint.of(story),
             owner=self._session.info.owner,
             context=self.caller.context,

@@ -108,7 +108,7 @@ class ResumeExecution:
         replay = Replay(session.state).apply_all(events)
         depth = await depth_of(session, context)
         if not self._give_up:
-            self._require_tools(session, replay, depth)
+            await self._require_tools(session, context, replay, depth)
         options = RunOptions(
             work=work,
             past=Past(ResumePoint.of(events)) if is_whole else None,
@@ -155,13 +155,14 @@ class ResumeExecution:
             what_to_do="Recover it where the model can be asked, or end it with cancel.",
         )
 
-    def _require_tools(self, session: AgentSession, replay: Replay, depth: int) -> None:
+    async def _require_tools(self, session: AgentSession, context: ActionContext, replay: Replay, depth: int) -> None:
         """Raise ConfigurationError if a call that was begun is of a tool that is not here: it may have taken effect."""
         step = replay.state.execution.current_step if replay.state.execution else None
         begun = [call for call in step.tool_calls if call.id in replay.decisions.unknown] if step else []
-        require_tools(
+        await require_tools(
             self._loops,
             session,
+            context,
             depth,
             begun,
             why="The run that was killed was calling {name!r}",

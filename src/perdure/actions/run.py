@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.cut_off import LostAnswer
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
+from perdure.loop.response_format import Form
 from perdure.loop.run_events import ResumePoint, Unrecorded
 from perdure.loop.tool_use import Decisions
 from perdure.model.definition import AgentDefinition, ModelConfig, refuse_secrets
@@ -30,7 +32,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, Sequel
+from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel
 from perdure.run_journal import LEASE
 
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
@@ -70,6 +72,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     """What the model was saying when the run was killed."""
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
+    form: Form | None = None
+    """The form of answer that a new run alone is asked for; one that is continued has it on record."""
 
 
 async def run_agent(
@@ -84,7 +88,12 @@ async def run_agent(
 
     A run that was cancelled raises Interrupted with that, once it has come to its end.
     """
-    loop = loops.build(_definition_for(session, options), state, depth=options.depth, model=options.model)
+    definition = _definition_for(session, options)
+    if loops.needs_toolsets(definition):
+        from perdure.actions.needed_tools import connect_tools  # few runs have such tools
+
+        await connect_tools(loops, definition, context)
+    loop = loops.build(definition, state, depth=options.depth, model=options.model)
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = options.past or await past_of(session, state, context)
     caller = await _caller_of(session, loops, options, past)
@@ -106,11 +115,13 @@ async def run_agent(
             **await continuation_of(session, () if options.work else options.inputs, context),
         },
         spawn=spawn,
+        read_files=reader_of_files(session.id, context),
         told=past.told,
         owner=session.info.owner,
         context=caller.context,
         context_data=caller.data,
         lost=options.lost,
+        form=options.form,
     )
     run = loop.start(state, start)
     try:
@@ -131,11 +142,17 @@ async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOpti
     return caller if options.give_up else await caller.known_to(loops, session)
 
 
+def reader_of_files(session_id: str, context: ActionContext | None) -> ReadFiles | None:
+    """Return what reads the images and files of a session; None if its store keeps none apart."""
+    read = None if context is None else getattr(context.store, "attachments", None)
+    return None if read is None else partial(read, session_id)
+
+
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:
-    """What the run is made of; one that is only to be ended needs no tools."""
+    """What the run is made of; one that is only to be ended needs no tools, and no answer in a form."""
     if not options.give_up:
         return session.definition
-    return replace(session.definition, tools=(), tools_deny=(), capabilities=())
+    return replace(session.definition, tools=(), tools_deny=(), capabilities=(), output=None)
 
 
 async def past_of(session: AgentSession, state: AgentState, context: ActionContext | None) -> Past:

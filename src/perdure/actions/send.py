@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
@@ -31,6 +32,7 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.loop.factory import LoopFactory
+from perdure.loop.response_format import Form
 from perdure.model.checks import expect_text
 from perdure.model.execution import ExecutionStatus
 from perdure.model.session import AgentSession, SessionStatus
@@ -47,6 +49,7 @@ class SendMessage:
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
     `metadata` goes on the record of the run. `context` is what tools find in `ToolContext.context`; it is never stored.
     `context_data` is JSON, stored with the run, for `connect(context=…)` to make a context of where the caller is gone.
+    `output`, a type or a JSON schema, is the form of this answer alone.
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
@@ -63,6 +66,7 @@ class SendMessage:
         any_role: bool = False,
         context: object = None,
         context_data: Mapping[str, Any] | None = None,
+        output: object = None,
     ) -> None:
         self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
@@ -75,6 +79,10 @@ class SendMessage:
         if metadata and when_busy == STEER:
             problem = "a message that steers another run has no record of its own; use when_busy='queue'"
             raise InvalidData("$.metadata", problem)
+        if output is not None and when_busy == STEER:
+            problem = "a message that steers another run has no answer of its own; use when_busy='queue'"
+            raise InvalidData("$.output", problem)
+        self.form = None if output is None else Form.of(output)
         self._metadata = checked_metadata(metadata)
         self._caller = Caller.of(context, context_data)
         self._loops = require_loops(loops)
@@ -87,8 +95,10 @@ class SendMessage:
         """Whether the messages were left in the inbox: what the session says is not an answer to them."""
 
     def _digest(self) -> str:
-        said = [[message.role, message.parts] for message in self.messages]
-        return hashlib.sha256(codec.encode(said)).hexdigest()
+        raw = codec.encode([[message.role, message.parts] for message in self.messages])
+        if self.form is not None:  # without one it is what earlier releases have stored
+            raw += msgspec.json.encode(self.form.schema, order="deterministic")
+        return hashlib.sha256(raw).hexdigest()
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if self._key is not None:
@@ -117,14 +127,22 @@ class SendMessage:
         """Leave the messages in the inbox."""
         journal = require_journal(context, "when_busy")
         key = None if self._key is None else self._key.name
-        await Inbox(journal, session.id).post(self._when_busy, self.messages, key, self._metadata, self._caller.data)
+        inbox = Inbox(journal, session.id)
+        output = None if self.form is None else self.form.schema
+        await inbox.post(self._when_busy, self.messages, key, self._metadata, self._caller.data, output)
         self.was_left = True
         is_claimed = await journal.is_claimed(session.id)  # then that run looks into the inbox when it ends
         return Answer(session, None if is_claimed else then)
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
         options = RunOptions(
-            inputs=self.messages, key=self._key, depth=depth, metadata=self._metadata, then=then, caller=self._caller
+            inputs=self.messages,
+            key=self._key,
+            depth=depth,
+            metadata=self._metadata,
+            then=then,
+            caller=self._caller,
+            form=self.form,
         )
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
@@ -138,7 +156,7 @@ class SendMessage:
             return None
         first, version = found
         if first.digest != key.digest:
-            problem = f"the key {key.name!r} was used for another message; a new request needs a new key"
+            problem = f"the key {key.name!r} was used for another message or output; a new request needs a new key"
             raise InvalidData("$.key", problem)
         assert context is not None
         answer = await context.store.load(session.id, version)
@@ -172,7 +190,7 @@ def waiting_messages(
         return None
 
     def send(item: JournalEntry) -> SendMessage:
-        facts = {name: item.body.get(name) for name in ("key", "metadata", "context_data")}
+        facts = {name: item.body.get(name) for name in ("key", "metadata", "context_data", "output")}
         # Roles were checked when it was posted.
         return SendMessage(messages_in(item), loops, **facts, depth=depth, answers=item, any_role=True)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.checks import expect_count
-from perdure.model.message import Message, require_distinct
+from perdure.model.message import Message, require_distinct, several_messages
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
@@ -15,7 +15,7 @@ from perdure.protocols import ActionContext, ActionResult
 
 
 class InjectMessage:
-    """Append messages without running the agent: texts, `{role, content, …}` dicts, or messages."""
+    """Append messages without running the agent: messages, texts, or dicts as OpenAI's APIs have them."""
 
     may_be_repeated = True
 
@@ -24,7 +24,8 @@ class InjectMessage:
     def __init__(self, *messages: object) -> None:
         if not messages:
             raise InvalidData("$.messages", "there is nothing to inject; give at least one message")
-        self.messages = tuple(map(Message.of, messages))
+        several = len(messages) > 1
+        self.messages = several_messages(messages, "$.messages") if several else (Message.of(messages[0]),)
         require_distinct(self.messages, "$.messages")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:

@@ -73,6 +73,8 @@ def _parts(archived: ArchivedSession) -> Iterator[Line]:
     for name, (key_digest, version) in sorted(archived.keys.items()):
         yield Line("key", name, version, msgspec.Raw(msgspec.json.encode(key_digest)))
     yield from _messages("lent", archived.lent)
+    for name, raw in sorted(archived.blobs.items()):
+        yield Line("blob", name, len(raw), msgspec.Raw(msgspec.json.encode(raw)))
 
 
 def _messages(kind: str, logs: Mapping[str, Mapping[int, bytes]]) -> Iterator[Line]:
@@ -200,6 +202,7 @@ class _Draft:
         self._id = self._sound(lambda: SessionId(first.name))
         self._facts = self._sound(lambda: msgspec.json.decode(first.body, type=_Facts))
         self._values: dict[str, bytes] = {}
+        self._blobs: dict[str, bytes] = {}
         self._logs: dict[str, dict[str, dict[int, bytes]]] = {"message": {}, "lent": {}}
         self._in_turn: dict[str, list[Any]] = {"version": [], "entry": [], "inbox": []}
         self._keys: dict[str, tuple[str, int]] = {}
@@ -213,7 +216,9 @@ class _Draft:
                 rows = self._logs[line.kind].setdefault(line.name, {})
                 if line.at < 0 or line.at in rows:
                     self._lines.refuse(f"there cannot be a message {line.at} here")
-                rows[line.at] = self._sound(lambda: codec.encode_message(codec.decode_message(body)))
+                rows[line.at] = self._sound(lambda: self._message(body))
+            case "blob":
+                self._blobs[line.name] = self._sound(lambda: msgspec.json.decode(body, type=bytes))
             case "version" | "entry" | "inbox":
                 before = self._in_turn[line.kind]
                 if line.at != len(before) + 1:
@@ -224,6 +229,12 @@ class _Draft:
                 self._keys[line.name] = (digest, line.at)
             case _:
                 self._lines.refuse(f"{line.kind!r} is no part of a session that this release knows")
+
+    def _message(self, raw: bytes) -> bytes:
+        """Return a message in the form in which it is stored. Earlier releases have exported files within messages."""
+        kept, attachments = codec.detached_raw(codec.encode_message(codec.decode_message(raw)))
+        self._blobs |= {each.hash: each.body for each in attachments if each.body is not None}
+        return kept
 
     def _sound(self, read: Callable[[], Any]) -> Any:
         try:
@@ -238,6 +249,7 @@ class _Draft:
             values=self._values,
             logs=self._logs["message"],
             lent=self._logs["lent"],
+            blobs=self._blobs,
             owners=self._facts.owners,
             entries=tuple(self._in_turn["entry"]),
             inbox=tuple(self._in_turn["inbox"]),

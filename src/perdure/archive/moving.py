@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
 
 from perdure.aio import aside
 from perdure.archive.lines import Found, encode_session, first_line, last_line, message_count, read_sessions
+from perdure.archive.whole_file import checked_path, whole_file
 from perdure.errors import InvalidData, SessionNotFound, StoreError
-from perdure.model.ids import SessionId, mark_of, new_id
+from perdure.model.ids import SessionId, mark_of
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.paging import pages
 from perdure.protocols import Archive, ArchivedSession, ArchivingStore, Filters, SessionStore
@@ -55,7 +55,7 @@ async def export_sessions(
 ) -> MoveReport:
     """Write sessions into a file, all of them by default. Under a path the file appears when it is complete."""
     if isinstance(target, str | os.PathLike):
-        return await _export_to_path(store, _path(target, "$.target"), session_ids, progress)
+        return await _export_to_path(store, checked_path(target, "$.target"), session_ids, progress)
     ids = await in_order(store, session_ids)
     head, tail = first_line(), last_line(len(ids))
     report, exported = MoveReport(bytes=len(head) + len(tail)), set[str]()
@@ -99,7 +99,7 @@ async def import_sessions(
     With an `owner`, a session of anybody else's is refused, and one whose id anybody could have: see `_check_owner`.
     """
     if isinstance(source, str | os.PathLike):
-        with await _opened(_path(source, "$.source")) as file:
+        with await opened(checked_path(source, "$.source")) as file:
             return await import_sessions(store, file, owner=owner, progress=progress)
     report, present = MoveReport(), set[str]()
     reading = read_sessions(source)
@@ -113,19 +113,8 @@ async def import_sessions(
     return report
 
 
-def _path(given: str | os.PathLike[str], where: str) -> str:
-    """Return the name of a file; InvalidData if the system cannot take it."""
-    path = os.fspath(given)
-    try:
-        is_possible = b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        is_possible = False
-    if not is_possible:
-        raise InvalidData(where, f"{path!r} cannot be the name of a file")
-    return path
-
-
-async def _opened(path: str) -> BinaryIO:
+async def opened(path: str) -> BinaryIO:
+    """Open a file to read from."""
     try:
         return await asyncio.to_thread(open, path, "rb", _READ_AT_ONCE)
     except OSError as error:
@@ -176,31 +165,8 @@ def _not_in_the_file(archived: ArchivedSession, present: set[str]) -> set[str]:
 async def _export_to_path(
     store: ArchivingStore, path: str, session_ids: Iterable[str] | None, progress: Progress | None
 ) -> MoveReport:
-    unfinished = f"{path}.{new_id()}.tmp"
-    try:
-        # What was said is for its owner's eyes, wherever it goes; nor does it go where somebody's link leads.
-        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            report = await export_sessions(store, file, session_ids, progress=progress)
-            file.flush()
-            await asyncio.to_thread(os.fsync, file.fileno())
-        os.replace(unfinished, path)
-        await asyncio.to_thread(_sync_directory, os.path.dirname(path) or ".")
-    except OSError as error:
-        raise StoreError(f"{path} could not be written: {error.strerror}. Name another file, or make room.") from None
-    finally:
-        with suppress(OSError):
-            os.unlink(unfinished)
-    return report
-
-
-def _sync_directory(path: str) -> None:
-    """Make a renaming last: until then a power cut may undo it."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    async with whole_file(path) as file:
+        return await export_sessions(store, file, session_ids, progress=progress)
 
 
 async def dump_for(store: Archive, session_id: str, present: set[str]) -> ArchivedSession:

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import click
@@ -24,11 +23,9 @@ from perdure.cli.talking import DENIED, why_stopped
 from perdure.cli.terminal import console, counted, line, note
 from perdure.errors import ConfigurationError, PendingCallsChanged, PerdureError, SessionNotFound
 from perdure.model.execution import PendingCall
-from perdure.model.ids import SessionId, now
+from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
-from perdure.paging import all_infos
-from perdure.protocols import Filters
 from perdure.sessions.chat import Chat
 from perdure.sessions.reply import Reply
 from perdure.sessions.sessions import Sessions
@@ -92,12 +89,9 @@ def _offer_offline(ctx: click.Context) -> None:
 
 
 async def _last_used(sessions: Sessions) -> SessionId:
-    """The session that was changed last. Lists are by age, so look in the last hour first, and then further back."""
-    for back in (timedelta(hours=1), timedelta(days=1), timedelta(days=30), None):
-        filters: Filters = {} if back is None else {"updated_after": now() - back}
-        found = [info for info in await all_infos(sessions, **filters) if info.spawn_ref is None]
-        if found:
-            return max(found, key=lambda info: info.updated_at).id
+    """Return the session that was changed last, and is not a sub-agent's."""
+    for info in await sessions.list(order="updated", top_level=True, limit=1):
+        return info.id
     raise ConfigurationError(f"There is no session to go on with yet. Begin one: {command('chat', begins=True)}")
 
 
@@ -152,7 +146,8 @@ class _Talk:
             self.tell("Somebody else is recovering it.")
 
     def _send(self, message: str) -> None:
-        reply: Reply = self._watched(self._desk.chat.send(message))
+        reply: Reply[Any] = self._watched(self._desk.chat.send(message, *self._desk.files))
+        self._desk.files.clear()  # unless it failed: then they go with the next one
         stopped = STOPPED if reply.stop_reason is StopReason.USER_REQUESTED else why_stopped(reply)
         if stopped is not None:
             self.tell(stopped)

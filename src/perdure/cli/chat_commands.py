@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
@@ -17,7 +19,8 @@ from perdure.cli.looking import nothing_found
 from perdure.cli.terminal import counted, line, safe
 from perdure.cli.tree import print_tree
 from perdure.errors import InvalidData
-from perdure.model.message import Message
+from perdure.model.message import Media, Message
+from perdure.sessions.attaching import attach
 from perdure.sessions.chat import Chat
 from perdure.sessions.sessions import Sessions
 
@@ -34,6 +37,8 @@ class Desk:
     sessions: Sessions
     chat: Chat
     console: Console
+    files: list[Media] = field(default_factory=list)
+    """Images and files that go with the next message."""
 
     def say(self, text: str, style: str = "") -> None:
         # Only the terminal may wrap it: a command that is broken by a newline cannot be copied.
@@ -67,6 +72,15 @@ async def _fork(desk: Desk, _: str) -> None:
     origin = desk.chat.id
     desk.chat = await desk.chat.fork()
     desk.say(f"Forked: you are in {desk.chat.id} now; {origin} stays as it is.", "dim")
+
+
+async def _attach(desk: Desk, source: str) -> None:
+    if source:
+        desk.files.append(await asyncio.to_thread(lambda: attach(os.path.expanduser(source))))
+    for each in desk.files:
+        desk.say(f"With your next message: {each.label}", "dim")
+    if not desk.files:
+        desk.say("Nothing is attached: /attach FILE", "dim")
 
 
 async def _undo(desk: Desk, _: str) -> None:
@@ -119,6 +133,7 @@ async def _history(desk: Desk, _: str) -> None:
 
 def show_message(desk: Desk, message: Message) -> None:
     lines = [message.text] if message.text else []  # results of tools included
+    lines += [f"[{part.label}]" for part in message.parts if isinstance(part, Media)]
     lines += [described(call) for call in message.tool_calls]
     desk.console.print(Text.assemble((f"{message.role}: ", "bold"), safe("\n".join(lines))))
 
@@ -139,6 +154,7 @@ async def _quit(desk: Desk, _: str) -> None:
 
 COMMANDS = {
     "/fork": Command("/fork", "go on in a new session that begins here", _fork),
+    "/attach": Command("/attach [FILE]", "send an image or a file along with the next message", _attach),
     "/undo": Command("/undo", "take back the last change of what the model is shown", _undo),
     "/compact": Command("/compact [KEEP]", "show the model less of what is older", _compact),
     "/uncompact": Command("/uncompact", "show again what the last compaction covers", _uncompact),

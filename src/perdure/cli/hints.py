@@ -13,6 +13,7 @@ from urllib.parse import quote as url_quote
 import click
 
 from perdure.cli.options import Settings, settings_of
+from perdure.model.secrets import without_secrets
 
 _ASKING = ("chat", "send", "approve", "deny", "recover", "compact")
 """The commands that run a model, and so need its name and its tools again."""
@@ -30,8 +31,9 @@ def command(*words: object, begins: bool = False, tools: bool = False) -> str:
     given = settings_of(ctx) if ctx is not None else Settings()
     options = [("--store", repeatable(given.store)), ("--owner", given.owner)]
     if words[0] in _ASKING:
-        named = given.tools or ((TOOLS_FILE,) if tools else ())
+        named = given.tools or ((TOOLS_FILE,) if tools and not given.mcp else ())
         options += [("--model", given.model), *(("--tools", file) for file in named)]
+        options += [("--mcp", without_secrets(server) if "://" in server else server) for server in given.mcp]
     if begins or (words[0] in _ASKING and len(given.agent) > 1):
         options += [("--agent", file) for file in given.agent]
     repeated = [word for option, value in options if value for word in (option, value)]

@@ -69,7 +69,7 @@ def of_calls(calls: Iterable[PendingCall]) -> list[dict[str, Any]]:
     ]
 
 
-def of_reply(reply: Reply) -> dict[str, Any]:
+def of_reply(reply: Reply[Any]) -> dict[str, Any]:
     session = reply.session
     return {
         "session": session.id,

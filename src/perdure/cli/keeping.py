@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 import msgspec
@@ -15,13 +15,14 @@ from perdure.cli.errors import CONFLICT, DAMAGED, Failure
 from perdure.cli.hints import command
 from perdure.cli.options import older_option, session_argument, settings_of, status_option, store_command
 from perdure.cli.session_ids import named, on_session
-from perdure.cli.setup import on_sessions, owner_of, run, store_url
+from perdure.cli.setup import agent_of, on_sessions, owner_of, run, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
 
 if TYPE_CHECKING:
     from perdure.archive.checking import FsckReport
     from perdure.archive.copying import CopyReport
     from perdure.archive.moving import MoveReport
+    from perdure.sessions.conversations import Format
     from perdure.sessions.sessions import Sessions
 
 _KEPT = "The sessions that have arrived are kept. Repeat the command to go on."
@@ -33,38 +34,66 @@ _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_command()
 @session_argument("sessions", nargs=-1, metavar="[SESSION]...")
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write. [stdout]")
-def export(ctx: click.Context, sessions: tuple[str, ...], output: str) -> None:
-    """Write each SESSION, or all of them, with their versions and runs into one file of JSON Lines."""
-    if output == "-" and sys.stdout.isatty():
+@click.option(
+    "--format",
+    type=click.Choice(["perdure", "openai", "markdown"]),
+    default="perdure",
+    help="As what: all there is of them, to be imported again, or the conversations alone. [perdure]",
+)
+@click.option("--all", "history", is_flag=True, help="Write all that was said, not only what the model is shown.")
+def export(ctx: click.Context, sessions: tuple[str, ...], output: str, format: Format, history: bool) -> None:
+    """Write each SESSION, or all of them, with their versions and runs into one file of JSON Lines.
+
+    --format openai writes the messages of one SESSION as a JSON array, and of several as a line each; --format markdown
+    writes what people read.
+    """
+    if history and format == "perdure":
+        raise click.UsageError("--all goes with --format openai or markdown; this format has all in any case.")
+    if format == "perdure" and output == "-" and sys.stdout.isatty():
         raise click.UsageError("Say where to write: -o FILE, or into a pipe.")
     target: str | BinaryIO = sys.stdout.buffer if output == "-" else output
 
     async def work(store: Sessions) -> MoveReport:
         chosen = [await named(store, each) for each in sessions] or None
         with progress("exporting") as tell:
-            return await store.export(target, chosen, progress=tell)
+            return await store.export(target, chosen, format=format, history=history, progress=tell)
 
     with _told_of_interruption("No file was written." if output != "-" else "What was written is not whole."):
         report = on_sessions(ctx, work)
     note(_told("exported", report))
 
 
-@store_command("import", json=True)
+@store_command("import", json=True, agent=True)
 @click.argument("file")
-def import_(ctx: click.Context, file: str, as_json: bool) -> None:
-    """Take in the sessions of FILE, which export has written; - is stdin. Those that are there are skipped."""
+@click.option(
+    "--format",
+    type=click.Choice(["perdure", "openai"]),
+    default="perdure",
+    help="What FILE is: an export, or OpenAI's messages, as an array or as lines. [perdure]",
+)
+def import_(ctx: click.Context, file: str, format: Literal["perdure", "openai"], as_json: bool) -> None:
+    """Take in the sessions of FILE, which export has written; - is stdin. Those that are there are skipped.
+
+    Of messages in OpenAI's form it makes one new session, or one for each line {"messages": […]}, and prints the ids.
+    """
     source: str | BinaryIO = sys.stdin.buffer if file == "-" else file
+    if format == "perdure" and settings_of(ctx).agent:
+        raise click.UsageError("--agent goes with --format openai; sessions that were exported have their own.")
 
     async def work(store: Sessions) -> MoveReport:
+        agent = agent_of(ctx) if format == "openai" else None
         with progress("importing") as tell:
-            return await store.import_(source, progress=tell)
+            return await store.import_(source, format=format, agent=agent, progress=tell)
 
     with _told_of_interruption(_KEPT), _told_of_others():
-        report = on_sessions(ctx, work, must_exist=False)
+        report = on_sessions(ctx, work, must_exist=False, begins=True)
     if as_json:
-        print_json(msgspec.to_builtins(report))
-    else:
-        say(_told("imported", report))
+        print_json(msgspec.to_builtins(report, enc_hook=str))  # ids are texts of a type of their own
+        return
+    for session_id in getattr(report, "created", ()):
+        say(session_id)
+    told = _told("imported", report)
+    note(told) if format == "openai" else say(told)
 
 
 @store_command(json=True)

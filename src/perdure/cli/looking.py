@@ -58,12 +58,20 @@ _WIDTH = 2000
 @status_option
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
 @click.option("--parent", metavar="SESSION", help="Only forks and sub-agents of this session.")
+@click.option("--top-level", is_flag=True, help="Leave out the sessions of sub-agents.")
 @since_option("updated_after", "sessions changed")
 @older_option("updated_before")
+@click.option(
+    "--order",
+    type=click.Choice(["created", "updated"]),
+    default="created",
+    show_default=True,
+    help="Show the last created first, or the last changed.",
+)
 @limit_option(50)
 @click.option("--all", "everything", is_flag=True, help="However many there are.")
 def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, parent: str | None, **filters: Any) -> None:
-    """List sessions, the last created first."""
+    """List sessions, the last created first, or with `--order updated` the last changed."""
     wanted = {name: value for name, value in filters.items() if value is not None}
 
     async def work(sessions: Sessions) -> int:
@@ -303,5 +311,5 @@ def _lines_of(part: Part) -> list[str]:
         case Thinking():
             return [f"(thinks) {text}" for text in part.text.split("\n")]
         case Media():
-            return [f"[{part.media_type} {part.name or part.url or ''}]"]
+            return [f"[{part.label}{f' {part.url}' if part.url else ''}]"]
     return [f"[{type(part).__name__}]"]

@@ -81,6 +81,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure chat",
         "perdure chat -c",
         "perdure chat --agent assistant.md --tools tools.py --model openai:gpt-5",
+        "perdure chat --mcp 'uvx mcp-server-time' --model openai:gpt-5",
     ),
     "send": (
         "perdure send --new 'What is 19 * 21?' --model offline",
@@ -112,8 +113,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tag": ("perdure tag @ urgent north", "perdure tag order-7 --remove urgent"),
     "delete": ("perdure delete order-7",),
     "restore": ("perdure restore order-7",),
-    "export": ("perdure export -o all.jsonl", "perdure export order-7 -o order-7.jsonl"),
-    "import": ("perdure import all.jsonl", "perdure import - --store sqlite:///sessions.db"),
+    "export": (
+        "perdure export -o all.jsonl",
+        "perdure export order-7 -o order-7.jsonl",
+        "perdure export order-7 --format markdown",
+    ),
+    "import": (
+        "perdure import all.jsonl",
+        "perdure import - --store sqlite:///sessions.db",
+        "perdure import --format openai chat.json",
+    ),
     "copy": ("perdure copy sqlite:///sessions.db postgresql://localhost/agents",),
     "fsck": ("perdure fsck", "perdure fsck order-7 --json"),
     "erase": ("perdure erase order-7", "perdure erase --of ada --yes"),

@@ -19,6 +19,7 @@ class Settings:
         self.model: str | None = None
         self.agent: tuple[str, ...] = ()
         self.tools: tuple[str, ...] = ()
+        self.mcp: tuple[str, ...] = ()
         self.debug = False
 
 
@@ -55,6 +56,7 @@ AGENT_OPTIONS = (
         help="File that defines the agent (.md, .yaml, .toml, .json). Further ones define its sub-agents.",
     ),
     _shared("--tools", metavar="FILE.py", multiple=True, help="Python file with tools; it is imported."),
+    _shared("--mcp", metavar="COMMAND|URL", multiple=True, help="MCP server whose tools to use; a command is started."),
     _shared("--model", metavar="NAME", help="Ask this model, such as openai:gpt-5 or offline."),
 )
 """Who answers, with which tools and model."""

@@ -18,6 +18,7 @@ from perdure.cli.options import settings_of
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
@@ -27,7 +28,9 @@ T = TypeVar("T")
 PROJECT_FILE = "perdure.toml"
 KEYS = ("store", "owner", "model", "agent")
 # Tools are code. Only whoever types the command says which is run, never a file that happens to lie in a directory.
-_NO_TOOLS = "names tools, which are code that would run unasked. Leave them out, and give --tools when you mean it."
+_NO_TOOLS = (
+    "names tools, which are code that would run unasked. Leave them out, and give --tools or --mcp when you mean it."
+)
 
 
 @dataclass(frozen=True)
@@ -74,13 +77,22 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     bus = EventBus()
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=[tool for file in settings_of(ctx).tools for tool in tools_in(file)],
+        tools=[*(tool for file in settings_of(ctx).tools for tool in tools_in(file)), *_mcp_servers(ctx)],
         subagents=agents[1:] if begins else agents,
         events=bus,
     )
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
-    return Sessions(store_of(url), loops, events=bus, owner=owner_of(ctx), grace=math.inf)
+    store = store_of(url, commit_in_loop=True)  # a command has nothing else to do while the disk is waited for
+    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=math.inf)
+
+
+def _mcp_servers(ctx: click.Context) -> list[McpServer]:
+    if not settings_of(ctx).mcp:
+        return []
+    from perdure.loop.mcp.server import mcp
+
+    return [mcp(each) for each in settings_of(ctx).mcp]
 
 
 def store_url(ctx: click.Context) -> Chosen:
@@ -221,7 +233,7 @@ def read_config(path: Path) -> dict[str, str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}. Correct it, or move it away.") from None
     for key, value in found.items():
-        if key == "tools":
+        if key in ("tools", "mcp"):
             raise ConfigurationError(f"{path} {_NO_TOOLS}")
         if key not in KEYS or not isinstance(value, str):
             raise ConfigurationError(f"{path}: {key!r} is not understood. It may set {', '.join(KEYS)}, each a text.")

@@ -16,11 +16,13 @@ from perdure.cli.options import session_argument, store_command
 from perdure.cli.session_ids import named, on_session
 from perdure.cli.setup import begun, continued, on_sessions, use_model
 from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
+from perdure.errors import InvalidData
 
 if TYPE_CHECKING:
     from perdure.actions.resume import RecoveryReport
     from perdure.actions.send import WhenBusy
     from perdure.model.execution import PendingCall
+    from perdure.model.message import Media
     from perdure.sessions.chat import Chat
     from perdure.sessions.reply import Reply
     from perdure.sessions.sessions import Sessions
@@ -37,16 +39,35 @@ if TYPE_CHECKING:
     show_default=True,
     help="If the session is being run: give up, hand the message to that run, or wait behind it.",
 )
-def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None, when_busy: Any, as_json: bool) -> None:
+@click.option(
+    "-a",
+    "--attach",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="An image or a file that goes with the message: a path or an https:// address; may be repeated.",
+)
+def send(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    new: bool,
+    key: str | None,
+    when_busy: Any,
+    files: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Send one message to SESSION and print the answer. The TEXT - is read from stdin."""
     target, text = _addressed(words, new)
     text = _said(text)
+    parts = [_attached(each) for each in files]
 
     streams = is_terminal() and not as_json and key is None and when_busy == "raise"
 
-    async def work(sessions: Sessions) -> Reply:
+    async def work(sessions: Sessions) -> Reply[Any]:
         chat = await _opened_chat(ctx, sessions, target, new)
-        return await (_streamed(chat, text) if streams else chat.send(text, key=key, when_busy=when_busy))
+        if streams:
+            return await _streamed(chat, text, parts)
+        return await chat.send(text, *parts, key=key, when_busy=when_busy)
 
     reply = on_sessions(ctx, work, must_exist=not new, begins=new)
     if reply.queued and not as_json:
@@ -55,7 +76,7 @@ def send(ctx: click.Context, words: tuple[str, ...], new: bool, key: str | None,
         _answer(ctx, reply, as_json, has_shown=streams)
 
 
-def _tell_of_left(reply: Reply, when_busy: WhenBusy) -> None:
+def _tell_of_left(reply: Reply[Any], when_busy: WhenBusy) -> None:
     session_id = reply.session.id
     done = "Queued behind" if when_busy == "queue" else "Handed to"
     note(f"{done} the run that is under way in {session_id}, whose process will send it.")
@@ -93,11 +114,22 @@ async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | Non
     return chat
 
 
-async def _streamed(chat: Chat, text: str) -> Reply:
+def _attached(file: str) -> Media:
+    """Return an image or a file, before anything is opened or begun."""
+    from perdure.sessions.attaching import attach
+
+    try:
+        return attach(file)
+    except InvalidData as error:
+        problem = error.problem[0].upper() + error.problem[1:]
+        raise click.BadParameter(f"{problem}.", param_hint="'-a'") from None
+
+
+async def _streamed(chat: Chat, text: str, parts: Sequence[Media]) -> Reply[Any]:
     """Show an answer as it comes."""
-    reply: Reply | None = None
+    reply: Reply[Any] | None = None
     said = ""
-    async for chunk in chat.stream(text):
+    async for chunk in chat.stream(text, *parts):
         if chunk.restarts:
             click.echo("\n[the model begins again]")
             said = ""
@@ -112,7 +144,7 @@ async def _streamed(chat: Chat, text: str) -> Reply:
     return reply
 
 
-def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool = False) -> None:
+def _answer(ctx: click.Context, reply: Reply[Any], as_json: bool, *, has_shown: bool = False) -> None:
     """Print what a run came to. One that waits for a person says so, and has an exit code of its own."""
     if as_json:
         print_json(of_reply(reply))
@@ -130,7 +162,7 @@ def _answer(ctx: click.Context, reply: Reply, as_json: bool, *, has_shown: bool 
     ctx.exit(WAITS)
 
 
-def why_stopped(reply: Reply) -> str | None:
+def why_stopped(reply: Reply[Any]) -> str | None:
     """Explain why a run has no whole answer, so that silence or half a sentence is not taken for one."""
     reason = reply.stop_reason
     if reason is None or not reason.was_force_stopped:
@@ -158,11 +190,11 @@ def _decide(
     calls: tuple[str, ...],
     as_json: bool,
     title: str,
-    verb: Callable[[Sessions, str, Shown], Awaitable[Reply]],
+    verb: Callable[[Sessions, str, Shown], Awaitable[Reply[Any]]],
 ) -> None:
     """Decide about calls as they were printed, and print what the run then comes to."""
 
-    async def work(sessions: Sessions, session_id: str) -> Reply:
+    async def work(sessions: Sessions, session_id: str) -> Reply[Any]:
         await use_model(ctx, sessions, session_id)
         return await verb(sessions, session_id, await _chosen_calls(sessions, session_id, calls, title))
 

@@ -12,17 +12,17 @@ from typing import Any
 
 from perdure.errors import ConfigurationError
 from perdure.loop.tools import FunctionTool
-from perdure.protocols import Tool
+from perdure.protocols import Tool, Toolset
 
 
 def tools_in(file: str) -> list[Any]:
-    """What a file marks with `@tool`; where it marks nothing, its public functions that have a docstring."""
+    """Return what a file marks with `@tool`, and its toolsets; with neither, its functions that have a docstring."""
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
         raise ConfigurationError(f"There is no Python file {file}. Give --tools the path of one.")
     module = _imported(path)
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
-    marked = [value for value in public if isinstance(value, Tool) and not inspect.isclass(value)]
+    marked = [value for value in public if isinstance(value, Tool | Toolset) and not inspect.isclass(value)]
     found = marked or [FunctionTool(value) for value in public if _is_described(value, module)]
     if not found:
         raise ConfigurationError(f"{file} has no tools. Write a function with a docstring, or mark one with @tool.")

@@ -5,6 +5,16 @@ kept on the value they came with and written back where they stood. What a store
 once: finite numbers, whole characters, bounded depth and size. Nothing is written that could not be read again.
 """
 
+from perdure.codec.attachments import MOST_BYTES as MOST_BYTES
+from perdure.codec.attachments import Attachment as Attachment
+from perdure.codec.attachments import attached_post as attached_post
+from perdure.codec.attachments import detached as detached
+from perdure.codec.attachments import detached_post as detached_post
+from perdure.codec.attachments import detached_raw as detached_raw
+from perdure.codec.attachments import has_attachments as has_attachments
+from perdure.codec.attachments import hash_of_bytes as hash_of_bytes
+from perdure.codec.attachments import hashes_in as hashes_in
+from perdure.codec.attachments import hashes_in_post as hashes_in_post
 from perdure.codec.documents import FORMAT as FORMAT
 from perdure.codec.documents import check_format as check_format
 from perdure.codec.documents import from_dict as from_dict

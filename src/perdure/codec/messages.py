@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import astuple
@@ -10,8 +11,8 @@ from msgspec.structs import astuple
 from perdure.codec.unknown import is_marked
 from perdure.codec.values import DECODE_ERRORS, MAX_BYTES, decode, encode, is_in_bounds
 from perdure.errors import InvalidData
-from perdure.model.message import Message, Part, Text
-from perdure.model.value import EMPTY
+from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
+from perdure.model.value import EMPTY, FrozenDict
 
 _message_encoder = msgspec.json.Encoder()
 _message_decoder = msgspec.json.Decoder(Message)
@@ -53,13 +54,47 @@ def _texts_of(part: Part) -> Sequence[str]:
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether a message is nothing but text, as most are: then its types are all there is to check."""
-    if message.metadata is not EMPTY or message.unknown or type(message.id) is not str:
+    """Whether nothing in a message can get lost on the way, as in most: then its types are all there is to check."""
+    if message.unknown or type(message.id) is not str or not _is_flat(message.metadata):
         return False
     for part in message.parts:  # noqa: SIM110 - a generator takes twice as long, and this runs for every message
-        if type(part) is not Text or type(part.text) is not str or part.unknown:
+        if not _is_plain_part(part):
             return False
     return True
+
+
+def _is_plain_part(part: Part) -> bool:
+    if part.unknown:
+        return False
+    if type(part) is Text:
+        return type(part.text) is str
+    if type(part) is ToolCall:
+        is_named = type(part.name) is str and type(part.id) is str
+        return is_named and part.provider is None and part.opaque is None and _is_flat(part.arguments)
+    if type(part) is ToolResult:
+        is_named = type(part.call_id) is str and (part.name is None or type(part.name) is str)
+        return is_named and type(part.is_error) is bool and _is_scalar(part.content)
+    return False
+
+
+def _is_flat(mapping: Mapping[str, Any]) -> bool:
+    """Whether a mapping is frozen and holds nothing but scalars: it cannot nest too deep."""
+    if mapping is EMPTY:
+        return True
+    if type(mapping) is not FrozenDict:
+        return False
+    for key, value in mapping.items():  # noqa: SIM110 - as above
+        if type(key) is not str or not _is_scalar(value):
+            return False
+    return True
+
+
+def _is_scalar(value: object) -> bool:
+    """Whether a value is JSON that comes back as it is. Of numbers, only whole ones that fit into 64 bits surely do."""
+    kind = type(value)
+    if kind is int:
+        return bool(-(2**63) <= value < 2**63)  # type: ignore[operator]  # as was asked
+    return kind is str or kind is bool or value is None
 
 
 def decode_message(raw: bytes) -> Message:

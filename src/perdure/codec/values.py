@@ -166,13 +166,14 @@ def _reader(kind: type[Value]) -> msgspec.json.Decoder[Any]:
 
     def hook(kind: type, plain: Any) -> Any:
         if kind is Transcript and not any(type(piece) is dict for piece in plain):
-            return Transcript()  # they were written by dump_pieces a moment ago
+            return _BLANK  # they were written by dump_pieces a moment ago
         return read(kind, plain)
 
     return msgspec.json.Decoder(kind, dec_hook=hook)
 
 
 _NOWHERE = Tape(None)
+_BLANK = Transcript()
 
 
 def _span_nowhere(log: LogName, start: int, stop: int) -> Span:

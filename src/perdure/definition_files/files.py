@@ -15,6 +15,7 @@ from perdure.definition_files.readers import Source, Where, read_json, read_mark
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
+from perdure.model.schema import check_schema
 from perdure.model.secrets import without_secrets
 from perdure.model.value import clean_text
 
@@ -108,7 +109,7 @@ def _definition(source: Source, fields: dict[str, Any]) -> AgentDefinition:
     if isinstance(model, dict):  # a model without a name is refused like one whose name is blank
         fields = {**fields, "model": {"name": "", **model}}
     try:
-        return msgspec.convert(fields, AgentDefinition)
+        definition = msgspec.convert(fields, AgentDefinition)
     except msgspec.ValidationError as error:
         cause = error.__cause__  # the model's own checks know the field; msgspec knows the value that it stands in
         problem = cause if isinstance(cause, InvalidData) else invalid(error)
@@ -118,6 +119,17 @@ def _definition(source: Source, fields: dict[str, Any]) -> AgentDefinition:
         url = model.get("base_url") if isinstance(model, dict) else None
         field = "base_url" if url and without_secrets(url) != url else "api_key_env"
         raise ConfigurationError(f"{source.at(('model', field))}: {error}") from None
+    _check_output(source, definition)
+    return definition
+
+
+def _check_output(source: Source, definition: AgentDefinition) -> None:
+    if definition.output is None:
+        return
+    try:
+        check_schema(definition.output)
+    except ConfigurationError as error:
+        raise source.invalid(("output",), str(error)) from None
 
 
 def _check_fields(source: Source, where: Where, value: Any, kind: type[msgspec.Struct]) -> None:

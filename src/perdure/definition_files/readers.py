@@ -50,7 +50,7 @@ class Source:
         self.lines[where] = line
 
     def refuse_secret(self, where: Where, key: str, value: object) -> None:
-        if where == ("model", "api_key_env"):
+        if where == ("model", "api_key_env") or where[0] == "output":  # there a key is the name of a field to fill in
             return
         try:
             refuse_secrets({key: bool(value)}, "$")

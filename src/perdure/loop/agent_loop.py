@@ -22,7 +22,7 @@ from perdure.loop.filters import InputFilter, Warned, judge, refusal
 from perdure.loop.guards import UNLIMITED, BudgetGuard, Guard, TimeLimit, TimeLimitReached
 from perdure.loop.interceptors import Interceptors
 from perdure.loop.prompt import Prompt, Prompts, compile_prompt
-from perdure.loop.response_format import check_response
+from perdure.loop.response_format import Form, complaint, is_complaint
 from perdure.loop.run_events import Narrator, Record, ResumePoint, Unrecordable, Unrecorded, sketching_of
 from perdure.loop.tool_use import Concurrency, Decisions, ToolUse
 from perdure.loop.tools import ToolRegistry
@@ -35,7 +35,7 @@ from perdure.model.step import AgentStep, AgentStepType
 from perdure.model.stop import StopReason, StopSignal, cut_off_by
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, ErrorRecord
-from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ToolSpec
+from perdure.protocols import Driver, EventHandler, ModelReply, ModelRequest, ReadFiles, ToolSpec
 
 
 class LoopSetup(msgspec.Struct, frozen=True):
@@ -53,6 +53,8 @@ class LoopSetup(msgspec.Struct, frozen=True):
     keep_traces: bool = True
     max_result_chars: int = 20_000
     compaction: AutoCompactor | None = None
+    form: Form | None = None
+    """The form of answers that the definition asks for."""
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -68,6 +70,8 @@ class RunStart(msgspec.Struct, frozen=True):
     spawn: Callable[..., Awaitable[Any]] | None = None
     execution_id: str | None = None
     """The id of a new run, if it is known before it begins."""
+    read_files: ReadFiles | None = None
+    """Reads images and files that are in the session's store."""
     told: ResumePoint = ResumePoint()
     """How far the story of a run that is continued had come."""
     owner: str | None = None
@@ -76,6 +80,8 @@ class RunStart(msgspec.Struct, frozen=True):
     context_data: Mapping[str, Any] | None = None
     lost: LostAnswer | None = None
     """What the model was saying when the run that is continued was killed."""
+    form: Form | None = None
+    """The form of answer that this run alone is asked for."""
 
 
 BY_ITSELF = RunStart()
@@ -127,7 +133,7 @@ class Run:
         self._began = now()
         self._meter = _Meter(state)
         self._call_ids = {call.id for step in _steps_of(state) for call in step.tool_calls}
-        self._repaired = False
+        self._repaired = any(map(is_complaint, start.told.messages))  # before the run was interrupted, perhaps
         self._so_far: CutOffAnswer | None = None
         self._sketching = sketching_of(start.record)
         self.is_settled = False
@@ -202,6 +208,8 @@ class Run:
             self._count_idle()
         else:
             self.state = self.state.with_execution_started(self.start.execution_id)
+            if self.start.form is not None:
+                self.state = self.state.with_execution(self.execution.with_response_format(self.start.form.schema))
         self._narrator.begin(self.state, self._setup.model, self._facts, parent, resumed=resumed)
         await self._narrator.started()
         if not resumed:
@@ -231,9 +239,16 @@ class Run:
             await self._narrator.message_ended(note)
 
     def _restart_step(self) -> None:
-        """A step that goes on after an interruption counts from now: nobody worked on it meanwhile."""
-        if self.execution.current_step is not None:
-            self.state = self.state.with_execution(self.execution.with_step_started())
+        """Continue a step that was interrupted. It counts from now: nobody worked on it meanwhile.
+
+        One that was begun and has no answer yet is taken again, also behind an answer that would else be the last: what
+        asked for it, a repair or a message that steers, is still to be answered.
+        """
+        execution = self.execution
+        if execution.current_step is not None:
+            self.state = self.state.with_execution(execution.with_step_started())
+        elif execution.current_step_started_at is not None:
+            self.state = self.state.with_continuation_requested()
 
     def _count_idle(self) -> None:
         """Count the time since the last event as idle, in the state and on record alike."""
@@ -266,21 +281,29 @@ class Run:
 
     async def _goes_on(self) -> bool:
         """Whether something asks for another step although the model has answered: a repair, or an interceptor."""
-        problem = check_response(self.state)
+        form = self._form()
+        problem = form.problem(self.state.final_response) if form is not None else None
         if problem is not None and not self._repaired:
             self._repaired = True
             await self._ask_again(problem)
             return True
         if problem is not None:
-            raise DriverError(f"The answer does not fit the response format, and neither did the first: {problem}")
+            raise DriverError(f"The answer does not fit the form that was asked for, nor did the first one: {problem}")
         self.state = await self._interceptors.pass_through("on_stop", self.state)
         return not self.execution.should_stop
 
     async def _ask_again(self, problem: str) -> None:
-        tags = {"is_trace": True, "execution_id": self.execution.execution_id, "agent_id": self.state.agent_id}
-        message = Message.user(problem, metadata=tags)
+        message = complaint(problem, self.execution.execution_id, self.state.agent_id)
         self.state = self.state.with_messages(message)
         await self._narrator.message_ended(message)
+
+    def _form(self) -> Form | None:
+        """Return the form that the answer has to have: the run's own, the state's, or the definition's."""
+        schema = self.state.response_format
+        if schema is None:
+            return self._setup.form
+        given = self.start.form
+        return given if given is not None and given.schema == schema else Form(schema)
 
     def _stop_signal(self) -> StopSignal | None:
         spent = self.spent()
@@ -409,13 +432,15 @@ class Run:
         return Prompt(self.state.transcript, compiled)
 
     def _request(self) -> ModelRequest:
+        form = self._form()
         return ModelRequest(
             model=self._setup.model,
             messages=self._prompt(),
             system_prompt=self.state.context.system_prompt,
             tools=tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._setup.tools),
-            response_format=self.state.context.response_format,
+            response_format=None if form is None else form.schema,
             step=self.state.step_count,
+            read_files=self.start.read_files,
         )
 
     def time_limit(self) -> TimeLimit:

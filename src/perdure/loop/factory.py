@@ -17,6 +17,7 @@ from perdure.loop.drivers.retry import RetryingDriver
 from perdure.loop.filters import InputFilter
 from perdure.loop.guards import BudgetGuard
 from perdure.loop.interceptors import Interceptors
+from perdure.loop.response_format import Form
 from perdure.loop.subagents import SubagentPolicy, SubagentTool
 from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
@@ -24,13 +25,15 @@ from perdure.loop.tools import ToolRegistry
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
+from perdure.model.schema import check_schema
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
-from perdure.protocols import Driver, EventHandler, Tool
+from perdure.protocols import Driver, EventHandler, Tool, Toolset, is_toolset
 
 if TYPE_CHECKING:
     from perdure.loop.compaction.compactor import Compactor
     from perdure.loop.compaction.summary import NoteTaker
+    from perdure.loop.toolsets import Toolsets
 
 OFFLINE = ModelConfig("offline")
 UNASKED = ModelConfig("none")
@@ -73,7 +76,7 @@ class LoopFactory:
     def __init__(
         self,
         *,
-        tools: Iterable[Tool | Callable[..., Any]] = (),
+        tools: Iterable[Tool | Toolset | Callable[..., Any]] = (),
         driver: Driver | None = None,
         model: ModelConfig | str | None = None,
         capabilities: Mapping[str, Capability] | None = None,
@@ -93,7 +96,7 @@ class LoopFactory:
             raise ConfigurationError(f"concurrency is {known}, not {concurrency!r}.")
         if not _is_count(max_result_chars):
             raise ConfigurationError(f"max_result_chars is a number over 0, not {max_result_chars!r}.")
-        tools = expect_several(tools, "$.tools")
+        given = expect_several(tools, "$.tools")
         self._subagents = expect_several(subagents, "$.subagents")
         for each in self._subagents:
             expect(each, AgentDefinition, "$.subagents")
@@ -120,7 +123,11 @@ class LoopFactory:
         self._clients = ProviderDriver()
         self._provider = RetryingDriver(self._clients)
         Interceptors(self._interceptors)
-        self._tools = ToolRegistry(tools)
+        self._toolsets = _opened([each for each in given if is_toolset(each)])
+        self._tools = self._own_tools = ToolRegistry(each for each in given if not is_toolset(each))
+        self._forms: dict[str, Form] = {}
+        for each in self._subagents:
+            self.learn_output(each)
         self._with_agents(None, depth=0)
 
     def build(
@@ -154,10 +161,34 @@ class LoopFactory:
             keep_traces=self._keep_traces,
             max_result_chars=self._max_result_chars,
             compaction=self._auto_compactor(model),
+            form=self.form_of(definition),
         )
         for name in definition.capabilities:
             setup = self._capability(name).install(setup)
         return setup
+
+    def learn_output(self, definition: AgentDefinition) -> None:
+        """Remember the type that an agent's answers have, if it was given one: a store keeps the schema alone.
+
+        Raise InvalidData if no answer could be held to its output.
+        """
+        output, known = expect(definition, AgentDefinition, "$.agent").output, self._forms.get(definition.name)
+        if output is None or (known is not None and known.schema is output):
+            return
+        form = Form.of(output)
+        is_known_type = form.kind is None and known is not None and known.schema == output
+        if not is_known_type:  # whose schema alone tells nothing new
+            self._forms[definition.name] = form
+
+    def form_of(self, definition: AgentDefinition) -> Form | None:
+        """Return the form of an agent's answers, with its type if that was learned here."""
+        if definition.output is None:
+            return None
+        known = self._forms.get(definition.name)
+        if known is not None and known.schema == definition.output:
+            return known
+        check_schema(definition.output)
+        return Form(definition.output)
 
     def compactor_of(
         self, options: CompactionOptions, model: ModelConfig, *, summary_model: ModelConfig | None = None
@@ -184,9 +215,33 @@ class LoopFactory:
 
         return Summariser(self.driver_of(model), model)
 
+    async def connect_tools(self, definition: AgentDefinition) -> None:
+        """Connect to the toolsets that an agent may need, and take up what has changed there since.
+
+        Every run does it before it begins. An agent that names only tools that are here already needs none.
+        """
+        if not self.needs_toolsets(definition):
+            return
+        taken = [*(each.name for each in self._own_tools), *(each.name for each in self._subagents)]
+        assert self._toolsets is not None
+        found = await self._toolsets.tools(taken)
+        self._tools = ToolRegistry((*self._own_tools, *found))
+
+    def needs_toolsets(self, definition: AgentDefinition) -> bool:
+        """Tell whether an agent may call tools that have to be connected to."""
+        if self._toolsets is None:
+            return False
+        here = {*(each.name for each in self._own_tools), *(each.name for each in self._subagents)}
+        return definition.tools is None or not here.issuperset((*definition.tools, *definition.tools_deny))
+
     async def aclose(self) -> None:
-        """Close the connections to model providers."""
-        await self._provider.aclose()
+        """Close the connections to model providers and to toolsets."""
+        try:
+            if self._toolsets is not None:
+                await self._toolsets.close()
+        finally:
+            self._tools = self._own_tools
+            await self._provider.aclose()
 
     @property
     def model(self) -> ModelConfig | None:
@@ -230,6 +285,11 @@ class LoopFactory:
 
     def tools_of(self, definition: AgentDefinition, depth: int) -> ToolRegistry:
         """The definition's tools; sub-agents are among them until agents have called each other too deep."""
+        if self._toolsets is not None and not self._toolsets.are_connected and self.needs_toolsets(definition):
+            raise ConfigurationError(
+                f"The tools of {self._toolsets} are not known yet.",
+                "Call `await loops.connect_tools(definition)` first.",
+            )
         chosen = self._with_agents(definition.name, depth).select(definition.tools, definition.tools_deny)
         if depth < self._policy.max_depth:
             return chosen
@@ -246,6 +306,14 @@ class LoopFactory:
             known = ", ".join(sorted(self._capabilities)) or "none"
             raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
         return found
+
+
+def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:
+    if not toolsets:
+        return None
+    from perdure.loop.toolsets import Toolsets
+
+    return Toolsets(toolsets)
 
 
 def _no_model(agent: str) -> ConfigurationError:

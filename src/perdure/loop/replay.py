@@ -96,7 +96,7 @@ class Replay:
         if event.resumed and self.state.status is ExecutionStatus.IN_PROGRESS:
             self._resume(event)
             return
-        fresh = replace(ExecutionState.fresh(), execution_id=event.loop_id)
+        fresh = replace(ExecutionState.fresh(), execution_id=event.loop_id, response_format=event.response_format)
         self.state = replace(self.state.with_execution(fresh), execution_count=self.state.execution_count + 1)
 
     def _refuse(self, event: InputRejected) -> None:

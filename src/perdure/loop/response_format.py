@@ -1,4 +1,4 @@
-"""Whether an answer has the form that was asked for, and the value that it stands for."""
+"""The form that an answer is asked for in: whether an answer has it, and the value that the answer stands for."""
 
 from __future__ import annotations
 
@@ -7,61 +7,125 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from perdure import codec
+from perdure.codec.values import invalid
 from perdure.errors import ConfigurationError, InvalidData
+from perdure.model.message import Message
+from perdure.model.schema import TypeSchema, check_schema, is_pydantic, output_schema, type_adapter
 from perdure.model.state import AgentState
 from perdure.model.value import JSON
 
 T = TypeVar("T")
 
 
-def check_response(state: AgentState) -> str | None:
-    """What is wrong with the final response, told so that the model can mend it; None if nothing is."""
-    schema = state.context.response_format
-    response = state.final_response
-    if schema is None or response is None:
+class Form(msgspec.Struct, frozen=True):
+    """The form of an answer: its JSON schema, which is stored, and the type that it was made from, where known."""
+
+    schema: Mapping[str, Any]
+    kind: Any = None
+
+    @classmethod
+    def of(cls, wanted: object, path: str = "$.output") -> Form:
+        """Return the form that a caller gives as a type or a JSON schema. Raise if no answer could be held to it."""
+        schema = output_schema(wanted, path)
+        codec.check_json(schema, path)
+        try:
+            check_schema(schema)
+        except ConfigurationError as error:
+            raise InvalidData(path, str(error)) from None
+        return cls(schema, schema.kind if isinstance(schema, TypeSchema) else None)
+
+    def value(self, text: str) -> Any:
+        """Return what an answer says: in the type where that is known, else plain data. InvalidData if it does not fit.
+
+        A type may ask for more than its schema can say, so both are checked.
+        """
+        raw = _json_in(text)
+        plain = _read(raw)
+        _validate(plain, self.schema)
+        return plain if self.kind is None else _as_type(raw, self.kind)
+
+    def problem(self, answer: Message | None) -> str | None:
+        """Return what is wrong with an answer, or None. Without an answer nothing is."""
+        if answer is None:
+            return None
+        try:
+            self.value(answer.text)
+        except InvalidData as error:
+            return str(error)
         return None
-    try:
-        _validate(_read(response.text), schema)
-    except InvalidData as error:
-        return f"Your answer does not fit the form that was asked for: {error}. Answer again, with the JSON alone."
-    return None
+
+
+MARK = "asks_again"
+"""The key in the metadata of a message that asks for an answer again."""
+
+
+def complaint(problem: str, execution_id: str, agent_id: str) -> Message:
+    """Return what the model is told of an answer that does not fit."""
+    tags = {"is_trace": True, "execution_id": execution_id, "agent_id": agent_id, MARK: True}
+    text = f"Your answer does not fit the form that was asked for: {problem}. Answer again, with the JSON alone."
+    return Message.user(text, metadata=tags)
+
+
+def is_complaint(message: Message) -> bool:
+    return bool(message.metadata.get(MARK))
 
 
 def final_value(state: AgentState, kind: type[T] | None = None) -> Any:
-    """The final response as the value that the response format asks for, made into `kind` if one is given."""
+    """Return the final response as the value that was asked for, made into `kind` if one is given."""
     response = state.final_response
     if response is None:
         raise InvalidData("$", "this run has no final response")
-    value = _read(response.text)
-    if state.context.response_format is not None:
-        _validate(value, state.context.response_format)
-    if kind is None:
-        return value
-    validate = getattr(kind, "model_validate", None)
-    try:
-        return validate(value) if callable(validate) else msgspec.convert(value, kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise InvalidData("$", str(error)) from None
+    return Form({} if state.response_format is None else state.response_format, kind).value(response.text)
 
 
-def _read(text: str) -> JSON:
-    """JSON, also where a model has put it into a code fence."""
+def _json_in(text: str) -> str:
+    """Return the JSON of an answer, also where a model has put it into a code fence."""
     stripped = text.strip()
-    if stripped.startswith("```"):
-        stripped = stripped.strip("`").removeprefix("json").strip()
+    return stripped.strip("`").removeprefix("json").strip() if stripped.startswith("```") else stripped
+
+
+def _read(raw: str) -> JSON:
     try:
-        return msgspec.json.decode(stripped)
+        return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidData("$", f"it is not JSON: {error}") from None
 
 
 def _validate(value: JSON, schema: Mapping[str, Any]) -> None:
-    from jsonschema import Draft202012Validator, SchemaError  # heavy, and used only where a form is asked for
+    if not schema:
+        return
+    check_schema(schema)
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
+    # With a registry of its own, which is empty: the default one would fetch what a schema refers to.
+    validator = Draft202012Validator(schema, registry=Registry())
     try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise ConfigurationError(f"The response format is not a JSON schema: {error.message}.") from None
-    problem = next(iter(Draft202012Validator(schema).iter_errors(value)), None)
+        problem = next(iter(validator.iter_errors(value)), None)
+    except Unresolvable as error:
+        raise ConfigurationError(f"The response format refers to something that is not in it: {error}.") from None
+    except RecursionError:
+        raise InvalidData("$", "it nests too deep") from None
     if problem is not None:
         raise InvalidData(problem.json_path, problem.message[:500])
+
+
+def _as_type(raw: str, kind: Any) -> Any:
+    try:
+        return type_adapter(kind).validate_json(raw) if is_pydantic(kind) else msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    except ValueError as error:  # pydantic's
+        raise InvalidData(*_told(error)) from None
+
+
+def _told(error: ValueError) -> tuple[str, str]:
+    """Return where and what the first fault is that pydantic has found; all of them would be pages."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return "$", str(error)
+    first = errors(include_url=False, include_context=False, include_input=False)[0]
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    return "$" + "".join(steps), first["msg"][:500]

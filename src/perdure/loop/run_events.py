@@ -150,6 +150,7 @@ class Narrator:
             "continuation": ContinuationKind("default" if parent else "initial"),
             "config": snapshot(model),
             "resumed": resumed,
+            "response_format": state.execution.response_format,
             **facts,
         }
 

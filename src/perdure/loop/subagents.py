@@ -65,6 +65,7 @@ class SubagentTool:
         if context.spawn is not None:
             spawned: Outcome = await context.spawn(self, arguments["prompt"], context)
             return spawned
+        await self._loops.connect_tools(self.definition)
         state = AgentState.of(self.definition).with_parent_agent(context.agent_id)
         asked = state.with_messages(Message.user(arguments["prompt"]))
         return outcome_of(self.name, await run_alone(self._loops, self.definition, asked, self.depth))

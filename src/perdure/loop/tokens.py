@@ -111,7 +111,7 @@ class TokenEstimator:
         return self._text(_json(part.body))
 
     def _media(self, part: Media) -> int:
-        return max(PER_IMAGE, len(part.data or b"") // 4)
+        return max(PER_IMAGE, (part.length or 0) // 4)
 
     def _text(self, text: str) -> int:
         count = self._count_text or cached_tokeniser()

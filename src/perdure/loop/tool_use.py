@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -253,9 +254,9 @@ class ToolUse:
     async def _outcome(self, ready: _Ready) -> Outcome:
         """What came of a call; a tool that raises never ends the run, unless it asks for that."""
         token = _session.set(self._run.session_id)
-        clock = asyncio.timeout(ready.tool.timeout)
+        clock = None if ready.tool.timeout is None else asyncio.timeout(ready.tool.timeout)
         try:
-            async with self._run.time_limit(), clock:
+            async with self._run.time_limit(), clock or nullcontext():
                 value = await ready.tool.call(ready.call.arguments, self._context(ready.call))
             return _as_outcome(value)
         except (AwaitsApproval, TimeLimitReached, Unrecordable):
@@ -264,7 +265,7 @@ class ToolUse:
             self._stop = stop
             return Outcome(f"The run was stopped here: {stop.reason}" if stop.reason else "The run was stopped here.")
         except (Exception, SystemExit) as error:  # a tool that calls exit() is not to end whoever runs it
-            if clock.expired():
+            if clock is not None and clock.expired():
                 return Outcome(error=ErrorRecord("TimeoutError", f"No result within {ready.tool.timeout:g} s."))
             return Outcome(error=ErrorRecord.of(error))
         except asyncio.CancelledError as error:

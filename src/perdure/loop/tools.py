@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +14,17 @@ from contextvars import copy_context
 from enum import Enum
 from functools import partial
 from types import NoneType
-from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Optional,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import msgspec
 
@@ -21,6 +32,9 @@ from perdure.errors import ConfigurationError, ToolError
 from perdure.model.checks import expect, expect_several
 from perdure.model.value import JSON, thawed
 from perdure.protocols import Tool, ToolContext
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 NeedsApproval = bool | Callable[[Mapping[str, Any]], bool]
 OnUnknown = Literal["error", "rerun", "ask"]
@@ -43,9 +57,9 @@ class FunctionTool:
         on_unknown: OnUnknown | None = None,
     ) -> None:
         self.name: str = expect(name, str, "$.name") if name else str(getattr(function, "__name__", ""))
-        if not _NAME.fullmatch(self.name):
+        if not is_tool_name(self.name):
             raise ConfigurationError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -.")
-        _check_options(self.name, timeout, on_unknown)
+        check_tool_options(self.name, timeout, on_unknown)
         if not callable(needs_approval):
             expect(needs_approval, bool, "$.needs_approval")
         summary, described = _read_docstring(function)
@@ -55,6 +69,7 @@ class FunctionTool:
         self.on_unknown: OnUnknown = on_unknown or ("rerun" if idempotent else "error")
         self._needs_approval = needs_approval
         self._function = function
+        self._is_async = inspect.iscoroutinefunction(function)
         self._arguments, self._context_name, self.needs_context = _arguments_of(self.name, function, described)
         self.parameters = _schema_of(self.name, self._arguments)
 
@@ -73,11 +88,11 @@ class FunctionTool:
         return {name: getattr(fitted, name) for name in fitted.__struct_fields__}
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> JSON:
-        """Call the function. A plain function has a thread of its own, so that it cannot hold up anything else."""
+        """Call the function. A plain function runs in a thread, so that it cannot hold up anything else."""
         given = dict(self.check(arguments))
         if self._context_name is not None:
             given[self._context_name] = context
-        if inspect.iscoroutinefunction(self._function):
+        if self._is_async:
             return await self._function(**given)
         outcome = await _in_a_thread(self.name, partial(_called, self._function, given))
         return await outcome if inspect.isawaitable(outcome) else outcome
@@ -168,11 +183,63 @@ class ToolRegistry:
         return name in self._tools
 
 
-async def _in_a_thread(name: str, work: Callable[[], Any]) -> Any:
-    """Return what work comes to, done in a thread that is started for it.
+class _Threads:
+    """The threads that plain functions run in. None waits for another: behind slow tools a quick one would time out.
 
-    Threads that are shared run out: behind a few slow tools a quick one would wait, and time out before it begins.
+    A few threads stay for the next calls, since to start one takes longer than most tools. While all of these are busy,
+    a call has a thread of its own.
     """
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._busy = 0
+        self._counting = threading.Lock()
+
+    def begin(self, name: str, work: Callable[[], None]) -> None:
+        """Have work done, at once."""
+        with self._counting:
+            is_one_free = self._busy < _KEPT_THREADS
+            self._busy += is_one_free
+            if is_one_free and self._executor is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._executor = ThreadPoolExecutor(_KEPT_THREADS, "perdure tools")
+        if not is_one_free:
+            threading.Thread(target=work, name=f"perdure tool {name}").start()
+            return
+        assert self._executor is not None
+        try:
+            self._executor.submit(self._do, work)
+        except BaseException:  # the interpreter is shutting down
+            self._end()
+            raise
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._counting:
+            self._busy -= 1
+
+
+_KEPT_THREADS = 4
+_threads = _Threads()
+
+
+def _forget_threads() -> None:
+    """Begin anew in a forked child, which has none of its parent's threads."""
+    global _threads
+    _threads = _Threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
+async def _in_a_thread(name: str, work: Callable[[], Any]) -> Any:
+    """Return what work comes to, done in a thread."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     context = copy_context()
@@ -183,7 +250,7 @@ async def _in_a_thread(name: str, work: Callable[[], Any]) -> Any:
         except BaseException as error:  # around a tool: whatever it raises goes to the one who waits for it
             future.set_exception(error)
 
-    threading.Thread(target=settle, name=f"perdure tool {name}").start()
+    _threads.begin(name, settle)
     return await asyncio.wrap_future(future)
 
 
@@ -194,7 +261,13 @@ def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         raise RuntimeError("the tool raised StopIteration") from error
 
 
-def _check_options(name: str, timeout: object, on_unknown: object) -> None:
+def is_tool_name(name: str) -> bool:
+    """Tell whether every provider lets a tool be named so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_tool_options(name: str, timeout: object, on_unknown: object) -> None:
+    """Raise ConfigurationError if a time-out or `on_unknown` cannot be what is meant."""
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and (not is_number or not 0 < timeout < math.inf):  # type: ignore[operator]  # as was asked
         raise ConfigurationError(f"Tool {name}: a time-out is a number of seconds over 0, not {timeout!r}.")

@@ -11,6 +11,7 @@ from msgspec.structs import force_setattr
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.model.checks import expect, expect_number
 from perdure.model.execution import ExecutionBudget
+from perdure.model.schema import output_schema
 from perdure.model.secrets import refuse_secrets as refuse_secrets
 from perdure.model.secrets import without_secrets
 from perdure.model.value import EMPTY, Value, freeze, plain_text
@@ -85,6 +86,8 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ()
     budget: ExecutionBudget = ExecutionBudget()
     metadata: Mapping[str, Any] = EMPTY
+    output: Any = None
+    """The form of its answers: a type or a JSON schema. The schema is what is kept of either."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -103,6 +106,8 @@ class AgentDefinition(_Named, frozen=True, kw_only=True):
             raise InvalidData("$.budget", "expected an ExecutionBudget")
         freeze(self, "metadata")
         refuse_secrets(self.metadata, "$.metadata")
+        if self.output is not None:
+            force_setattr(self, "output", output_schema(self.output, "$.output"))
 
     @property
     def model_config(self) -> ModelConfig | None:

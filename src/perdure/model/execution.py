@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,7 @@ from perdure.model.message import ToolCall
 from perdure.model.step import AgentStep, AgentStepType, StepExecution
 from perdure.model.stop import ExecutionContinuation, StopReason, StopSignal
 from perdure.model.usage import Usage
-from perdure.model.value import ErrorRecord, Value, brief
+from perdure.model.value import ErrorRecord, Value, brief, freeze
 
 
 class ExecutionStatus(StrEnum):
@@ -137,6 +137,12 @@ class ExecutionState(Value, frozen=True):
     """What models have used for answers that an interceptor threw away."""
     idle: float = 0.0
     """Seconds that the run waited for a person, or lay dead after a crash, until it was last resumed."""
+    response_format: Mapping[str, Any] | None = None
+    """The JSON schema of the answer that this run alone is asked for."""
+
+    def __post_init__(self) -> None:
+        if self.response_format is not None:
+            freeze(self, "response_format")
 
     @classmethod
     def fresh(cls) -> ExecutionState:
@@ -226,6 +232,9 @@ class ExecutionState(Value, frozen=True):
 
     def with_discarded_usage(self, usage: Usage) -> ExecutionState:
         return msgspec.structs.replace(self, discarded_usage=self.discarded_usage + usage)
+
+    def with_response_format(self, schema: Mapping[str, Any] | None) -> ExecutionState:
+        return msgspec.structs.replace(self, response_format=schema)
 
     def with_idle(self, seconds: float) -> ExecutionState:
         return msgspec.structs.replace(self, idle=self.idle + seconds)

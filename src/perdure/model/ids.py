@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,16 +71,21 @@ class SessionId(str):
                 raise InvalidSessionId(name)
         if len(names) == 1 and _ID.fullmatch(names[0]) and not _MADE.fullmatch(names[0]):
             return cls(names[0])
-        # As ASCII JSON: that keeps apart what joined texts would not, and takes half of a surrogate pair too.
-        digest = hashlib.sha256(json.dumps(names).encode()).digest()[:16]
+        digest = _digest(*names, size=16)
         readable = _UNFIT.sub("-", "-".join(names))[:_READABLE].strip("-") or "session"
         return cls(f"{readable}.h{base64.b32encode(digest).decode().rstrip('=').lower()}")
 
 
 def mark_of(owner: str) -> str:
     """Return what the ids of an owner's sessions begin with. It tells owners apart, and does not show their names."""
-    digest = hashlib.sha256(json.dumps(owner).encode()).digest()[:_MARK_BYTES]
+    digest = _digest(owner, size=_MARK_BYTES)
     return f"o{base64.b32encode(digest).decode().lower()}."
+
+
+def _digest(*names: str, size: int) -> bytes:
+    """Return a hash of names. Their lengths keep apart what joined texts would not."""
+    raws = [name.encode("utf-8", "surrogatepass") for name in names]  # half of a surrogate pair may be in any text
+    return hashlib.sha256(b"".join(b"%d:%b" % (len(raw), raw) for raw in raws)).digest()[:size]
 
 
 def _utc_now() -> datetime:

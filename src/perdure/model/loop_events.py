@@ -84,12 +84,16 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     """Where in the session's own log stands what all branches of a group answer: it is written once for all."""
     approved: Mapping[str, str] = EMPTY
     denied: Mapping[str, str] = EMPTY
+    response_format: Mapping[str, Any] | None = None
+    """The JSON schema of the answer that this run alone is asked for."""
 
     def __post_init__(self) -> None:
         for name in ("metadata", "approved", "denied"):
             freeze(self, name)
         if self.context_data is not None:
             freeze(self, "context_data")
+        if self.response_format is not None:
+            freeze(self, "response_format")
 
 
 class TurnStart(LoopEvent, frozen=True, kw_only=True, tag="turn_start"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -32,21 +33,63 @@ class Thinking(Value, frozen=True, tag="thinking"):
 
 
 class Media(Value, frozen=True, tag="media"):
-    """An image or a file: its bytes, or where they are."""
+    """An image or a file: its bytes, where they are on the web, or what a store keeps them under.
+
+    `perdure.attach` makes one from a path, an address or bytes. In messages that were loaded from a store, bytes of
+    more than a few KB are named by their `hash`, the SHA-256 of them in hex; `await chat.read(part)` gets them.
+    """
 
     media_type: str
     data: bytes | None = None
     url: str | None = None
     name: str | None = None
+    hash: str | None = None
+    size: int | None = None
+    """How many bytes the `hash` stands for."""
 
     def __post_init__(self) -> None:
-        if (self.data is None) == (self.url is None):
-            raise InvalidData("$.media", "an image or file has either `data` or `url`, exactly one of them")
+        if (self.data is None) + (self.url is None) + (self.hash is None) != 2:
+            problem = "an image or file has one of `data`, `url` and `hash`, exactly one of them"
+            raise InvalidData("$.media", problem)
         expect(self.media_type, str, "$.media_type")
-        if self.data is None:
+        if self.name is not None:
+            expect(self.name, str, "$.name")
+        if self.data is not None:
+            expect(self.data, bytes, "$.data")
+        elif self.url is not None:
             expect(self.url, str, "$.url")
         else:
-            expect(self.data, bytes, "$.data")
+            self._check_hash()
+        if self.size is not None and self.hash is None:
+            raise InvalidData("$.size", "only a file that is named by its `hash` has a `size`")
+
+    def _check_hash(self) -> None:
+        if not _HASH.fullmatch(expect(self.hash, str, "$.hash")):
+            raise InvalidData("$.hash", "it is not a SHA-256 in hex")
+        if type(self.size) is not int or self.size < 0:
+            raise InvalidData("$.size", "a file that is named by its `hash` has a `size`, the number of its bytes")
+
+    @property
+    def length(self) -> int | None:
+        """How many bytes it has; None if they are somewhere on the web."""
+        return self.size if self.data is None else len(self.data)
+
+    @property
+    def label(self) -> str:
+        """A few words that stand for it where it cannot be shown: `image plot.png, 5.0 MB`."""
+        kind = self.media_type.partition("/")[0]
+        words = [kind if kind in ("image", "audio", "video") else "file", *([self.name] if self.name else [])]
+        return " ".join(words) + ("" if self.length is None else f", {_in_words(self.length)}")
+
+
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+def _in_words(size: int) -> str:
+    """A number of bytes for people."""
+    if size < 1_000:
+        return f"{size} bytes"
+    return f"{size / 1_000:.1f} KB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
 
 
 class ToolCall(Value, frozen=True, tag="tool_call"):
@@ -165,13 +208,21 @@ class Message(Value, frozen=True):
 
     @classmethod
     def of(cls, value: object, *, role: Role = "user") -> Message:
-        """A message from what a caller has at hand: a message, a text, or a `{role, content, …}` dict."""
+        """Return a message from what a caller has at hand: a message, a text, a part, or a dict.
+
+        A dict has a role and content, and tool calls where there are any, in our form or in OpenAI's; or it is an item
+        of OpenAI's Responses API.
+        """
         if isinstance(value, Message):
             return value
         if isinstance(value, Mapping):
-            return _from_mapping(value)
+            from perdure.model.given_messages import message_of  # which is made of messages
+
+            return message_of(value)
         if isinstance(value, str):
             return cls(role, _parts((value,)))
+        if isinstance(value, Part):
+            return cls(role, (value,))
         if type(value).__str__ is not object.__str__ and not isinstance(value, bytes | bytearray):
             return cls(role, _parts((str(value),)))
         kind = type(value).__name__
@@ -189,6 +240,21 @@ class Message(Value, frozen=True):
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple([part for part in self.parts if isinstance(part, ToolResult)])
+
+    @property
+    def file_hashes(self) -> frozenset[str]:
+        """The hashes of images and files whose bytes are in a store, apart from this message."""
+        return frozenset([part.hash for part in self.parts if type(part) is Media and part.hash is not None])
+
+    def with_files(self, bodies: Mapping[str, bytes]) -> Message:
+        """The message with bytes, by their hashes, put back into it."""
+        parts = [
+            msgspec.structs.replace(part, data=bodies[part.hash], hash=None, size=None)
+            if type(part) is Media and part.hash is not None and part.hash in bodies
+            else part
+            for part in self.parts
+        ]
+        return msgspec.structs.replace(self, parts=tuple(parts))
 
     @property
     def is_trace(self) -> bool:
@@ -213,6 +279,20 @@ def _id(given: str | None) -> str:
     return expect(given, str, "$.id") if given else new_id()
 
 
+def several_messages(given: Iterable[object], path: str) -> tuple[Message, ...]:
+    """Return messages that are given at once, in any form that `Message.of` takes.
+
+    InvalidData names the place of a dict that is not a message. Responses items that are parts of one answer become one
+    message.
+    """
+    given = tuple(given)
+    if not any(isinstance(each, Mapping) for each in given):
+        return tuple(map(Message.of, given))
+    from perdure.model.given_messages import messages_of  # which is made of messages
+
+    return tuple(messages_of(given, path))
+
+
 def require_distinct(messages: Sequence[Message], path: str) -> None:
     """Raise InvalidData if two of the messages that are given at once have one id: one of them would be lost."""
     seen: set[str] = set()
@@ -233,63 +313,3 @@ def _part(place: int, given: str | Part) -> Part:
     if not isinstance(given, Part):
         raise InvalidData(f"$.parts[{place}]", f"expected a text or a part, got {type(given).__name__}")
     return given
-
-
-_SHARED_KEYS = ("role", "content", "id", "metadata")
-_TOOL_KEYS = (*_SHARED_KEYS, "tool_call_id", "name", "is_error")
-_OTHER_KEYS = (*_SHARED_KEYS, "parts", "tool_calls")
-
-
-def _from_mapping(given: Mapping[Any, Any]) -> Message:
-    """A message from the dict form that most chat APIs share, with nothing ignored."""
-    role = given.get("role")
-    if role is None:
-        raise InvalidData("$.role", f"a message needs a role: one of {', '.join(ROLES)}")
-    if role not in ROLES:
-        raise InvalidData("$.role", f"{brief(role)} is not a role; use one of {', '.join(ROLES)}")
-    keys = _TOOL_KEYS if role == "tool" else _OTHER_KEYS
-    for key in given:
-        if key not in keys:
-            where = f"$.{key}" if isinstance(key, str) else "$"
-            raise InvalidData(where, f"unknown key; a message of role {role} has {', '.join(keys)}")
-    shared = {"id": _expect(given, "id", str, None), "metadata": _expect(given, "metadata", Mapping, EMPTY)}
-    if role == "tool":
-        call_id = given.get("tool_call_id")
-        if not isinstance(call_id, str):
-            raise InvalidData("$.tool_call_id", "a tool message needs the id of the call it answers")
-        name, is_error = _expect(given, "name", str, None), _expect(given, "is_error", bool, False)
-        return Message.tool(call_id, given.get("content", ""), name=name, is_error=is_error, **shared)
-    parts = (*_content_parts(given), *_call_parts(given))
-    return Message(role, parts, shared["id"] or new_id(), shared["metadata"])
-
-
-def _expect(given: Mapping[Any, Any], key: str, kind: type, default: Any) -> Any:
-    value = given.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise InvalidData(f"$.{key}", f"expected {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _content_parts(given: Mapping[Any, Any]) -> tuple[Part, ...]:
-    content, parts = given.get("content"), given.get("parts")
-    if content is not None and parts is not None:
-        raise InvalidData("$.parts", "give `content` or `parts`, not both")
-    content = parts if content is None else content
-    if isinstance(content, str):
-        return _parts((content,)) if content else ()
-    if content is None:
-        return ()
-    try:
-        return msgspec.convert(content, tuple[Part, ...])
-    except msgspec.ValidationError as error:
-        raise InvalidData("$.content", f"content is a text or a list of parts: {error}") from None
-
-
-def _call_parts(given: Mapping[Any, Any]) -> tuple[Part, ...]:
-    try:
-        calls = [{**call, "type": "tool_call"} for call in given.get("tool_calls") or ()]
-        return msgspec.convert(calls, tuple[ToolCall, ...])
-    except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidData("$.tool_calls", f"a tool call has name, arguments and id: {error}") from None

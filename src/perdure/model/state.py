@@ -78,6 +78,12 @@ class AgentState(Value, frozen=True):
         return self.context.metadata
 
     @property
+    def response_format(self) -> Mapping[str, Any] | None:
+        """The form of answer asked for: the run's own, or else the one that lasts. None leaves it to the definition."""
+        own = self.execution.response_format if self.execution else None
+        return self.context.response_format if own is None else own
+
+    @property
     def status(self) -> ExecutionStatus | None:
         return self.execution.status if self.execution else None
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perdure.errors import InvalidData, NotLoaded
 from perdure.model.ids import Time, new_id, now
-from perdure.model.message import Message
+from perdure.model.message import Message, ToolCall, ToolResult
 from perdure.model.value import Value, brief
 
 
@@ -381,8 +381,13 @@ def _results_before_calls(messages: Iterable[Message], place: int) -> dict[str, 
     called: set[str] = set()
     waiting: dict[str, int] = {}
     for at, message in enumerate(messages, place):
-        called.update(call.id for call in message.tool_calls)
-        waiting.update((result.call_id, at) for result in message.tool_results if result.call_id not in called)
+        # By plain loops over the parts: a turn with a bounded view looks at all that the view shows.
+        for part in message.parts:
+            if isinstance(part, ToolCall):
+                called.add(part.id)
+        for part in message.parts:
+            if isinstance(part, ToolResult) and part.call_id not in called:
+                waiting[part.call_id] = at
     return waiting
 
 

@@ -147,7 +147,8 @@ def frozen(value: Any) -> Any:
         return value
 
 
-_SETTLED = frozenset({str, int, float, bool, type(None), FrozenDict, FrozenList})
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_SETTLED = _SCALARS | {FrozenDict, FrozenList}
 
 
 def _frozen(value: Any, depth: int) -> Any:
@@ -184,7 +185,7 @@ def _plain_number(number: int | float) -> int | float:
 def thawed(value: Any) -> Any:
     """Return a copy of JSON for code that may change it: of plain dicts and lists, however deep."""
     if isinstance(value, dict):
-        return {key: thawed(item) for key, item in value.items()}
+        return {key: item if type(item) in _SCALARS else thawed(item) for key, item in value.items()}
     return [thawed(item) for item in value] if isinstance(value, list) else value
 
 

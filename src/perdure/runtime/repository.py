@@ -13,7 +13,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, require_distinct
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_owner, check_tags
 from perdure.model.state import AgentState
-from perdure.protocols import Filters, Journal, KnowsWaiting, Saving, SessionStore, checked_version
+from perdure.protocols import CountsErasures, Filters, Journal, KnowsWaiting, Saving, SessionStore, checked_version
 
 
 class SessionRepository:
@@ -25,13 +25,25 @@ class SessionRepository:
         self.store = store
         self.journal: Journal | None = store if isinstance(store, Journal) else None  # looked for once: it is not cheap
         """The store's journal; None if its runs are unrecorded."""
+        self._counting: CountsErasures | None = store if isinstance(store, CountsErasures) else None
         self._waiting: KnowsWaiting | None = store if isinstance(store, KnowsWaiting) else None
 
-    async def create(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
-        """Keep a new session; with `saving`, one whose messages a run has written to a journal already."""
+    async def create(
+        self, session: AgentSession, saving: Saving | None = None, *, erasures: int | None = None
+    ) -> AgentSession:
+        """Keep a new session; with `saving`, one whose messages a run has written to a journal already.
+
+        With `erasures`, ErasedMeanwhile if something was erased since that was the count.
+        """
+        if saving is None and erasures is not None and self._counting is not None:
+            return await self._counting.create(session, erasures=erasures)
         if saving is None:
             return await self.store.create(session)
         return await self.recorded().create(session, written=saving.written)
+
+    async def erasures(self) -> int | None:
+        """Return how often something was erased in the store; None if it does not count."""
+        return None if self._counting is None else await self._counting.erasures()
 
     async def save(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
         """Keep the next version; with `saving`, that of a run, in a store that has a journal."""

@@ -12,6 +12,7 @@ from perdure.errors import (
     ClaimConflict,
     ClaimLost,
     ConfigurationError,
+    ErasedMeanwhile,
     InvalidData,
     PerdureError,
     RunInterrupted,
@@ -116,13 +117,15 @@ class SessionRuntime:
         """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""
         return await self._add(expect(session, AgentSession, "$.session"))
 
-    async def _add(self, session: AgentSession, saving: Saving | None = None) -> AgentSession:
+    async def _add(
+        self, session: AgentSession, saving: Saving | None = None, *, erasures: int | None = None
+    ) -> AgentSession:
         """Keep a new session: every one that comes to be in this runtime passes here."""
         session = await self._pass(SessionStage.BEFORE_CREATE, session)
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
         is_kept = False
         try:
-            kept = await self._repository.create(session, saving)
+            kept = await self._repository.create(session, saving, erasures=erasures)
             is_kept = True
             kept = await self._pass(SessionStage.AFTER_SAVE, kept)
             kept = await self._pass(SessionStage.AFTER_CREATE, kept)
@@ -133,11 +136,24 @@ class SessionRuntime:
         return kept
 
     async def branch(self, session_id: str, action: Action, *, version: int | None = None) -> AgentSession:
-        """Keep the new session that an action, such as `ForkSession`, makes of one as of a version."""
+        """Keep the new session that an action, such as `ForkSession`, makes of one as of a version.
+
+        If something is redacted or erased in between, it is made again: it might say what was to be gone.
+        """
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                return await self._branch(session_id, _require_action(action), version)
+            except ErasedMeanwhile:
+                if attempt == _MOST_ATTEMPTS:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _branch(self, session_id: str, action: Action, version: int | None) -> AgentSession:
+        erasures = await self._repository.erasures()
         session, held = await self.get_session(session_id, version=version), _Held()
         try:
-            made = await _require_action(action).execute_on(session, self._context(held))
-            return await self.add(expect(made, AgentSession, "$.action"))
+            made = expect(await action.execute_on(session, self._context(held)), AgentSession, "$.action")
+            return await self._add(made, erasures=erasures)
         finally:
             await held.leave()
 
@@ -214,16 +230,20 @@ class SessionRuntime:
     ) -> AgentSession:
         after = made.session
         try:
-            after = await self._pass(SessionStage.AFTER_ACTION, _checked(action, before, after))
-            after = await self._pass(SessionStage.BEFORE_SAVE, after)
-            await self._emit_executed(action, before, after)
+            after = _checked(action, before, after)
+            if self._controller is not None:
+                after = await self._pass(SessionStage.AFTER_ACTION, after)
+                after = await self._pass(SessionStage.BEFORE_SAVE, after)
+            if self._is_heard:
+                await self._emit_executed(action, before, after)
             kept = await self._saved(after, made.saving, held)
         except BaseException as error:
             await held.leave()  # a run's work is on record, and waits there to be recovered
             if on_conflict == "fork" and isinstance(error, SessionConflict | ClaimLost):
                 return await self._add(after.forked(SessionId.generate(after.info.owner), after.state), made.saving)
             raise
-        await self._emit_saved(kept)
+        if self._is_heard:
+            await self._emit_saved(kept)
         for event in made.tells:
             await self._events.emit(event)
         return kept
@@ -235,7 +255,7 @@ class SessionRuntime:
             kept = await self._repository.save(session, saving)
             is_kept = True
             held.was_saved(self._repository.may_be_waited_for(kept.id))
-            return await self._pass(SessionStage.AFTER_SAVE, kept)
+            return kept if self._controller is None else await self._pass(SessionStage.AFTER_SAVE, kept)
         except Exception as error:
             await self._emit_save_failed(session, error, persisted=is_kept)
             raise
@@ -244,7 +264,8 @@ class SessionRuntime:
         """A session as of a version, the newest by default."""
         try:
             session = await self._repository.load(session_id, version)
-            session = await self._pass(SessionStage.AFTER_LOAD, session)
+            if self._controller is not None:
+                session = await self._pass(SessionStage.AFTER_LOAD, session)
         except Exception as error:
             await self._events.emit(SessionLoadFailed(str(session_id), str(error), type(error).__name__))
             raise
@@ -257,7 +278,7 @@ class SessionRuntime:
         return await self._repository.info(session_id)
 
     async def list_sessions(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """A page of headers, newest first."""
+        """Return a page of headers, the newest first, or by `order="updated"` the last updated first."""
         return await self._repository.list(**filters)
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:

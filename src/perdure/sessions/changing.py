@@ -6,7 +6,9 @@ from typing import Any
 
 from perdure.errors import InvalidData
 from perdure.model.ids import SessionId
+from perdure.model.message import Message
 from perdure.model.session import AgentSession
+from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.chat import Chat
 from perdure.sessions.reach import Reach
 
@@ -14,13 +16,20 @@ from perdure.sessions.reach import Reach
 class Changing(Reach):
     """The verbs that make a new version without running an agent, and those that make a session of another."""
 
-    async def inject(self, session_id: str, message: object) -> None:
-        """Append a message, `{role, content, …}` or a Message, without running the agent."""
+    async def inject(self, session_id: str, message: object, *parts: Sent) -> None:
+        """Append a message, or a list of them, without running the agent. `parts` go behind a single one.
+
+        Each is a Message, a dict `{role, content, …}`, or an item of OpenAI's Responses API.
+        """
         from perdure.actions.transcript import InjectMessage
 
-        if isinstance(message, str):
+        given = message if isinstance(message, list | tuple) else (message,)
+        if any(isinstance(each, str) for each in given):
             raise InvalidData("$.message", "a message to inject needs a role: {'role': 'user', 'content': …}")
-        await self.execute(session_id, InjectMessage(message))
+        if parts and len(given) != 1:
+            raise InvalidData("$.parts", "they go with one message; give each of several messages its own")
+        said = [await message_of(Message.of(given[0]), parts)] if parts else given
+        await self.execute(session_id, InjectMessage(*said))
 
     async def trim(self, session_id: str, keep_last: int) -> int:
         """Show the last messages only; how many that are."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, Unpack, overload
 
 from perdure.actions.waiting import is_waiting
 from perdure.model.checks import expect_method, expect_number
 from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
-from perdure.model.message import Message
+from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.runtime.bus import Subscriber
+from perdure.sessions.attaching import Sent
 from perdure.sessions.open_sessions import LiveSubscription
 from perdure.sessions.reply import Chunk, Reply
 
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from perdure.actions.approval import Shown
     from perdure.archive.moving import MoveReport
     from perdure.model.record import SessionRecord
+    from perdure.sessions.conversations import Format
     from perdure.sessions.lineage import Ancestry, Diff
     from perdure.sessions.sessions import Sessions
     from perdure.sessions.started_run import StartedRun
     from perdure.sessions.talking import SendOptions
+
+T = TypeVar("T")
 
 
 class Chat:
@@ -42,22 +46,51 @@ class Chat:
     def __repr__(self) -> str:
         return f"<Chat {self._id}>"
 
-    async def send(self, message: object, **options: Unpack[SendOptions]) -> Reply:
-        """Say something and wait for the answer. RunFailed if the run ends without one."""
-        return await self._sessions.send(self._id, message, **options)
+    @overload
+    async def send(
+        self, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
+    ) -> Reply[T]: ...
 
-    def stream(self, message: object, *, detach: bool = False, **options: Unpack[SendOptions]) -> AsyncIterator[Chunk]:
+    @overload
+    async def send(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> Reply[Any]: ...
+
+    async def send(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> Reply[Any]:
+        """Say something and wait for the answer. RunFailed if the run ends without one.
+
+        `output`, a type or a JSON schema, is the form of the answer, which `reply.value` has.
+        """
+        return await self._sessions.send(self._id, message, *parts, output=output, **options)
+
+    def stream(
+        self, message: object, *parts: Sent, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
+    ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
         Whoever stops listening stops the run, unless it is to `detach`.
         """
-        return self._sessions.stream(self._id, message, detach=detach, **options)
+        return self._sessions.stream(self._id, message, *parts, output=output, detach=detach, **options)
 
-    async def start(self, message: object, **options: Unpack[SendOptions]) -> StartedRun:
+    @overload
+    async def start(
+        self, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
+    ) -> StartedRun[T]: ...
+
+    @overload
+    async def start(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> StartedRun[Any]: ...
+
+    async def start(
+        self, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> StartedRun[Any]:
         """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it."""
-        return await self._sessions.start(self._id, message, **options)
+        return await self._sessions.start(self._id, message, *parts, output=output, **options)
 
-    async def result(self, key: str) -> Reply | None:
+    async def result(self, key: str) -> Reply[Any] | None:
         """Tell what came of a key, without starting anything. None if no message with that key was ever sent."""
         return await self._sessions.result(self._id, key)
 
@@ -68,15 +101,15 @@ class Chat:
         """
         return self._sessions.follow(self._id, after=after, timeout=timeout)
 
-    async def retry(self, **options: Unpack[SendOptions]) -> Reply:
+    async def retry(self, **options: Unpack[SendOptions]) -> Reply[Any]:
         """Send the last message again: what its run came to is taken out of the view, and stays in the history."""
         return await self._sessions.retry(self._id, **options)
 
-    async def approve(self, call_ids: Shown | None = None, *, context: object = None) -> Reply:
+    async def approve(self, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
         """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
         return await self._sessions.approve(self._id, call_ids, context=context)
 
-    async def deny(self, reason: str, call_ids: Shown | None = None, *, context: object = None) -> Reply:
+    async def deny(self, reason: str, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
         """Keep pending tool calls from being made; the model is told why, and continues."""
         return await self._sessions.deny(self._id, reason, call_ids, context=context)
 
@@ -95,8 +128,12 @@ class Chat:
     async def cancel(self) -> bool:
         return await self._sessions.cancel(self._id)
 
-    async def inject(self, message: object) -> None:
-        await self._sessions.inject(self._id, message)
+    async def read(self, part: Media) -> Media:
+        """Return an image or a file of this session with its bytes in `data`."""
+        return await self._sessions.read(self._id, part)
+
+    async def inject(self, message: object, *parts: Sent) -> None:
+        await self._sessions.inject(self._id, message, *parts)
 
     async def fork(
         self,
@@ -183,8 +220,11 @@ class Chat:
         cancelled or the session is closed."""
         return self._sessions.live.subscribe(self._id, subscriber)
 
-    async def export(self, target: str | os.PathLike[str] | BinaryIO) -> MoveReport:
-        return await self._sessions.export(target, [self._id])
+    async def export(
+        self, target: str | os.PathLike[str] | BinaryIO, *, format: Format = "perdure", history: bool = False
+    ) -> MoveReport:
+        """Write the session into a file: whole, or as a conversation in the format "openai" or "markdown"."""
+        return await self._sessions.export(target, [self._id], format=format, history=history)
 
     async def recover(self) -> bool:
         """Go on with a run that was killed; whether there was one."""

@@ -12,7 +12,7 @@ from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.protocols import Driver, SessionController, SessionStore, Tool
+from perdure.protocols import Driver, SessionController, SessionStore, Tool, Toolset
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LoopOptions(TypedDict, total=False):
     """What agents run on: the options of a `LoopFactory`."""
 
-    tools: Iterable[Tool | Callable[..., Any]]
+    tools: Iterable[Tool | Toolset | Callable[..., Any]]
     model: ModelConfig | str | None
     driver: Driver | None
     capabilities: Mapping[str, Capability] | None
@@ -88,8 +88,12 @@ def connect_blocking(
     grace: float = 5.0,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
-    """The same for scripts and notebooks: use it with `with`, and no verb is awaited."""
+    """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
+
+    A SQLite file is opened with `commit_in_loop`, unless its URL says otherwise.
+    """
     from perdure.sessions.blocking import BlockingSessions
 
-    made = connect(url, owner=owner, live=live, events=events, controller=controller, grace=grace, **options)
+    store = store_of(url, cache=live, commit_in_loop=True)
+    made = connect(store, owner=owner, live=live, events=events, controller=controller, grace=grace, **options)
     return BlockingSessions(made)

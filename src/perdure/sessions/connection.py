@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
 
 from perdure.actions.given import require_loops
 from perdure.errors import ConfigurationError
@@ -37,7 +38,7 @@ class Connection:
         self.model = model
         self.controller = controller
         self.runtime = SessionRuntime(store, controller=controller, events=events)
-        self._runs: set[StartedRun] = set()
+        self._runs: set[StartedRun[Any]] = set()
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""
         self._live = LiveSet(store, live)
@@ -85,7 +86,7 @@ class Connection:
         if self._runs:  # whose sessions are settled: they have only to tell those who wait
             await asyncio.wait({run.work for run in self._runs})
 
-    def keep(self, run: StartedRun) -> None:
+    def keep(self, run: StartedRun[Any]) -> None:
         """Hold on to a run until it is over: asyncio itself does not."""
         self._runs.add(run)
         run.work.add_done_callback(lambda _: self._runs.discard(run))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from perdure.aio import aside, in_slices
 from perdure.loop.compaction.draft import MARK
@@ -38,11 +38,26 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
     is_logged = all(span.tape.ref == own and span.stop <= end for span in every_span(session.state.transcript.pieces))
     if is_logged and not began and not elsewhere:  # as most sessions are: nothing has to be put together
-        return [message async for page in _pages(journal, own, 0, end) for message in page if _is_said(message)]
+        pages = _log_of(journal, session, own, end)
+        return [message async for page in pages for message in page if _is_said(message)]
     logged = await _logged(journal, began, elsewhere, own, end)
     viewed = [] if is_logged else await _named_by(journal, session)
     twins = await _twins(journal, logged, viewed)
     return await aside(lambda: _said_once(_merged(_renamed(logged, twins), _renamed(viewed, twins))))
+
+
+async def _log_of(journal: Journal, session: AgentSession, own: LogRef, end: int) -> AsyncIterator[Sequence[Message]]:
+    """Yield the messages of a session's own log. Those that were loaded with it are not read again."""
+    spans = (span for span in every_span(session.state.transcript.pieces) if span.tape.items is not None)
+    done = 0
+    for span in sorted(spans, key=attrgetter("start")):
+        async for page in _pages(journal, own, done, span.start):
+            yield page
+        async for some in in_slices(span.tape.read(max(done, span.start), max(done, span.stop))):
+            yield some
+        done = max(done, span.stop)
+    async for page in _pages(journal, own, done, end):
+        yield page
 
 
 async def _pages(journal: Journal, log: LogRef, start: int, stop: int) -> AsyncIterator[Sequence[Message]]:

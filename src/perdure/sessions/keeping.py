@@ -8,24 +8,27 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal, overload
 
 import msgspec
 
 from perdure.actions.children import spawned_by
 from perdure.actions.inbox import CANCEL
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, SessionBusy, SessionNotFound
-from perdure.model.checks import expect_function, expect_method, expect_several, expect_wait
+from perdure.model.checks import expect, expect_function, expect_method, expect_several, expect_wait
+from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionStatus, check_owner
 from perdure.paging import all_infos, pages
 from perdure.protocols import ArchivingStore, BulkErasure, Entry, Erasure, Filters
 from perdure.sessions.looking import Looking
 from perdure.sessions.reach import cannot
+from perdure.sessions.talking import ASSISTANT
 
 if TYPE_CHECKING:
     from perdure.actions.resume import RecoveryReport
     from perdure.archive.moving import MoveReport, Progress
+    from perdure.sessions.conversations import Format, ImportReport
 
 
 _PAUSE = 0.05
@@ -67,26 +70,88 @@ class Keeping(Looking):
         target: str | os.PathLike[str] | BinaryIO,
         session_ids: Iterable[str] | None = None,
         *,
+        format: Format = "perdure",
+        history: bool = False,
         progress: Progress | None = None,
     ) -> MoveReport:
-        """Write sessions with all their versions and runs into one file of JSON Lines, all of them by default."""
-        from perdure.archive.moving import export_sessions
+        """Write sessions with all their versions and runs into one file of JSON Lines, all of them by default.
 
+        In the format "openai" or "markdown" only what they show is written, or with `history` all that was said: one
+        session as a list of OpenAI's messages, several as a line `{"messages": […]}` each.
+        """
         _check_moving(target, "write", "$.target", progress)
+        _check_written_as(format, history)
         wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
         chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
-        if chosen is None and self.owner is not None:
+        if chosen is None and (self.owner is not None or format != "perdure"):
             chosen = [info.id for info in await all_infos(self)]
+        if format != "perdure":
+            from perdure.sessions.conversations import export_conversations
+
+            single, chosen = wanted is not None and len(wanted) == 1, chosen or []
+            return await export_conversations(
+                self, target, chosen, format, history=history, is_single=single, progress=progress
+            )
+        from perdure.archive.moving import export_sessions
+
         return await export_sessions(self._archive(), target, chosen, progress=progress)
 
+    @overload
     async def import_(
-        self, source: str | os.PathLike[str] | BinaryIO, *, progress: Progress | None = None
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        format: Literal["openai"],
+        agent: AgentDefinition | None = None,
+        progress: Progress | None = None,
+    ) -> ImportReport: ...
+
+    @overload
+    async def import_(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        format: Literal["perdure", "openai"] = "perdure",
+        agent: AgentDefinition | None = None,
+        progress: Progress | None = None,
+    ) -> MoveReport: ...
+
+    async def import_(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        format: Literal["perdure", "openai"] = "perdure",
+        agent: AgentDefinition | None = None,
+        progress: Progress | None = None,
     ) -> MoveReport:
-        """Take in the sessions of a file that `export` has written; those that are there already are skipped."""
+        """Take in the sessions of a file that `export` has written; those that are there already are skipped.
+
+        In the format "openai" the file is a list of messages, or lines of them, which make one session; or lines
+        `{"messages": […]}`, which make one each, with a new id and this `agent`. The report says which.
+        """
+        _check_moving(source, "read", "$.source", progress)
+        if format != "perdure" or agent is not None:
+            return await self._import_conversations(source, format, agent, progress)
         from perdure.archive.moving import import_sessions
 
-        _check_moving(source, "read", "$.source", progress)
         return await import_sessions(self._archive(), source, owner=self.owner, progress=progress)
+
+    async def _import_conversations(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        format: str,
+        agent: AgentDefinition | None,
+        progress: Progress | None,
+    ) -> MoveReport:
+        from perdure.sessions.conversations import check_format, import_conversations
+
+        check_format(format, "perdure", "openai")
+        if format == "perdure":
+            raise InvalidData("$.agent", "sessions that perdure has exported have agents of their own")
+        self._require_open()
+        who = ASSISTANT if agent is None else expect(agent, AgentDefinition, "$.agent")
+        self.loops.learn_output(who)
+        return await import_conversations(self, source, who, progress=progress)
 
     def _archive(self) -> ArchivingStore:
         self._require_open()
@@ -117,7 +182,9 @@ class Keeping(Looking):
             raise InvalidData("$.older_than", "this is in the future, so every session would be erased")
         erased = 0
         for each in (status,) if status is not None else SessionStatus:
-            filters: Filters = {"status": each} if before is None else {"status": each, "updated_before": before}
+            filters: Filters = {"status": each}
+            if before is not None:
+                filters |= {"updated_before": before, "order": "updated"}  # no page looks at sessions that stay
             erased += len(await self._erase([info.id for info in await all_infos(self, **filters)]))
         return erased
 
@@ -227,6 +294,17 @@ class Keeping(Looking):
         """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""
         self._require_no_owner("Clearing up goes through the whole store, whatever is left in it and of whom.")
         return await self._erasure().gc()
+
+
+def _check_written_as(format: object, history: object) -> None:
+    expect(history, bool, "$.history")
+    if format == "perdure":
+        if history:
+            raise InvalidData("$.history", "this format has all that was said in any case")
+        return
+    from perdure.sessions.conversations import check_format
+
+    check_format(format)
 
 
 def _check_moving(file: object, method: str, path: str, progress: object) -> None:

@@ -21,22 +21,25 @@ class Ancestry(msgspec.Struct, frozen=True):
     """Its forks, oldest first."""
     root: SessionId
     """The first of the line; of a line whose beginning is erased, the oldest that is known by name."""
+    line: tuple[SessionId, ...] = ()
+    """All that it was forked from, the root first and the parent last."""
 
 
 async def ancestry_of(store: SessionStore, info: AgentSessionInfo) -> Ancestry:
     children = [child.id for child in await all_infos(store, parent=info.id) if child.spawn_ref is None]
-    return Ancestry(forked_from(info), tuple(reversed(children)), await _root_of(store, info))
+    line = await _line_of(store, info)
+    return Ancestry(forked_from(info), tuple(reversed(children)), line[0] if line else info.id, tuple(line))
 
 
-async def _root_of(store: SessionStore, info: AgentSessionInfo) -> SessionId:
+async def _line_of(store: SessionStore, info: AgentSessionInfo) -> Sequence[SessionId]:
     if isinstance(store, Lineage):
-        return await store.root_of(info.id)
-    root, parent = info.id, forked_from(info)
-    while parent is not None:
-        root = parent
+        return await store.line_of(info.id)
+    line, parent = [info.id], forked_from(info)
+    while parent is not None and parent not in line:  # one that was erased and made anew may be its own fork's fork
+        line.append(parent)
         page = await store.list(id=parent, limit=1)
         parent = forked_from(page.all()[0]) if page else None
-    return root
+    return line[:0:-1]
 
 
 class Diff(msgspec.Struct, frozen=True):

@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
+from msgspec.structs import replace
+
 from perdure.aio import in_slices
 from perdure.errors import SessionNotFound
+from perdure.model.checks import expect
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent
-from perdure.model.message import Message
+from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, SessionInfoList
-from perdure.protocols import Filters, Search, SearchHit
+from perdure.protocols import Attachments, Filters, Search, SearchHit
 from perdure.sessions.reach import Reach, cannot
 
 if TYPE_CHECKING:
@@ -34,10 +37,13 @@ class Looking(Reach):
         return await self.runtime.get_session(await self._reach(session_id), version=version)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """A page of headers, newest first; of this owner's sessions, where there is one."""
+        """Return a page of headers, the newest first, or by `order="updated"` the last updated first.
+
+        Those of this owner's sessions, where there is one. `owner=None` asks for sessions without an owner.
+        """
         self._require_open()
         if self.owner is not None:
-            if filters.get("owner") not in (None, self.owner):
+            if filters.get("owner", self.owner) != self.owner:
                 return SessionInfoList(())
             filters["owner"] = self.owner
         return await self.store.list(**filters)
@@ -70,6 +76,21 @@ class Looking(Reach):
 
         session = await self.session(session_id)
         return await all_said(self.runtime.journal, session, partial(self.session, session_id))
+
+    async def read(self, session_id: str, part: Media) -> Media:
+        """Return an image or a file of a session with its bytes in `data`. One that is on the web stays as it is.
+
+        Bytes of more than a few KB are not loaded with a session: they are read when they are sent, or by this.
+        """
+        expect(part, Media, "$.part")
+        key = (await self.info(session_id)).id
+        if part.hash is None:
+            return part
+        store = self.store
+        if not isinstance(store, Attachments):
+            raise cannot(store, "keep images and files")
+        found = await store.attachments(key, [part.hash])
+        return replace(part, data=found[part.hash], hash=None, size=None)
 
     async def ancestry(self, session_id: str) -> Ancestry:
         """What a session was forked from, what was forked from it, and the first of its line."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from perdure.actions.send import waiting_messages
-from perdure.errors import ConfigurationError, SessionNotFound
+from perdure.errors import ConfigurationError, InvalidSessionId, SessionNotFound
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus, check_owner
@@ -57,7 +59,11 @@ class Reach:
         if self.owner is None:
             return await self._header(given)
         # Looked up one after the other, whoever has the second, so that neither the answer nor its time tells of it.
-        return await self._own(self._named(given)) or await self._own(given)
+        with suppress(InvalidSessionId):  # too long to have a mark: only an older session can have such an id
+            found = await self._own(self._named(given))
+            if found is not None:
+                return found
+        return await self._own(given)
 
     async def _own(self, session_id: SessionId) -> AgentSessionInfo | None:
         found = await self._header(session_id)

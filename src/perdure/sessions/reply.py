@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
-from perdure.loop.response_format import final_value
+from perdure.errors import InvalidData
+from perdure.loop.response_format import Form, final_value
 from perdure.model.execution import PendingCall
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
@@ -14,15 +15,22 @@ from perdure.model.stop import StopReason
 from perdure.model.usage import Usage
 from perdure.sessions.cursors import Place
 
+T = TypeVar("T")
 
-class Reply(msgspec.Struct, frozen=True):
-    """What came of sending a message: the session as it was saved, and what its run says of itself."""
+
+class Reply(msgspec.Struct, Generic[T], frozen=True):
+    """What came of sending a message: the session as it was saved, and what its run says of itself.
+
+    `Reply[City]` is a reply whose `value` is a `City`.
+    """
 
     session: AgentSession
     queued: bool = False
     """Whether the message was left with a run that is under way: there is no answer to it yet."""
     used_before: Usage = Usage()
     """What the run had used before this call continued it."""
+    form: Form | None = None
+    """The form that the answer was asked for in: a JSON schema, and the type that it stands for if that is known."""
 
     @property
     def text(self) -> str:
@@ -49,9 +57,15 @@ class Reply(msgspec.Struct, frozen=True):
         return None if self.queued else self.session.state.stop_reason
 
     @property
-    def value(self) -> Any:
-        """The answer in the form that was asked for, where one was."""
-        return None if self.queued else final_value(self.session.state)
+    def value(self) -> T:
+        """The answer as the type that was asked for; plain data for a JSON schema, or if the type is not known here.
+
+        InvalidData if there is no answer yet, or if it is not JSON since nothing was asked for.
+        """
+        if self.queued:
+            raise InvalidData("$", "the message waits until another run ends, so there is no answer to it yet")
+        value: T = final_value(self.session.state, None if self.form is None else self.form.kind)
+        return value
 
     @property
     def pending_calls(self) -> tuple[PendingCall, ...]:
@@ -72,7 +86,7 @@ class Chunk(str):
     """A piece of an answer's text. The last one of a stream is empty, and has the whole reply."""
 
     __slots__ = ("offset", "place", "reply", "restarts")
-    reply: Reply | None
+    reply: Reply[Any] | None
     restarts: bool
     """Whether an answer begins again: what comes behind the first `offset` characters of the run is void."""
     offset: int
@@ -84,7 +98,7 @@ class Chunk(str):
         cls,
         text: str = "",
         *,
-        reply: Reply | None = None,
+        reply: Reply[Any] | None = None,
         restarts: bool = False,
         offset: int = 0,
         place: Place | None = None,

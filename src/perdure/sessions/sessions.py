@@ -86,6 +86,8 @@ class Sessions(Talking, Changing, Keeping):
         check_on_change(on_change)
         if agent is not None and not isinstance(agent, AgentDefinition):
             raise InvalidData("$.agent", f"expected an AgentDefinition, got {type(agent).__name__}")
+        if agent is not None:
+            self.loops.learn_output(agent)
         found = None if id is None else await self._find(id)
         if found is None:
             new = SessionId.generate(self.owner) if id is None else self._named(id)

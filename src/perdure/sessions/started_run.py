@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from perdure.errors import ConfigurationError
 from perdure.model.ids import SessionId
@@ -12,12 +12,14 @@ from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk, Reply
 from perdure.sessions.streaming import Listener
 
+T = TypeVar("T")
 
-class StartedRun:
+
+class StartedRun(Generic[T]):
     """What `start` returns. Nothing that is done with it, but `cancel`, ends the run."""
 
     def __init__(
-        self, session_id: SessionId, listener: Listener, run: Coroutine[Any, Any, Reply], *, is_detached: bool = True
+        self, session_id: SessionId, listener: Listener, run: Coroutine[Any, Any, Reply[T]], *, is_detached: bool = True
     ) -> None:
         self.is_detached = is_detached
         """Whether it continues though nobody listens any more."""
@@ -58,7 +60,7 @@ class StartedRun:
             place = chunk.place
         yield last_chunk(await self.result(), place or self._listener.start)
 
-    async def result(self) -> Reply:
+    async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
         await asyncio.wait({self.work})
         if self.work.cancelled():
@@ -78,14 +80,14 @@ class StartedRun:
         return f"<StartedRun of {self._session_id}{', done' if self.is_done else ''}>"
 
 
-def last_chunk(reply: Reply, place: Place | None) -> Chunk:
+def last_chunk(reply: Reply[Any], place: Place | None) -> Chunk:
     """Return the chunk that ends a stream. One behind a run that waits for a person leads to what it says later."""
     if place is not None and not reply.pending_calls:
         place = place.ended()
     return Chunk(reply=reply, offset=0 if place is None else place.end, place=place)
 
 
-def _retrieve(work: asyncio.Task[Reply]) -> None:
+def _retrieve(work: asyncio.Task[Reply[Any]]) -> None:
     """Look at what a run failed with, so that asyncio does not complain: its session's record tells of it."""
     if not work.cancelled():
         work.exception()

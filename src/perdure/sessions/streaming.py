@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentStart, MessageUpdate
 from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk, Reply
 
+T = TypeVar("T")
 _heard_by: ContextVar[Listener | None] = ContextVar("perdure_listener", default=None)
 
 
@@ -35,7 +36,7 @@ class Listener:
         self.start: Place | None = None
         """Where the text of the run begins, once it has."""
 
-    def listen_to(self, run: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
+    def listen_to(self, run: Coroutine[Any, Any, Reply[Any]]) -> asyncio.Task[Reply[Any]]:
         """Begin a run, which tells of itself in a context where this listener is known."""
         token = _heard_by.set(self)
         work = asyncio.ensure_future(run)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from perdure.actions.send import SendMessage, WhenBusy
 from perdure.aio import finish_despite_cancel
 from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
 from perdure.loop.filters import rejection_in
+from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
 from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
@@ -21,6 +22,7 @@ from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import Action, Entry
 from perdure.runtime.runtime import SessionRuntime
+from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.cursors import Place
 from perdure.sessions.looking import Looking
 from perdure.sessions.reply import Chunk, Reply
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
     from perdure.actions.definition import ChangeModel
 
+T = TypeVar("T")
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
 ASSISTANT = AgentDefinition("assistant")
 """Who answers in a session that was opened without an agent."""
@@ -51,52 +54,91 @@ class SendOptions(TypedDict, total=False):
 class Talking(Looking):
     """The verbs that run an agent."""
 
-    async def send(self, session_id: str, message: object, **options: Unpack[SendOptions]) -> Reply:
+    @overload
+    async def send(
+        self, session_id: str, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
+    ) -> Reply[T]: ...
+
+    @overload
+    async def send(
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> Reply[Any]: ...
+
+    async def send(
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> Reply[Any]:
         """Say something and wait for the answer. RunFailed if the run ends without one.
 
+        `parts` are images and files that go with a text, from `perdure.attach` or as paths, and further texts.
         While another run is under way it is SessionBusy; with `when_busy` the message is left with that run, to be sent
         after it ("queue") or to be taken in on its way ("steer"), and the reply is `queued`: it has no answer yet.
         `context` is what tools find in `ToolContext.context`; it is never stored. `context_data` is JSON, stored with
         the run, for `connect(context=…)` to make a context of where the caller is gone. `metadata` goes on the record
-        of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass.
+        of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
+        the form of this answer, which `reply.value` has: a type or a JSON schema.
         """
-        action = self._sending(message, options)
+        action = await self._sending(message, parts, output, options)
         await self._prepare(session_id, options)
         return await self._sent(session_id, action)
 
-    async def start(self, session_id: str, message: object, **options: Unpack[SendOptions]) -> StartedRun:
+    @overload
+    async def start(
+        self, session_id: str, message: object, *parts: Sent, output: type[T], **options: Unpack[SendOptions]
+    ) -> StartedRun[T]: ...
+
+    @overload
+    async def start(
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> StartedRun[Any]: ...
+
+    async def start(
+        self, session_id: str, message: object, *parts: Sent, output: object = None, **options: Unpack[SendOptions]
+    ) -> StartedRun[Any]:
         """Say something, and return once the run has begun. It belongs to the connection, whoever waits for it.
 
         The options are those of `send`. When the connection is left, the run has its grace to end; then it is
         interrupted, to be recovered.
         """
-        run = await self._started(session_id, message, options, detach=True)
+        run = await self._started(
+            session_id, await self._sending(message, parts, output, options), options, detach=True
+        )
         await run.begun()
         return run
 
     async def stream(
-        self, session_id: str, message: object, *, detach: bool = False, **options: Unpack[SendOptions]
+        self,
+        session_id: str,
+        message: object,
+        *parts: Sent,
+        output: object = None,
+        detach: bool = False,
+        **options: Unpack[SendOptions],
     ) -> AsyncIterator[Chunk]:
         """Say something and have the answer's text as it comes; the last chunk is empty and has the `reply`.
 
         Whoever stops listening stops the run, and what was said until then is kept. With `detach`, the run continues.
         The other options are those of `send`.
         """
-        run = await self._started(session_id, message, options, detach=detach)
+        run = await self._started(
+            session_id, await self._sending(message, parts, output, options), options, detach=detach
+        )
         async with self._listening(run) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _started(self, session_id: str, message: object, options: SendOptions, *, detach: bool) -> StartedRun:
+    async def _started(
+        self, session_id: str, action: SendMessage, options: SendOptions, *, detach: bool
+    ) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
-        action = self._sending(message, options)
         key = await self._prepare(session_id, options)
         return self._run_apart(key, Listener(key), self._sent(key, action), detach)
 
-    def _sending(self, message: object, options: SendOptions) -> SendMessage:
+    async def _sending(
+        self, message: object, parts: Sequence[Sent], output: object, options: SendOptions
+    ) -> SendMessage:
         for name in options.keys() - SendOptions.__annotations__.keys():
             raise TypeError(f"got an unexpected keyword argument {name!r}")
-        return SendMessage(message, self.loops, **options)
+        return SendMessage(await message_of(message, parts), self.loops, output=output, **options)
 
     async def _prepare(self, session_id: str, options: SendOptions) -> SessionId:
         key = await self._reach(session_id)
@@ -105,13 +147,13 @@ class Talking(Looking):
             await self._keep_model(key)
         return key
 
-    async def _sent(self, session_id: str, action: SendMessage) -> Reply:
+    async def _sent(self, session_id: str, action: SendMessage) -> Reply[Any]:
         after = await self._after_run(session_id, action)
-        return Reply(after, queued=True) if action.was_left else _answered(after, action)
+        return Reply(after, queued=True, form=action.form) if action.was_left else self._answered(after, action)
 
     def _run_apart(
-        self, session_id: SessionId, listener: Listener, work: Coroutine[Any, Any, Reply], detach: bool
-    ) -> StartedRun:
+        self, session_id: SessionId, listener: Listener, work: Coroutine[Any, Any, Reply[T]], detach: bool
+    ) -> StartedRun[T]:
         """Begin a run in a task of the connection's."""
         heard = self._connection.events.subscribe(LoopEvent, listener.hear, session_id=session_id)
         run = StartedRun(session_id, listener, work, is_detached=detach)
@@ -120,7 +162,7 @@ class Talking(Looking):
         return run
 
     @asynccontextmanager
-    async def _listening(self, run: StartedRun) -> AsyncIterator[AsyncIterator[Chunk]]:
+    async def _listening(self, run: StartedRun[Any]) -> AsyncIterator[AsyncIterator[Chunk]]:
         """Listen to a run. Whoever leaves stops it, unless it is detached."""
         try:
             yield run.stream()
@@ -128,7 +170,7 @@ class Talking(Looking):
             if not run.is_detached:
                 await finish_despite_cancel(run.cancel())
 
-    async def result(self, session_id: str, key: str) -> Reply | None:
+    async def result(self, session_id: str, key: str) -> Reply[Any] | None:
         """Tell what came of a key, without starting anything. None if no message with that key was ever sent.
 
         While its message waits or is being answered, the reply is `queued`. RunFailed if its run ended without one.
@@ -139,7 +181,7 @@ class Talking(Looking):
             raise ConfigurationError("This store has no journal, so it keeps no keys.")
         kept = await journal.find_key(found.id, key)
         if kept is not None:
-            return _answered(await self.runtime.get_session(found.id, version=kept[1]), None)
+            return self._answered(await self.runtime.get_session(found.id, version=kept[1]))
         if not await is_under_way(journal, found.id, key):
             return None
         return Reply(await self.runtime.get_session(found.id), queued=True)
@@ -175,7 +217,7 @@ class Talking(Looking):
         async for chunk in follower.chunks(timeout):
             yield chunk
         after_run = await self._session_after(key, follower.runs, follower.base_version)
-        yield last_chunk(_answered(after_run, None), follower.place)
+        yield last_chunk(self._answered(after_run), follower.place)
 
     async def _session_after(self, session_id: SessionId, runs: Collection[str], base: int | None) -> AgentSession:
         """Return the session as a run has left it, though others may have run since."""
@@ -185,7 +227,7 @@ class Talking(Looking):
         then = await self.store.load(session_id, base + 1)
         return then if then is not None and _last_run(then) in runs else newest
 
-    async def retry(self, session_id: str, **options: Unpack[SendOptions]) -> Reply:
+    async def retry(self, session_id: str, **options: Unpack[SendOptions]) -> Reply[Any]:
         """Send the last message again: what its run came to is taken out of the view, and stays in the history.
 
         The options are those of `send`. InvalidData if nothing was sent yet; SessionNotActive while the run waits for
@@ -198,7 +240,15 @@ class Talking(Looking):
         await self.execute(key, action)
         return await self.send(key, messages, **options)
 
-    async def run(self, message: object, agent: AgentDefinition | None = None) -> Reply:
+    @overload
+    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
+
+    @overload
+    async def run(
+        self, message: object, agent: AgentDefinition | None = None, *, output: object = None
+    ) -> Reply[Any]: ...
+
+    async def run(self, message: object, agent: AgentDefinition | None = None, *, output: object = None) -> Reply[Any]:
         """Ask once, without a session: nothing is kept but what the reply holds.
 
         ConfigurationError if a tool is called that needs a person's approval: nobody could give it afterwards.
@@ -207,8 +257,10 @@ class Talking(Looking):
         runtime = SessionRuntime(
             store_of("memory://"), controller=self._connection.controller, events=self._connection.events
         )
+        if agent is not None:
+            self.loops.learn_output(agent)
         session = await runtime.create(ASSISTANT if agent is None else agent, owner=self.owner)
-        action = SendMessage(message, self.loops)
+        action = SendMessage(message, self.loops, output=output)
         self._connection.alone.add(runtime)
         try:
             after = await runtime.execute(session.id, action)
@@ -220,11 +272,11 @@ class Talking(Looking):
             self._connection.alone.discard(runtime)
         from perdure.loop.unattended import require_nothing_pending
 
-        reply = _answered(after, action)
+        reply = self._answered(after, action)
         require_nothing_pending(reply.pending_calls)
         return reply
 
-    async def approve(self, session_id: str, call_ids: Shown | None = None, *, context: object = None) -> Reply:
+    async def approve(self, session_id: str, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
         """Let pending tool calls be made, and the run continue: all of them, or those given as they were shown.
 
         A call is given as it is in `reply.pending_calls`, or by its digest or id. PendingCallsChanged is raised, and
@@ -234,7 +286,7 @@ class Talking(Looking):
 
     async def deny(
         self, session_id: str, reason: str, call_ids: Shown | None = None, *, context: object = None
-    ) -> Reply:
+    ) -> Reply[Any]:
         """Keep pending tool calls from being made; the model is told why, and continues."""
         return await self._decide(session_id, await self._denial(session_id, reason, call_ids, context))
 
@@ -276,7 +328,7 @@ class Talking(Looking):
 
     async def _decided_apart(
         self, session_id: str, action: ApproveToolCalls | DenyToolCalls, detach: bool
-    ) -> StartedRun:
+    ) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
         key = await self._reach(session_id)
         listener = Listener(key, continues=True, said=await self._said_by_run(key))
@@ -302,12 +354,20 @@ class Talking(Looking):
         execution = session.state.execution if session is not None else None
         return execution.pending_calls if execution is not None else ()
 
-    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply:
+    async def _decide(self, session_id: str, action: ApproveToolCalls | DenyToolCalls) -> Reply[Any]:
         reply = await self._run(session_id, action)
         return replace(reply, used_before=action.used_before)
 
-    async def _run(self, session_id: str, action: Action) -> Reply:
-        return _answered(await self._after_run(session_id, action), action)
+    async def _run(self, session_id: str, action: Action) -> Reply[Any]:
+        return self._answered(await self._after_run(session_id, action), action)
+
+    def _answered(self, session: AgentSession, action: Action | None = None) -> Reply[Any]:
+        _require_answer(session, action)
+        given = action.form if isinstance(action, SendMessage) else None
+        schema = session.state.response_format
+        if given is None and schema is not None:
+            given = Form(schema)
+        return Reply(session, form=given or self.loops.form_of(session.definition))
 
     async def _after_run(self, session_id: str, action: Action) -> AgentSession:
         key = await self._reach(session_id)
@@ -374,14 +434,14 @@ class Talking(Looking):
             await self.execute(session_id, change)
 
 
-def _answered(session: AgentSession, action: Action | None) -> Reply:
+def _require_answer(session: AgentSession, action: Action | None) -> None:
+    """Raise RunFailed if a run has failed, and InputRefused if a filter has refused what it was to answer."""
     state = session.state
     rejection = rejection_in(state.execution.continuation.stop_signals) if state.execution else None
     if rejection is not None:
         raise InputRefused(session.id, session.version, rejection)
     if state.status is ExecutionStatus.FAILED:
         raise _failure(session, is_shown=_is_shown(session, action))
-    return Reply(session)
 
 
 def _last_run(session: AgentSession) -> str | None:

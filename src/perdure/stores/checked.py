@@ -5,6 +5,7 @@ Each raises InvalidData, with the path, before anything is read or written. Sess
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -34,10 +35,13 @@ from perdure.protocols import (
 from perdure.stores.format.rows import LAST
 
 T = TypeVar("T")
+_HASH = re.compile("[0-9a-f]{64}")
 
 
-def create(session: AgentSession, written: Mapping[str, StoredAt]) -> None:
+def create(session: AgentSession, written: Mapping[str, StoredAt], erasures: int | None) -> None:
     _check_session(session)
+    if erasures is not None:
+        expect_count(erasures, "$.erasures")
     _check_mapping(written)
     if session.version != 0:
         raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
@@ -59,6 +63,15 @@ def save(
         held(claim)
     if key is not None:
         expect(key, Key, "$.key")
+
+
+def attachments(hashes: Iterable[str]) -> list[str]:
+    """Return hashes, each once."""
+    found = [*expect_several(hashes, "$.hashes")]
+    for place, key in enumerate(found):
+        if not isinstance(key, str) or not _HASH.fullmatch(key):
+            raise InvalidData(f"$.hashes[{place}]", f"a SHA-256 has 64 digits in hex; this is {brief(key)}")
+    return [*dict.fromkeys(found)]
 
 
 def _check_session(session: AgentSession) -> None:

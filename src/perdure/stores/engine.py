@@ -1,4 +1,4 @@
-"""The port between sessions and whatever keeps them: fourteen tables, six statements, one class to implement.
+"""The port between sessions and whatever keeps them: sixteen tables, six statements, one class to implement.
 
 What a verb means is written once, in `jobs/`, as generators of row statements. An engine drives them: it carries out
 each statement and sends its rows back. It knows tables, and nothing of sessions.
@@ -46,12 +46,13 @@ TABLES: Mapping[str, Table] = {
     # Two rows: the store's own id under `uid`, and under `erasures` how often something was erased.
     "meta": Table(("key", "value"), (("key",),)),
     # What lists filter by, how far the session's log, record and inbox go, and who runs it. `log` is its main log.
+    # `spawned` is 1 for the session of a sub-agent, and else 0; `recent` is the minute of `updated`.
     # `line` is the number of the session that it was forked from, if what its first version shows of others is noted
     # there too.
     "session": Table(
         (
             *("sid", "id", "log", "version", "status", "agent", "owner", "parent", "created", "updated"),
-            *("msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires", "line"),
+            *("spawned", "recent", "msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires", "line"),
         ),
         (("sid",), ("id",)),
         (("agent",), ("owner",), ("parent",), ("status",), ("created",), ("line",)),
@@ -61,6 +62,10 @@ TABLES: Mapping[str, Table] = {
     # A log of messages: the main one of a session has the name "", that of a branch its loop's id.
     "log": Table(("log", "sid", "name", "crc"), (("log",), ("sid", "name")), (), "log"),
     "msg": Table(("log", "pos", "crc", "body"), (("log", "pos"),)),
+    # Images and files, each once under the SHA-256 of its bytes; and the messages that show it. A position below 0 is
+    # that of an item in the inbox of the log's session: -3 is the third.
+    "blob": Table(("hash", "size", "body"), (("hash",),)),
+    "attached": Table(("hash", "log", "pos"), (("log", "pos", "hash"),), (("hash", "log"),)),
     # One row for each version of a session.
     "head": Table(("sid", "version", "crc", "body"), (("sid", "version"),)),
     # What is large in a head, or the same in many, once; and which sessions' heads name it.
@@ -184,7 +189,7 @@ class Request(Protocol[T_co]):
 class Change(Request[Any], Protocol):
     """A change to one session. `finish` is called with what came of it, though its caller may wait no more."""
 
-    finish: Callable[[Any], Any]
+    def finish(self, result: Any) -> Any: ...
 
 
 class Fetch(Request[T_co | None], Protocol[T_co]):

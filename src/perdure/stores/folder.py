@@ -192,6 +192,30 @@ class Folder:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._handle)
 
+    def flag(self, directory: str, name: str) -> None:
+        """Put an empty file into a directory inside of this one: the few that are there are found at once."""
+        self._has_written = True
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700, dir_fd=self._handle)
+        self.sync()
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=self._handle)
+        try:
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | _SAFE, 0o600, dir_fd=handle))
+            self._sync(handle)
+        finally:
+            os.close(handle)
+
+    def flags(self, directory: str) -> list[str]:
+        """Return the names of what was put into a directory by `flag`, and not removed."""
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=self._handle)
+        except FileNotFoundError:
+            return []
+        try:
+            return sorted(os.listdir(handle))
+        finally:
+            os.close(handle)
+
     def sync(self) -> None:
         """Make what was created, renamed and removed last."""
         self._sync(self._handle)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
+from operator import itemgetter
 from typing import Any, Self
 
 from perdure.model.ids import new_id, now
@@ -23,12 +25,14 @@ from perdure.stores.engine import (
     Update,
     drive,
 )
+from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.store import Store
 from perdure.stores.tables import Tables
 
 _ROWS_AT_ONCE = 1_000
 # Others may write all the time: then a long job is driven at once in the end.
 _ATTEMPTS = 3
+_FACTS = itemgetter(*COLUMNS_OF_FACTS)
 
 
 class _Overtaken(Exception):
@@ -92,17 +96,32 @@ class MemoryEngine(Engine):
             raise
 
     async def commit(self, change: Change) -> Any:
-        return change.finish(await self.run(change.job, "write"))  # at once: nothing can be cancelled between the two
+        # All at once: nothing can be cancelled in between.
+        return change.finish(self._at_once(partial(self._made, change), "write"))
+
+    def _made(self, change: Any) -> Job[Any]:
+        """Return the job that makes a change. How its session stands is looked up in passing: every step asks."""
+        row = self._tables.tables["session"].only("id", str(change.session_id))
+        meta = self._tables.tables["meta"].only("key", "erasures")
+        if row is None or meta is None:
+            return change.job()  # type: ignore[no-any-return]  # as every change says
+        *columns, recent, claim, expires = _FACTS(row)
+        stands = claim is not None and expires > now().timestamp()
+        facts = Facts(*columns, claim, stands, meta["value"], recent)  # type: ignore[call-arg]  # as many as there are
+        return change.made_to(facts)  # type: ignore[no-any-return]  # as every change says
 
     def _answer(self, statement: Statement) -> list[Any]:
-        match statement:
-            case Lock() | Pledge():
-                return []
-            case Clock():
-                return [(now().timestamp(),)]
-            case Update(table, values, where):
-                later = {name: now().timestamp() + each.seconds for name, each in values.items() if type(each) is Later}
-                statement = Update(table, {**values, **later}, where) if later else statement
+        kind = type(statement)
+        if kind is Lock or kind is Pledge:
+            return []
+        if kind is Clock:
+            return [(now().timestamp(),)]
+        if isinstance(statement, Update):
+            later = {name: each.seconds for name, each in statement.values.items() if type(each) is Later}
+            if later:
+                at = now().timestamp()
+                values = {**statement.values, **{name: at + seconds for name, seconds in later.items()}}
+                statement = Update(statement.table, values, statement.where)
         return self._tables.answer(statement)
 
 

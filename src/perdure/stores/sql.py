@@ -5,7 +5,7 @@ A shape is all of a statement but its values: a save runs about ten statements, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,11 +24,13 @@ from perdure.stores.engine import (
     order_of,
 )
 from perdure.stores.jobs.listing import Page
-from perdure.stores.pages import PageText
+from perdure.stores.pages import FEW, PageText
 
 Adapter = Callable[[Any], Any]
 Sql = tuple[str, Sequence[Any]]
 """A text, and the values to bind."""
+Steps = Generator[Sql, list[Any], list[Any]]
+"""Statements, each of which is sent its rows; the rows of the last are returned."""
 
 _NULLABLE = frozenset({"owner", "parent", "claim", "expires", "run", "line", "since"})
 """The columns that may hold NULL: `!=` is true of them there, as it is in Python."""
@@ -202,9 +204,16 @@ class Translator:
         conditions, bound_where = self._conditions(table, where)
         return _Plan(f"UPDATE {table} SET {', '.join(changes)}{conditions}", bound_where, _unless_plain(bound))
 
-    def page(self, page: Page) -> Sql:
-        """Return the statement for a page of a list. Its rows are `HeaderRow`s."""
-        return PageText(self._dialect, page).statement()
+    def page(self, page: Page) -> Steps:
+        """Return the statements for a page of a list, one by one: each is sent the rows of the last.
+
+        The rows of the last statement are `HeaderRow`s.
+        """
+        text, few = PageText(self._dialect, page), False
+        if (count := text.count()) is not None:
+            ((found,),) = yield count
+            few = found <= FEW
+        return (yield text.statement(few=few))
 
     def _conditions(self, table: str, where: Where, other: Again | None = None) -> tuple[str, Sequence[_Bound] | None]:
         parts = [self._condition(table, key, value, other) for key, value in where.items()]

@@ -14,7 +14,7 @@ from perdure import codec
 from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
-from perdure.model.message import Message
+from perdure.model.message import Message, Text
 from perdure.model.session import AgentSession, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
@@ -41,7 +41,7 @@ from perdure.stores.cache import LRU, CachedSession, SessionCache
 from perdure.stores.engine import Engine, IndexedEngine, Kind
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
-from perdure.stores.format.rows import LAST, Batch, prepare_batch, prepare_entries
+from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPrefix, Page
 from perdure.stores.jobs.loading import Load, Loaded
@@ -102,9 +102,17 @@ class Store:
         self._values.forget_all()
         self._definitions.forget_all()
 
-    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        checked.create(session, written)
-        return await self._keep(self._kept_as(session, written, is_new=True))
+    async def create(
+        self,
+        session: AgentSession,
+        *,
+        written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
+        erasures: int | None = None,
+    ) -> AgentSession:
+        checked.create(session, written, erasures)
+        change = self._kept_as(session, written, is_new=True, erasures=erasures)
+        kept: CachedSession = await self._engine.commit(change)
+        return kept.session if kept.at_hand else await self._read_again(change, kept)
 
     async def save(
         self,
@@ -117,7 +125,12 @@ class Store:
         key: Key | None = None,
     ) -> AgentSession:
         checked.save(session, claim, written, entries, taken, key)
-        return await self._keep(self._kept_as(session, written, claim, entries, taken, key))
+        change = self._kept_as(session, written, claim, entries, taken, key)
+        kept: CachedSession = await self._engine.commit(change)
+        return kept.session if kept.at_hand else await self._read_again(change, kept)
+
+    async def erasures(self) -> int:
+        return await self._engine.run(claiming.count_of_erasures, "glance")
 
     def is_waited_for(self, session_id: str) -> bool | None:
         cached = self._cache.get(SessionId(session_id))
@@ -133,6 +146,7 @@ class Store:
         key: Key | None = None,
         *,
         is_new: bool = False,
+        erasures: int | None = None,
     ) -> Keep:
         if key is not None:
             codec.check_text(f"{key.name}/{key.digest}", "$.key")
@@ -150,7 +164,9 @@ class Store:
             key=key,
             is_new=is_new,
             drops_sketches=bool(self._sketched) and claim is not None and self._has_sketches(claim),
+            erasures=erasures,
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
+            remember=self._remember,
         )
 
     def _known(self, session: AgentSession) -> CachedSession | None:
@@ -161,12 +177,10 @@ class Store:
     def _batch(self, entries: Sequence[Entry]) -> Batch | None:
         return prepare_batch(entries, self._pack)
 
-    async def _keep(self, change: Keep) -> AgentSession:
-        change.finish = partial(self._remember, change)
-        kept: CachedSession = await self._engine.commit(change)
-        if not kept.at_hand:
-            with suppress(CorruptRecord):  # it is saved all the same
-                return await self.load(change.session_id, change.version) or kept.session
+    async def _read_again(self, change: Keep, kept: CachedSession) -> AgentSession:
+        """Return what was saved with all that it shows, some of which was not at hand."""
+        with suppress(CorruptRecord):  # it is saved all the same
+            return await self.load(change.session_id, change.version) or kept.session
         return kept.session
 
     def _remember(self, change: Keep, kept: CachedSession) -> CachedSession:
@@ -201,10 +215,12 @@ class Store:
         if version is not None and not 0 < version <= LAST:
             return None
         cached = self._cache.recall(key)
-        load, loaded = await self._fetch(key, version, cached)
+        load = Load(key, version, self._origin, cached, self._values)
+        loaded = await self._engine.fetch(load)
         if loaded is not None and cached is not None and loaded.erasures != cached.erasures:
             # Something was erased since: what is at hand may be what was erased.
-            load, loaded = await self._fetch(key, version, None)
+            load = Load(key, version, self._origin, None, self._values)
+            loaded = await self._engine.fetch(load)
         if loaded is None:
             self._cache.forget(key)
             return None
@@ -215,12 +231,6 @@ class Store:
         if version is None or (cached is not None and version == cached.session.version):
             self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
         return session
-
-    async def _fetch(
-        self, key: SessionId, version: int | None, cached: CachedSession | None
-    ) -> tuple[Load, Loaded | None]:
-        load = Load(key, version, self._origin, cached, self._values)
-        return load, await self._engine.fetch(load)
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
         assert loaded.head is not None
@@ -239,10 +249,10 @@ class Store:
         page = Page(SessionQuery.of(filters))
         return page.listed(await self._engine.page(page))
 
-    async def root_of(self, session_id: str) -> SessionId:
-        from perdure.stores.jobs.lineage import root_of
+    async def line_of(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs.lineage import line_of
 
-        return await self._engine.run(partial(root_of, SessionId(session_id)))
+        return await self._engine.run(partial(line_of, SessionId(session_id)))
 
     async def ids_with_prefix(
         self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
@@ -262,18 +272,25 @@ class Store:
     ) -> tuple[Claim, Appended]:
         checked.claim(version, owner, lease, messages, entries, take_over)
         asked = Claim(SessionId(session_id), 0, version, owner, lease)
-        change = Take(asked, self._origin, _encoded(messages), self._batch(entries), take_over=take_over)
-        change.finish = self._note_claim_taken_over if take_over else self._note_claim
+        rows, attachments = _encoded(messages)
+        change = Take(
+            asked,
+            self._origin,
+            rows,
+            self._batch(entries),
+            take_over=take_over,
+            attachments=attachments,
+            note=self._note_claim_taken_over if take_over else self._note_claim,
+        )
         taken: tuple[Claim, Appended] = await self._engine.commit(change)
         return taken
 
-    def _note_claim(self, taken: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
-        self._claims[taken[0].session_id, taken[0].epoch] = taken[0]
-        return taken
+    def _note_claim(self, claim: Claim) -> None:
+        self._claims[claim.session_id, claim.epoch] = claim
 
-    def _note_claim_taken_over(self, taken: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
-        self._sketched.add((taken[0].session_id, taken[0].epoch))  # whoever had it before may have left some
-        return self._note_claim(taken)
+    def _note_claim_taken_over(self, claim: Claim) -> None:
+        self._sketched.add((claim.session_id, claim.epoch))  # whoever had it before may have left some
+        self._note_claim(claim)
 
     def _forget_claim(self, claim: Claim) -> None:
         self._claims.pop((claim.session_id, claim.epoch), None)
@@ -317,9 +334,18 @@ class Store:
         taken: int = 0,
     ) -> Appended:
         checked.append(claim, messages, entries, log, taken)
-        rows, batch = _encoded(messages), self._batch(entries)
+        rows, attachments = _encoded(messages)
         drops = bool(self._sketched) and bool(rows) and self._has_sketches(claim)
-        change = Append(claim, self._origin, rows, batch, taken=taken, branch=log, drops_sketches=drops)
+        change = Append(
+            claim,
+            self._origin,
+            rows,
+            self._batch(entries),
+            taken=taken,
+            branch=log,
+            attachments=attachments,
+            drops_sketches=drops,
+        )
         appended: Appended = await self._engine.commit(change)
         return appended
 
@@ -334,7 +360,7 @@ class Store:
         inbox: bool = False,
     ) -> Sequence[JournalEntry]:
         checked.read(after, limit, last, run, inbox)
-        job = record.read_inbox if inbox else record.read_record
+        job = record.read_whole_inbox if inbox else record.read_record
         return await self._engine.run(partial(job, SessionId(session_id), record.Asked(after, limit, last, run)))
 
     async def runs(
@@ -389,8 +415,13 @@ class Store:
 
     async def post(self, session_id: str, entry: Entry) -> int:
         checked.post(entry)
-        ((given, body),) = prepare_entries([entry])
-        return await self._engine.run(partial(record.post, SessionId(session_id), given, body), "write")
+        return await self._engine.run(partial(record.post, SessionId(session_id), record.Post.of(entry)), "write")
+
+    async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
+        from perdure.stores.jobs import attachments
+
+        wanted = checked.attachments(hashes)
+        return await self._engine.run(partial(attachments.read, SessionId(session_id), wanted), long=True)
 
     async def delete(self, session_id: str) -> None:
         from perdure.stores.jobs import erasing
@@ -466,5 +497,12 @@ class IndexedStore(Store):
         return await self._engine.index(anew=anew, progress=progress)
 
 
-def _encoded(messages: Sequence[Message]) -> list[tuple[str, bytes]]:
-    return [(message.id, codec.encode_message(message)) for message in messages]
+def _encoded(messages: Sequence[Message]) -> tuple[list[tuple[str, bytes]], Attachments]:
+    """Return messages as they are written, and the images and files that stand apart from them."""
+    rows, attachments = list[tuple[str, bytes]](), list[tuple[int, codec.Attachment]]()
+    for message in messages:
+        if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
+            message, found = codec.detached(message)
+            attachments += [(len(rows), each) for each in found]
+        rows.append((message.id, codec.encode_message(message)))
+    return rows, attachments

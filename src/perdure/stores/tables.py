@@ -53,6 +53,14 @@ class Tables:
         self.tables = {name: Rows(name, table, self._note) for name, table in TABLES.items()}
         self.touched: list[Touched] = []
         self._is_noting = True
+        # By type, since a match over all of them takes longer than many a statement.
+        self._answers: Mapping[type, Callable[[Any], list[Any]]] = {
+            Select: self._select,
+            Count: self._count,
+            Insert: self._insert,
+            Update: self._update,
+            Delete: self._delete,
+        }
 
     def _note(self, touched: Touched) -> None:
         if self._is_noting:
@@ -78,40 +86,36 @@ class Tables:
 
     def answer(self, statement: Statement) -> list[Any]:
         """Carry out a statement on rows; others are the engine's own."""
-        match statement:
-            case Select(table, columns, where, order, limit, _):
-                return list(map(_picker(columns), self._selected(table, where, order, limit)))
-            case Count(table, where):
-                return [(sum(1 for _ in self.tables[table].find(where)),)]
-            case Insert(table, columns, rows, or_set):
-                return self._insert(self.tables[table], columns, rows, or_set)
-            case Update(table, values, where):
-                return self._update(self.tables[table], values, where)
-            case Delete(table, where):
-                for row in list(self.tables[table].find(where)):
-                    self.tables[table].remove(row)
-                return []
-        raise AssertionError(f"{type(statement).__name__} is for the engine to answer")
+        return self._answers[type(statement)](statement)
 
-    def _selected(self, table: str, where: Where, order: str, limit: int | None) -> list[Record]:
-        found = [*self.tables[table].find(where)]
-        for column, goes_down in reversed(order_of(order)):
-            found.sort(key=operator.itemgetter(column), reverse=goes_down)
-        return found[:limit]
+    def _select(self, asked: Select) -> list[Any]:
+        found = self.tables[asked.table].find(asked.where)
+        if asked.order:
+            for column, goes_down in reversed(order_of(asked.order)):
+                found.sort(key=operator.itemgetter(column), reverse=goes_down)
+        return list(map(_picker(asked.columns), found if asked.limit is None else found[: asked.limit]))
 
-    def _insert(
-        self, table: Rows, columns: tuple[str, ...], rows: Iterable[Row], or_set: tuple[str, ...] | None
-    ) -> list[Any]:
-        number: Any = None
-        for row in rows:
-            number = table.put(dict(zip(columns, row, strict=True)), or_set)
+    def _count(self, asked: Count) -> list[Any]:
+        return [(len(self.tables[asked.table].find(asked.where)),)]
+
+    def _insert(self, new: Insert) -> list[Any]:
+        table, columns, number = self.tables[new.table], new.columns, None
+        for row in new.rows:
+            number = table.put(dict(zip(columns, row, strict=True)), new.or_set)
         return [(number,)]
 
-    def _update(self, table: Rows, values: Mapping[str, Any], where: Where) -> list[Any]:
-        found = list(table.find(where))
+    def _update(self, changed: Update) -> list[Any]:
+        table = self.tables[changed.table]
+        found = table.find(changed.where)
         for row in found:
-            table.change(row, values)
+            table.change(row, changed.values)
         return [(len(found),)]
+
+    def _delete(self, gone: Delete) -> list[Any]:
+        table = self.tables[gone.table]
+        for row in table.find(gone.where):
+            table.remove(row)
+        return []
 
 
 class Rows:
@@ -128,13 +132,16 @@ class Rows:
         ways = {way[:length] for way in (*table.unique, *table.ways) for length in range(1, len(way) + 1)}
         self._ways: dict[tuple[str, ...], dict[Row, dict[int, Record]]] = {way: {} for way in ways}
         self._key_of = {way: _picker(way) for way in ways}
+        self._indexes = [(bucket, self._key_of[way]) for way, bucket in self._ways.items()]
         self._unique = set(table.unique)
+        # Not by the number that rows are given: one that has none yet is like no other.
+        self._likes = [(self._ways[way], self._key_of[way], way == (table.number,)) for way in table.unique]
         self._blank: Record = dict.fromkeys(table.columns)
         self._ways_by = {name: [way for way in self._ways if name in way] for name in table.columns}
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
-    def find(self, where: Where) -> Iterable[Record]:
-        """Return the rows that meet all conditions, by the narrowest way there is."""
+    def find(self, where: Where) -> list[Record]:
+        """Return the rows that meet all conditions, by the narrowest way there is. The list is the caller's own."""
         shape = tuple(where)
         plan = self._plans.get(shape)
         if plan is None:
@@ -142,7 +149,7 @@ class Rows:
         fixed = tuple([where[key] for key in plan.keys])
         near = self._ways[plan.way].get(fixed, _NONE) if plan.way else self._all
         left = plan.left
-        wanted = plan.wanted(where, len(near))
+        wanted = plan.wanted(where, len(near)) if plan.narrow else None
         if wanted is None:
             rows = list(near.values())
         else:
@@ -153,6 +160,11 @@ class Rows:
             return rows
         asked = [(column, compare, where[key]) for key, column, compare in left]
         return [row for row in rows if all(_holds(compare, row[column], value) for column, compare, value in asked)]
+
+    def only(self, column: str, value: Any) -> Record | None:
+        """Return the row that has a value in a column by which each row is unique; None if there is none."""
+        found = self._ways[column,].get((value,))
+        return next(iter(found.values())) if found else None
 
     def put(self, row: Record, or_set: tuple[str, ...] | None) -> Any:
         """Add a row and return its number; see `Insert.or_set` for one that is there."""
@@ -167,11 +179,10 @@ class Rows:
 
     def _like(self, row: Record) -> Record | None:
         """Return the row that a new one would be the second of."""
-        for way in self._table.unique:
-            try:
-                found = self._ways[way].get(self._key_of[way](row))
-            except KeyError:  # a number, which the row has yet to be given
+        for bucket, key_of, is_number in self._likes:
+            if is_number and self._table.number not in row:
                 continue
+            found = bucket.get(key_of(row))
             if found:
                 return next(iter(found.values()))
         return None
@@ -181,7 +192,7 @@ class Rows:
         numbered = self._table.number
         if numbered and row.get(numbered) is None:
             row[numbered] = self.number_for(row)
-        whole = {**self._blank, **row}
+        whole = row if len(row) == len(self._blank) else {**self._blank, **row}
         self._enter(whole)
         self._note(Touched(self._name, whole, None))
         return whole.get(numbered)
@@ -216,9 +227,15 @@ class Rows:
             self._enter(row)
 
     def _enter(self, row: Record) -> None:
-        self._all[id(row)] = row
-        for way, bucket in self._ways.items():
-            bucket.setdefault(self._key_of[way](row), {})[id(row)] = row
+        identity = id(row)
+        self._all[identity] = row
+        for bucket, key_of in self._indexes:
+            key = key_of(row)
+            there = bucket.get(key)
+            if there is None:
+                bucket[key] = {identity: row}
+            else:
+                there[identity] = row
 
     def _leave(self, row: Record) -> None:
         del self._all[id(row)]
@@ -270,9 +287,7 @@ class _Plan(NamedTuple):
         return cls(way, keys, left)
 
     def wanted(self, where: Where, most: int) -> Iterable[Any] | None:
-        """Return the few values that the next column may have; None if they are many, or nothing is asked of it."""
-        if not self.narrow:
-            return None
+        """Return the few values that the column behind `way` may have; None if they are many."""
         column = self.narrow[-1]
         if f"{column} in" in where:
             return dict.fromkeys(where[f"{column} in"])

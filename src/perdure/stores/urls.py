@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from perdure.errors import ConfigurationError
-from perdure.model.checks import expect_count
+from perdure.model.checks import expect, expect_count
 from perdure.protocols import SessionStore
 
 _FORMS = (
@@ -13,16 +13,22 @@ _FORMS = (
 )
 
 
-def store_of(url: str | SessionStore, *, cache: int = 128) -> SessionStore:
-    """The store that a URL names, not opened yet; a store is given back as it is."""
+def store_of(url: str | SessionStore, *, cache: int = 128, commit_in_loop: bool = False) -> SessionStore:
+    """Return the store that a URL names, not opened yet; a store is given back as it is.
+
+    `commit_in_loop` is for a SQLite file whose URL does not say it: see `SqliteStore`.
+    """
     expect_count(cache, "$.cache")
+    expect(commit_in_loop, bool, "$.commit_in_loop")
     if isinstance(url, SessionStore):
         return url
     if not isinstance(url, str):
         raise ConfigurationError(f"A store is named by a URL: {_FORMS}. This is a {type(url).__name__}.")
     scheme, found, rest = url.partition("://")
-    if not found or scheme not in _OPENERS:
+    if not found or scheme not in (*_OPENERS, "sqlite"):
         raise ConfigurationError(f"{_without_password(url)!r} names no store. Use {_FORMS}.")
+    if scheme == "sqlite":
+        return _sqlite(url, rest, cache, commit_in_loop)
     return _OPENERS[scheme](url, rest, cache)
 
 
@@ -40,7 +46,7 @@ def _file(url: str, rest: str, cache: int) -> SessionStore:
     return FileStore(_path(url, rest))
 
 
-def _sqlite(url: str, rest: str, cache: int) -> SessionStore:
+def _sqlite(url: str, rest: str, cache: int, commit_in_loop: bool) -> SessionStore:
     from perdure.stores.sqlite import SqliteStore
 
     # As elsewhere, three slashes come before a path from here, and four before one from the root.
@@ -48,7 +54,18 @@ def _sqlite(url: str, rest: str, cache: int) -> SessionStore:
         raise ConfigurationError(
             f"{_without_password(url)!r} has no path. Use sqlite:///file.db, or sqlite:////absolute/file.db."
         )
-    return SqliteStore(_path(url, rest[1:]), cache=cache)
+    path, asked, option = rest[1:].partition("?")
+    if asked:
+        if option not in _COMMITS_IN_LOOP:
+            raise ConfigurationError(
+                f"{_without_password(url)!r} has an option that a SQLite file does not take in a URL. There is "
+                f"{' and '.join(_COMMITS_IN_LOOP)}; give others to SqliteStore itself. A ? in a path is written %3F."
+            )
+        commit_in_loop = _COMMITS_IN_LOOP[option]
+    return SqliteStore(_path(url, path), cache=cache, commit_in_loop=commit_in_loop)
+
+
+_COMMITS_IN_LOOP = {"commit_in_loop=on": True, "commit_in_loop=off": False}
 
 
 def _unquoted(text: str) -> str:
@@ -100,7 +117,6 @@ def _check_known(names: Iterable[str]) -> None:
 _OPENERS: dict[str, Callable[[str, str, int], SessionStore]] = {
     "memory": _memory,
     "file": _file,
-    "sqlite": _sqlite,
     "postgresql": _postgres,
     "postgres": _postgres,
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perdure.testing.clock import FrozenClock
     from perdure.testing.contract import (
         ArchiveContract,
+        AttachmentsContract,
         CheckContract,
         ChronicleContract,
         ErasureContract,
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract CheckContract ChronicleContract ErasureContract JournalContract NamesContract "
-    "SearchContract SketchContract StoreContract",
+    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
+    "NamesContract SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -42,6 +43,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 __all__ = [
     "ArchiveContract",
+    "AttachmentsContract",
     "CheckContract",
     "ChronicleContract",
     "Chunks",

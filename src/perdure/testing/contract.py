@@ -7,8 +7,8 @@
 `where` is an empty directory (pytest's `tmp_path`), and what `open_store` returns is an async context manager. Set
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
-has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `NamesContract`,
-`ChronicleContract` and `SketchContract`.
+has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
+`NamesContract`, `ChronicleContract` and `SketchContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -16,6 +16,7 @@ The tests are plain functions: no plugin is needed to run them, and each checks 
 from __future__ import annotations
 
 from perdure.testing.parts.archiving import Archiving
+from perdure.testing.parts.attaching import Attaching
 from perdure.testing.parts.checking import Checking
 from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
@@ -55,6 +56,10 @@ class ArchiveContract(Archiving):
 
 class CheckContract(Checking):
     """The contract of `perdure.protocols.Checkable`, for a store with a journal."""
+
+
+class AttachmentsContract(Attaching):
+    """The contract of `perdure.protocols.Attachments`, for a store with a journal, erasure, archive and check."""
 
 
 class NamesContract(Naming):

@@ -16,6 +16,7 @@ from perdure.stores.engine import IndexedEngine
 from perdure.stores.store import IndexedStore, Store
 from perdure.testing.contract import (
     ArchiveContract,
+    AttachmentsContract,
     CheckContract,
     ChronicleContract,
     ErasureContract,
@@ -39,6 +40,7 @@ class EngineContract(
     SearchContract,
     ErasureContract,
     ArchiveContract,
+    AttachmentsContract,
     CheckContract,
     ChronicleContract,
     NamesContract,

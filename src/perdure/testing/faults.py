@@ -19,7 +19,7 @@ Verb = Callable[..., Coroutine[Any, Any, Any]]
 _STORE = ("create", "save", "load", "exists", "delete", "list")
 _JOURNAL = (
     *("claim", "heartbeat", "release", "append", "post", "sketch", "progress"),
-    *("read", "runs", "log_of", "lapsed", "messages", "find_key", "is_claimed", "is_interrupted"),
+    *("read", "runs", "log_of", "lapsed", "messages", "find_key", "is_claimed", "is_interrupted", "attachments"),
 )
 
 

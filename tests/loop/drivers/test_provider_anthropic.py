@@ -148,6 +148,19 @@ async def test_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert image["source"] == {"type": "url", "url": "https://example.com/a.png"}
 
 
+async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name goes before the file; Claude takes plain texts and no others, so all texts go as such."""
+    shown = Message.user(
+        "Read", Media("image/png", data=b"\x89PNG", name="a.png"), Media("text/csv", data=b"a,b", name="b.csv")
+    )
+    async with asking(monkeypatch, Stream(HELLO)) as made:
+        await made.ask(MODEL, (shown,))
+    _, name, image, other, text = made.sent["messages"][0]["content"]
+    assert (name["text"], other["text"]) == ("[image: a.png]", "[file: b.csv]")
+    assert image["source"] == {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}
+    assert text["source"] == {"type": "text", "media_type": "text/plain", "data": "a,b"}
+
+
 async def test_a_structured_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema is enforced natively by a model that can, and asked for in words of one that cannot."""
     city = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

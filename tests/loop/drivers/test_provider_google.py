@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import codec
-from perdure.model.message import Message, Text, Thinking
+from perdure.model.message import Media, Message, Text, Thinking
 from perdure.protocols import Delta
 
 from . import wire
@@ -53,6 +53,16 @@ async def test_thought_signatures_go_back_where_they_stood(monkeypatch: pytest.M
     assert "dGV4dA==" not in repr(made.sent)
     assert "Y2FsbA==" not in repr(made.sent)
     assert KEY.encode() not in codec.encode_message(stored)
+
+
+async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name goes before the file, whose bytes and type are sent as they are."""
+    shown = Message.user("Read", Media("application/pdf", data=b"%PDF", name="a.pdf"))
+    async with asking(monkeypatch, Stream(HELLO)) as made:
+        await made.ask(MODEL, (shown,))
+    text, name, file = made.sent["contents"][0]["parts"]
+    assert (text["text"], name["text"]) == ("Read", "[file: a.pdf]")
+    assert file["inlineData"] == {"data": "JVBERg==", "mime_type": "application/pdf"}
 
 
 async def test_structured_answers_beside_tools(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Collection, Mapping
+
 import pytest
 
-from perdure import codec
+from perdure import RequestRefused, codec
 from perdure.model.message import Media, Message, Opaque, Text, Thinking, ToolCall
 from perdure.model.usage import Usage
 from perdure.protocols import Delta
@@ -162,6 +165,60 @@ async def test_images(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (text["text"], with_["text"]) == ("Compare", "with")
     assert first["image_url"]["url"] == "data:image/png;base64,iVBORw=="
     assert second["image_url"]["url"] == "https://example.com/b.png"
+
+
+async def test_the_name_and_the_type_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of OpenAI's API get the name, before the file; texts go as plain ones."""
+    shown = Message.user(
+        "Compare",
+        Media("application/pdf", data=b"%PDF", name="report.pdf"),
+        Media("image/png", data=b"\x89PNG", name="plot.png"),
+        Media("application/json", data=b'{"a":1}', name="data.json"),
+    )
+    async with asking(monkeypatch, Stream(HELLO), Stream(wire.responses(message_item("Hello.")))) as made:
+        await made.ask("openai:gpt-4o", (shown,))
+        content = made.sent["messages"][0]["content"]
+        await made.ask("openai-responses:gpt-5", (shown,))
+        given = made.sent["input"][0]["content"]
+    assert [part.get("text") for part in content[:2]] == ["Compare", "[file: report.pdf]"]
+    assert content[2]["file"]["file_data"] == "data:application/pdf;base64,JVBERg=="
+    assert (content[3]["text"], content[5]["text"]) == ("[image: plot.png]", "[file: data.json]")
+    assert content[4]["image_url"]["url"] == "data:image/png;base64,iVBORw=="
+    assert 'id="data.json" type="text/plain"' in content[6]["text"]
+    assert '{"a":1}' in content[6]["text"]
+    assert [part.get("text") for part in given[1::2]] == [
+        "[file: report.pdf]",
+        "[image: plot.png]",
+        "[file: data.json]",
+    ]
+    assert given[2]["file_data"] == "data:application/pdf;base64,JVBERg=="
+    assert given[4]["image_url"] == "data:image/png;base64,iVBORw=="
+
+
+async def test_a_file_that_the_model_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is sent, and says so."""
+    async with asking(monkeypatch, Stream(HELLO)) as made:
+        with pytest.raises(RequestRefused, match="does not take a file of this type"):
+            await made.ask("openai:gpt-4o", (Message.user("See", Media("video/mp4", data=b"x")),))
+        assert made.server.requests == []
+
+
+async def test_a_file_in_a_store_is_read_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message names it by its hash; what reads it comes with the request."""
+    body = b"\x89PNG" + bytes(5000)
+    key = codec.hash_of_bytes(body)
+    asked: list[str] = []
+
+    async def read(hashes: Collection[str]) -> Mapping[str, bytes]:
+        asked.extend(hashes)
+        return {key: body}
+
+    shown = Message.user("See", Media("image/png", hash=key, size=len(body)))
+    async with asking(monkeypatch, Stream(HELLO)) as made:
+        await made.ask("openai:gpt-4o", (shown, Message.assistant("Yes."), shown), read_files=read)
+    urls = [message["content"][1]["image_url"]["url"] for message in made.sent["messages"][::2]]
+    assert urls == [f"data:image/png;base64,{b64encode(body).decode()}"] * 2
+    assert asked == [key]
 
 
 async def test_reasoning_of_a_compatible_server_goes_back_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from perdure.loop.compaction.draft import (
     summary_message,
     view_of,
     with_results,
+    without_files,
 )
 from perdure.loop.compaction.options import CompactionOptions, CompactStrategy, called
 from perdure.loop.compaction.summary import NoteTaker
@@ -233,9 +234,12 @@ class _Work:
 
     async def _mask(self, cut: int) -> None:
         allowed = self._options.tool_output_max_chars
-        async for place, message in _numbered(self.draft.messages()[:cut]):
+        async for place, given in _numbered(self.draft.messages()[:cut]):
+            message = without_files(given)
+            if message is not given:
+                self.draft.put(place, message)
             longest = max((len(result.text) for result in message.tool_results), default=-1)
-            if longest <= (-1 if allowed is None else allowed) or message.metadata.get(MARK) == "observation_mask":
+            if longest <= (-1 if allowed is None else allowed) or given.metadata.get(MARK) == "observation_mask":
                 continue
             if self._options.mask_callback is not None:
                 said = await called("mask_callback", str, self._options.mask_callback, message)

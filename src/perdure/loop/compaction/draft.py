@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from perdure.errors import InvalidData
 from perdure.model.ids import new_id
 from perdure.model.loop_events import CompactionPart
-from perdure.model.message import Message, ToolResult
+from perdure.model.message import Media, Message, Opaque, Text, ToolResult
 from perdure.model.transcript import Transcript
 
 MARK = "compaction"
@@ -138,6 +138,20 @@ def with_results(message: Message, text: str | None = None, *, chars: int = 0, s
     )
     tags = {name: message.metadata[name] for name in _KEPT_TAGS if name in message.metadata}
     return Message(message.role, parts, metadata={**tags, MARK: strategy})
+
+
+def without_files(message: Message) -> Message:
+    """A message with a few words in place of each image and file; itself if it has none.
+
+    A provider may have said something of its own about a file that it made: such an answer stays as it is.
+    """
+    if not any(isinstance(part, Media) for part in message.parts):
+        return message
+    if any(isinstance(part, Opaque) for part in message.parts):
+        return message
+    parts = tuple(Text(f"[{part.label}: left out]") if isinstance(part, Media) else part for part in message.parts)
+    tags = {name: message.metadata[name] for name in _KEPT_TAGS if name in message.metadata}
+    return Message(message.role, parts, metadata={**tags, MARK: "observation_mask"})
 
 
 def shortened(text: str, chars: int) -> str:

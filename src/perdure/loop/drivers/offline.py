@@ -1,7 +1,8 @@
 """The model `offline`, which is always there: no key, no network, and answers by a handful of fixed rules.
 
 It makes the calls that a message writes out, works out a sum of two numbers, recalls what it was told, and repeats
-the rest. Every pattern is bounded, so that no text can hold up a run.
+the rest. Where an answer is to have a form, it repeats the JSON that a message contains. Every pattern is bounded, so
+that no text can hold up a run.
 """
 
 from __future__ import annotations
@@ -38,11 +39,6 @@ class OfflineDriver:
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         """Answer the last message of the user, streamed word by word."""
-        if request.response_format is not None:
-            raise DriverError(
-                "The model 'offline' answers in no response format: it is not a language model. Name one, such as "
-                "'openai:gpt-5', or play it with perdure.testing.ScriptedDriver."
-            )
         answer = _answer(request)
         if isinstance(answer, str):
             message = Message.assistant(answer)
@@ -89,6 +85,8 @@ def _answer(request: ModelRequest) -> str | list[_Wish]:
     rounds = _written_rounds(turn.text, request.tools)
     if turn.rounds < len(rounds):
         return rounds[turn.rounds]
+    if request.response_format is not None:
+        return _written_json(turn.text)
     if turn.results:
         return _reported(turn)
     return (
@@ -98,6 +96,22 @@ def _answer(request: ModelRequest) -> str | list[_Wish]:
         or _noted(turn.text)
         or _echo(turn.text)
     )
+
+
+_JSON_OPENING = re.compile(r"[{\[]")
+
+
+def _written_json(text: str) -> str:
+    """Return the JSON that a message writes out: all that this model can say in a form that is asked for."""
+    found = _JSON_OPENING.search(text[:LONGEST])
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text[:LONGEST], found.start() if found else 0)
+    except (ValueError, RecursionError):
+        raise DriverError(
+            "The model 'offline' answers in no response format unless the message has the JSON in it: it is not a "
+            "language model. Name one, such as 'openai:gpt-5', or play it with perdure.testing.ScriptedDriver."
+        ) from None
+    return json.dumps(value, ensure_ascii=False)
 
 
 _MOST_CALLS, _MOST_ARGUMENTS = 64, 100

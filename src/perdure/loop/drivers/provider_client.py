@@ -24,10 +24,11 @@ from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
-from perdure.errors import ConfigurationError, TransientDriverError
+from perdure.errors import ConfigurationError, RequestRefused, TransientDriverError
 from perdure.loop.drivers.provider_errors import FAILURES, driver_error, keys_of, not_set_up, unfit, unset
 from perdure.loop.drivers.provider_messages import CallIds, Deltas, Origin, from_pydantic, to_pydantic, usage_of
 from perdure.model.definition import ModelConfig
+from perdure.model.message import Media
 from perdure.model.step import InferenceResponse
 from perdure.protocols import ModelReply, ModelRequest, OnDelta, ToolSpec
 
@@ -53,6 +54,10 @@ class Clients:
         except FAILURES as error:
             # `from None`, because what caused it may quote the key.
             raise driver_error(error, request.model, model) from None
+        except (RuntimeError, AssertionError) as error:  # how pydantic-ai tells of a file that a model does not take
+            if not any(isinstance(part, Media) for message in request.messages for part in message.parts):
+                raise
+            raise RequestRefused(request.model.name, f"it does not take a file of this type ({error})") from None
         if not _is_whole(response):
             raise TransientDriverError(request.model.name, "the stream broke off before the answer was complete")
         return _reply(response, request, origin_of(request.model, model))
@@ -133,7 +138,8 @@ def _tool(spec: ToolSpec) -> ToolDefinition:
 
 async def _stream(model: Model[Any], request: ModelRequest, on_delta: OnDelta) -> ModelResponse:
     parameters = parameters_of(request, model)
-    turns = to_pydantic(request.system_prompt, request.messages, origin_of(request.model, model))
+    said = await request.messages_with_files()
+    turns = to_pydantic(request.system_prompt, said, origin_of(request.model, model))
     if _needs_preparing(request, model):
         turns = model.prepare_messages(turns, parameters)
     deltas = Deltas(CallIds(request.messages))

@@ -53,6 +53,7 @@ INVALID_JSON = "INVALID_JSON"
 """The one argument of a call whose arguments cannot be read; pydantic-ai's word, so that it goes back as it came."""
 
 _URLS: dict[str, type[ImageUrl | AudioUrl | VideoUrl]] = {"image": ImageUrl, "audio": AudioUrl, "video": VideoUrl}
+_TEXTS = {f"application/{name}" for name in ("json", "xml", "yaml", "x-yaml", "toml", "javascript")}
 _MODELLED = {
     "text": {"content"},
     "thinking": {"content", "id", "signature"},
@@ -192,18 +193,31 @@ def _request_parts(message: Message, names: Mapping[str, str]) -> Iterator[Model
 def _prompt(message: Message) -> str | Sequence[UserContent]:
     if not any(isinstance(part, Media) for part in message.parts):
         return message.text
-    return [
-        _attachment(part) if isinstance(part, Media) else part.text
-        for part in message.parts
-        if isinstance(part, Text | Media)
-    ]
+    said: list[UserContent] = []
+    for part in message.parts:
+        if isinstance(part, Text):
+            said.append(part.text)
+        elif isinstance(part, Media):
+            said += _attachment(part)
+    return said
 
 
-def _attachment(media: Media) -> UserContent:
+def _attachment(media: Media) -> Iterator[UserContent]:
+    """Yield a file, and its name before it: most providers have no other place for a name."""
+    if media.name:
+        kind = media.media_type.partition("/")[0]
+        yield f"[{kind if kind in _URLS else 'file'}: {media.name}]"
     if media.data is not None:
-        return BinaryContent(media.data, media_type=media.media_type)
-    kind = _URLS.get(media.media_type.partition("/")[0], DocumentUrl)
-    return kind(media.url or "", media_type=media.media_type)
+        yield BinaryContent(media.data, media_type=_sent_type(media), identifier=media.name)
+        return
+    address = _URLS.get(media.media_type.partition("/")[0], DocumentUrl)
+    yield address(media.url or "", media_type=media.media_type, identifier=media.name)
+
+
+def _sent_type(media: Media) -> str:
+    """Return a type that every provider takes: of texts, some take plain ones only."""
+    is_text = media.media_type.startswith("text/") or media.media_type in _TEXTS
+    return "text/plain" if is_text else media.media_type
 
 
 def _response(message: Message, destination: Origin) -> ModelResponse:

@@ -12,9 +12,17 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, SessionBusy, SessionNotFound
+from perdure.errors import (
+    CorruptRecord,
+    InvalidData,
+    InvalidSessionFile,
+    InvalidSessionId,
+    SessionBusy,
+    SessionNotFound,
+    StoreError,
+)
 from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionInfoList
@@ -47,6 +55,25 @@ class FileStore(Store):
     @property
     def is_open(self) -> bool:
         return self._engine.is_open
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        try:
+            await self._take_up_redactions()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def _take_up_redactions(self) -> None:
+        """Finish the redactions that a killed process has left, as far as their sessions are free and sound.
+
+        One that is still under way holds its locks. What cannot be finished now is left to the next open, and to gc.
+        """
+        with suppress(StoreError):  # a directory that cannot be read is no reason not to open it
+            for session_id in await self._engine.hinted():
+                with suppress(InvalidSessionId):
+                    await self._engine.run_if_free(partial(self._redaction, SessionId(session_id), now()), "erase")
 
     async def _lapse(self, claims: Sequence[Claim]) -> None:
         # Behind all that still waits for a lock, and where a lock is not free the claim lapses with its lease.
@@ -114,6 +141,7 @@ class FileStore(Store):
         begun = None if pledge is None else Request.of_pledge(session_id, pledge)
         if not isinstance(asked, Request):
             if begun is None:
+                yield Pledge(session_id, b"")  # only the hint is left
                 return 0
             request = begun
         else:

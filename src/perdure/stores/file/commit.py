@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from perdure.errors import CorruptRecord, InvalidSessionFile
 from perdure.model.session import AgentSession
 from perdure.stores.cache import CachedSession
+from perdure.stores.file.blobs import LOCK
 from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of, shown_owners
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, owner_of
@@ -41,6 +42,25 @@ def commit(desk: Desk, result: object) -> None:
     needed = {owner_of(each.stem) for each in changes}.union(*(shown_owners(each, desk) for each in changes))
     if not needed <= desk.held:
         raise MoreLocks(needed)
+    if desk.blobs.is_changed:
+        _commit_with_files(desk, changes, result)
+    else:
+        _commit(desk, changes, result)
+
+
+def _commit_with_files(desk: Desk, changes: Sequence[Changes], result: object) -> None:
+    """Write images and files before the logs that name them, and remove others after the logs that named them."""
+    directory = desk.directory
+    with directory.folder.locked([LOCK], directory.lock_timeout):
+        with ExitStack() as undo:
+            undo.callback(desk.blobs.take_back, directory.folder)
+            desk.blobs.write()
+            _commit(desk, changes, result)
+            undo.pop_all()
+        desk.blobs.remove(directory.folder)
+
+
+def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     erased = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_erasure]
     trimmed = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_trim]
     written = [each for each in changes if not each.is_erasure and not each.is_trim]

@@ -57,6 +57,7 @@ class Desk:
         self.seen: dict[str, LogRows] = {}
         """The logs that the job has looked at, by stem."""
         self.pledges: dict[str, bytes] = {}
+        self.blobs = directory.blobs
         self.held: set[str] = set()
         self.looked_at: set[str] = set()
         self.has_seen_all = False
@@ -75,7 +76,9 @@ class Desk:
             noted.clear()
         self._without_values.clear()
         self.tables.begin()
+        self.blobs.begin()
         self.lock(ids)
+        self.tables.answer(Update("meta", {"value": self.directory.erasures()}, {"key": "erasures"}))
 
     @contextmanager
     def looking(self, ids: Iterable[str]) -> Iterator[None]:
@@ -121,6 +124,8 @@ class Desk:
                 return []
             case Clock():
                 return [(self._at,)]
+            case Select("blob") | Count("blob") | Insert("blob") | Delete("blob"):
+                return self.blobs.answer(statement)
             case Select("session", columns, where) if self._is_in_headers(columns, where):
                 return self._select_headers(statement)
             case Insert(table, columns, rows, or_set):
@@ -152,7 +157,7 @@ class Desk:
         return few.answer(statement)
 
     def _prepare_insert(self, statement: Insert) -> None:
-        column = "child" if statement.table == "ref" else "sid"
+        column = {"ref": "child", "attached": "log"}.get(statement.table, "sid")
         if column in statement.columns:
             place = statement.columns.index(column)
             self._prepare(statement.table, {f"{column} in": {row[place] for row in statement.rows}})
@@ -192,7 +197,7 @@ class Desk:
         number = "child" if table == "ref" else "sid"
         if number in given:
             return [self.look(self._stems[sid]) for sid in given[number] if sid in self._stems]
-        if table in ("msg", "log") and "log" in given:
+        if table in ("msg", "log", "attached") and "log" in given:
             return [rows for key in given["log"] if (rows := self.log_of(key)) is not None]
         return () if table == "run" and "run" in given else None
 
@@ -302,7 +307,7 @@ class Desk:
         """Return the log that a row is kept in; None for those that are in none."""
         if table in ("value", "meta"):
             return None
-        if table == "msg":
+        if table in ("msg", "attached"):
             key = LogKey.parse(row["log"])
             remainder = key and self.seen.get(key.base)
             return key and (key.base if remainder and remainder.key == key.base else key.owner)

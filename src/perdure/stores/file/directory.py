@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
+from perdure.stores.file.blobs import Blobs
 from perdure.stores.file.document import HEADER_LINES, Header, check_document, document_file, read_header
 from perdure.stores.file.log import SessionLog, log_file
 from perdure.stores.folder import Folder, NotAFile, Turn, first_lines, lock_file, read_from
@@ -33,6 +34,7 @@ class Directory:
 
     def __init__(self, path: Path, lock_timeout: float) -> None:
         self.folder = Folder(path)
+        self.blobs = Blobs(path)
         self.lock_timeout = lock_timeout
         with ExitStack() as undo:
             undo.callback(self.folder.close)
@@ -43,6 +45,7 @@ class Directory:
             undo.pop_all()
 
     def close(self) -> None:
+        self.blobs.close()
         self.folder.close()
 
     def run(self, job: Callable[[Directory], T], turn: Turn | None = None) -> T:
@@ -65,6 +68,14 @@ class Directory:
         """The keys of deleted sessions' logs of which something is left, since others show it."""
         found = map(_REMAINDER.fullmatch, self.folder.names())
         return {match["base"] for match in found if match}
+
+    def erasures(self) -> int:
+        """Return how often something was erased here: the size of a file that grows by a byte each time."""
+        return self.folder.size(_ERASURES) or 0
+
+    def note_erasure(self) -> None:
+        with self.folder.locked([_ERASURES], self.lock_timeout):
+            self.folder.append(_ERASURES, self.erasures(), b".")
 
     def exists(self, session_id: str) -> bool:
         """Tell whether there is a session, sound or damaged."""
@@ -171,6 +182,10 @@ def store_error(error: OSError, path: Path) -> StoreError:
 def cut_short(log: SessionLog, header: Header) -> CorruptRecord:
     missing = f"{log.file} does not hold all that the session file was made from"
     return CorruptRecord(log.stem, f"head {header.info.version}", missing)
+
+
+_ERASURES = ".erasures"
+"""A file with a byte for each time that something was erased."""
 
 
 def _identity(folder: Folder, timeout: float) -> str:

@@ -25,7 +25,7 @@ from perdure.stores.file.directory import Directory, cut_short, owner_of
 from perdure.stores.file.document import Header, document_file
 from perdure.stores.file.listing import list_sessions
 from perdure.stores.file.log import SessionLog
-from perdure.stores.file.pledge import intent_file, read_intent, sessions_with_intent
+from perdure.stores.file.pledge import intent_file, read_intent, sessions_with_hint, sessions_with_intent
 from perdure.stores.file.thread import FileThread
 from perdure.stores.folder import Turn
 from perdure.stores.jobs.listing import Page
@@ -80,6 +80,11 @@ class FileEngine(Engine):
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
         return cast(T, await self._ask(_Task(job, kind, now().timestamp())))
 
+    async def run_if_free(self, job: Callable[[], Job[Any]], kind: Kind) -> None:
+        """Run a job, unless a session that it concerns is locked or damaged; then nothing is done."""
+        task = _Task(job, kind, now().timestamp())
+        await self._opened.run(lambda directory: self._do_at_once(directory, [task]), patient=True)
+
     async def commit(self, change: Change) -> Any:
         try:
             return await self._ask(_Task(change.job, "write", now().timestamp()), change.finish)
@@ -109,6 +114,11 @@ class FileEngine(Engine):
     async def pledged(self) -> Sequence[str]:
         """Return the sessions in which something was begun, and was cut short or is under way."""
         names: list[str] = await self._opened.run(lambda directory: list(sessions_with_intent(directory.folder)))
+        return names
+
+    async def hinted(self) -> Sequence[str]:
+        """Return those of them that are found at once, however many sessions there are; some may be finished."""
+        names: list[str] = await self._opened.run(lambda directory: sessions_with_hint(directory.folder))
         return names
 
     def pledge_of(self, session_id: str) -> bytes | None:
@@ -172,7 +182,12 @@ class _Task:
             if self._before is not None:
                 self._before(desk)
             result = drive(self._job(), desk.answer)
-            if self._kind in ("write", "erase"):
+            if self._kind == "erase":
+                # Twice: what is read while it is being erased is counted as read before, too.
+                desk.directory.note_erasure()
+                commit(desk, result)
+                desk.directory.note_erasure()
+            elif self._kind == "write":
                 commit(desk, result)
             return result
 

@@ -15,14 +15,17 @@ from perdure.stores.file.document import Header
 from perdure.stores.file.log import LogKey, SessionLog
 from perdure.stores.file.rows import number_of
 from perdure.stores.format.heads import decode_info
-from perdure.stores.format.rows import ListPlace
-from perdure.stores.jobs.listing import Page, matches
-from perdure.stores.jobs.saving import info_columns
+from perdure.stores.format.rows import ListPlace, Order
+from perdure.stores.jobs.listing import Page, matches, time_in
+from perdure.stores.jobs.saving import info_columns, update_columns
 from perdure.stores.tables import Record
 
 T = TypeVar("T")
 
-ROW_OF_HEADER = {"sid", "id", "version", "status", "agent", "owner", "parent", "created", "updated", "claim", "expires"}
+ROW_OF_HEADER = {
+    *("sid", "id", "version", "status", "agent", "owner", "parent", "spawned", "created", "updated", "recent"),
+    *("claim", "expires"),
+}
 """What is known of a session from its header alone."""
 _UNREAD = (CorruptRecord, InvalidSessionFile, UnreadableFile)
 """What concerns one session, and stops nobody else's listing."""
@@ -39,19 +42,19 @@ def list_sessions(directory: Directory, page: Page) -> SessionInfoList:
         except _UNREAD as error:
             damaged.append(error)
             continue
-        place = header and _place_of(header)
+        place = header and _place_of(header, page.query.order)
         if header and place and (page.start is None or place < page.start) and matches(header.info, page.query):
             found.append((place, header.info))
     found.sort(key=lambda each: each[0], reverse=True)
     chosen = found[: page.query.limit]
-    more = chosen[-1][0].next if len(found) > page.query.limit else None
+    more = chosen[-1][0].next(page.query.order) if len(found) > page.query.limit else None
     # A damaged session has no known place; it stands on the first page.
     return SessionInfoList((info for _, info in chosen), next=more, damaged=damaged if page.start is None else ())
 
 
-def _place_of(header: Header) -> ListPlace | None:
+def _place_of(header: Header, order: Order = "created") -> ListPlace | None:
     found = LogKey.parse(header.key)
-    return None if found is None or found.name else ListPlace(header.info.created_at.timestamp(), found.birth)
+    return None if found is None or found.name else ListPlace(time_in(header.info, order), found.birth)
 
 
 def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
@@ -69,7 +72,7 @@ def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
         place = header and _place_of(header)
         if header and place:
             row |= {**info_columns(header.info), "sid": place.number, "version": header.info.version}
-            row |= {"updated": header.info.updated_at.timestamp()}
+            row |= update_columns(header.info.updated_at)
             if log and log.held:
                 row |= {"claim": msgspec.json.encode(log.held.holder), "expires": log.held.expires}
             yield row

@@ -9,13 +9,15 @@ from zlib import crc32
 
 import msgspec
 
+from perdure import codec
 from perdure.errors import CorruptRecord
 from perdure.protocols import Key
 from perdure.stores.engine import Delete
 from perdure.stores.file.log import LogKey, SessionLog
 from perdure.stores.format.heads import decode_info
 from perdure.stores.format.rows import Stretch
-from perdure.stores.jobs.saving import EMPTY_SESSION, info_columns
+from perdure.stores.jobs.attachments import hashes_in
+from perdure.stores.jobs.saving import EMPTY_SESSION, info_columns, update_columns
 from perdure.stores.tables import Tables
 
 # Tables whose rows are made together.
@@ -63,6 +65,7 @@ class LogRows:
             "ref": self._shown,
             "run": self._record,
             "inbox": self._inbox,
+            "attached": self._attached,
             "key": self._requests,
         }
 
@@ -99,12 +102,13 @@ class LogRows:
         log = self.log
         if not log.version and not self.is_left_over:
             return
-        row = {**EMPTY_SESSION, "id": log.stem, "version": 0, "created": 0.0, "updated": 0.0, "log": self.key}
+        row = {**EMPTY_SESSION, "id": log.stem, "version": 0, "created": 0.0, "log": self.key}
+        row |= {"updated": 0.0, "spawned": 0, "recent": 0}
         tags: tuple[str, ...] = ()
         try:
             info = decode_info(log.heads.get(log.version, b""), log.stem, log.version)
             row |= {**info_columns(info), "id": log.stem, "version": log.version}
-            row |= {"updated": info.updated_at.timestamp()}
+            row |= update_columns(info.updated_at)
             tags = tuple(info.tags)
         except CorruptRecord:
             if not self.is_left_over:
@@ -125,6 +129,18 @@ class LogRows:
             self._put("log", (), log=key, sid=self.sid, name=name)
             for position, body in islice(rows.items(), *self._new(f"log {name}", len(rows))):
                 self._put("msg", log=key, pos=position, body=body)
+
+    def _attached(self) -> None:
+        """Say which messages and items name images and files: lines have that in their bodies only."""
+        for name, rows in self.log.messages.items() if self.key else ():
+            for position, body in islice(rows.items(), *self._new(f"attached {name}", len(rows))):
+                self._note_files(hashes_in(body), self.log.key_of(name), position)
+        for seq, entry in self._entries("attached inbox", self.log.inbox) if self.key else ():
+            self._note_files(codec.hashes_in_post(codec.decode_plain(bytes(entry.body))), self.key, -seq)
+
+    def _note_files(self, hashes: Iterable[str], log: str, pos: int) -> None:
+        for key in hashes:
+            self._put("attached", hash=key, log=log, pos=pos)
 
     def _heads(self) -> None:
         heads = self.log.heads
@@ -203,6 +219,8 @@ class LogRows:
             answer(Delete("ref", {"child": self.sid}))
             for name in self.log.messages if "log" in self._made else ():
                 answer(Delete("msg", {"log": self.log.key_of(name)}))
+            for name in ("", *self.log.messages) if "attached" in self._made else ():
+                answer(Delete("attached", {"log": self.log.key_of(name)}))
             for key in self.log.values if "value" in self._made else ():
                 if not any(True for _ in used.find({"hash": key})):
                     answer(Delete("value", {"hash": key}))

@@ -63,21 +63,26 @@ class _InfoOfHead(msgspec.Struct, frozen=True):
     format: int = codec.FORMAT
 
 
+class _SpawnedInfo(msgspec.Struct, frozen=True):
+    spawn_ref: Any = None
+
+
+class _SpawnedHead(msgspec.Struct, frozen=True):
+    """As much of a head as tells whether its session is a sub-agent's."""
+
+    info: _SpawnedInfo
+
+
 def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
     """The head of a settled session, and the values it takes to read it."""
     blocks = BlocksApart()
     values: Values = {}
-
-    def by_hash(raw: bytes) -> str:
-        key = hash_of(raw)
-        values[key] = raw
-        return key
-
     parts: dict[str, msgspec.Raw] = {}
     hashed: dict[str, str] = {}
     for name, raw in _parts_of(session, blocks):
         if len(raw) > INLINE and name != "transcript":
-            hashed[name] = by_hash(raw)
+            hashed[name] = key = hash_of(raw)
+            values[key] = raw
         else:
             parts[name] = msgspec.Raw(raw)
     named = blocks.names()
@@ -141,19 +146,20 @@ def _slim(state: AgentState) -> AgentState:
     return replace(state, context=AgentContext(unknown=unknown) if unknown else _BLANK.context, execution=None)
 
 
-def _parts_of(session: AgentSession, blocks: BlocksApart) -> Iterator[tuple[str, bytes]]:
-    state = session.state
-    yield from _parts_of_view(state.transcript, blocks)
-    if state.metadata:
-        codec.check_json(state.metadata, "$.state.metadata")
-        yield "metadata", codec.encode(state.metadata)
-    if state.context.system_prompt != session.definition.system_prompt:
-        yield "system_prompt", codec.encode(state.context.system_prompt)
-    if state.context.response_format is not None:
-        codec.check_json(state.context.response_format, "$.state.response_format")
-        yield "response_format", codec.encode(state.context.response_format)
+def _parts_of(session: AgentSession, blocks: BlocksApart) -> list[tuple[str, bytes]]:
+    state, context = session.state, session.state.context
+    parts = [*_parts_of_view(context.transcript, blocks)]
+    if context.metadata:
+        codec.check_json(context.metadata, "$.state.metadata")
+        parts.append(("metadata", codec.encode(context.metadata)))
+    if context.system_prompt != session.definition.system_prompt:
+        parts.append(("system_prompt", codec.encode(context.system_prompt)))
+    if context.response_format is not None:
+        codec.check_json(context.response_format, "$.state.response_format")
+        parts.append(("response_format", codec.encode(context.response_format)))
     if state.execution is not None:
-        yield "execution", codec.encode(dehydrated(state.execution), stored_name, blocks.dump)
+        parts.append(("execution", codec.encode(dehydrated(state.execution), stored_name, blocks.dump)))
+    return parts
 
 
 def _parts_of_view(view: Transcript, blocks: BlocksApart) -> tuple[tuple[str, bytes], ...]:
@@ -290,6 +296,15 @@ def decode_info(raw: bytes, session_id: str, version: int) -> AgentSessionInfo:
         return codec.decode(_InfoOfHead, raw).info
     except InvalidData as error:
         raise CorruptRecord(session_id, f"head {version}", str(error)) from None
+
+
+def was_spawned(body: bytes | None) -> int:
+    """Return 1 if a head as it is stored is that of a sub-agent's session; 0 if not, or if it is damaged."""
+    try:
+        info = msgspec.json.decode(unpack(body or b""), type=_SpawnedHead).info
+    except (InvalidData, msgspec.MsgspecError, UnicodeDecodeError):
+        return 0
+    return int(info.spawn_ref is not None)
 
 
 def _shown(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator[Stretch]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from perdure import codec
 from perdure.errors import InvalidData, NotLoaded
 from perdure.model.execution import ExecutionState
-from perdure.model.message import Message
+from perdure.model.message import Message, Text
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.step import AgentStep, StepExecution
@@ -32,8 +33,18 @@ class Placement:
         self._session = session
         self._origin = origin
         self._places: dict[Slot, StoredAt | None] = {}
+        self._met: dict[Tape, tuple[int, int]] = {}
+        """From where to where a tape was met last: each step of a run shows again what the steps before it did."""
         self.new: list[bytes] = []
         self.new_messages: list[Message] = []
+        self.attachments: list[tuple[int, codec.Attachment]] = []
+        """The bytes that new messages name by their hash, by the places of these messages among the new ones."""
+        turn = self._turn_at_the_end() if not written else None
+        self._is_one_turn = turn is not None
+        if turn is not None:
+            for message in turn.messages():
+                self._add(message)
+            return
         for transcript in transcripts_of(session.state):
             for span in unsettled_spans(transcript.pieces, origin) if settled_in(transcript, origin) is None else ():
                 self._meet(span, written)
@@ -41,67 +52,80 @@ class Placement:
     @property
     def moves(self) -> bool:
         """Tell whether a message gets a place in a log, be it a new one or one that was written ahead."""
-        return bool(self._places)
+        return self._is_one_turn or bool(self._places)
 
     def _is_stored(self, span: Span) -> bool:
         return span.tape.ref is not None and span.tape.ref.origin == self._origin
 
     def _meet(self, span: Span, written: Mapping[str, StoredAt]) -> None:
+        start, stop = self._met.get(span.tape, (0, 0))
+        if start <= span.start and span.stop <= stop:
+            return
         if span.tape.items is None:
             raise NotLoaded(f"log {span.tape.ref.key if span.tape.ref else '?'} of another store")
+        self._met[span.tape] = span.start, span.stop
         for position, message in enumerate(span.messages(), start=span.start):
             slot = (span.tape, position)
             if slot in self._places:
                 continue
-            if not isinstance(message, Message):
-                raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
-            stored_at = written.get(message.id)
+            stored_at = written.get(message.id) if isinstance(message, Message) else None
             self._places[slot] = None if stored_at is None else checked.place(stored_at)
             if stored_at is None:
-                raw, message = codec.encode_settled(message)
-                self.new.append(raw)
-                self.new_messages.append(message)
+                self._add(message)
+
+    def _add(self, message: Message) -> None:
+        if not isinstance(message, Message):
+            raise InvalidData("$.transcript", f"expected a Message, got {type(message).__name__}")
+        # Most are one text, which is told here: a call for each message would show in every save.
+        if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
+            message, found = codec.detached(message)
+            self.attachments += [(len(self.new), each) for each in found]
+        raw, settled = codec.encode_settled(message)
+        self.new.append(raw)
+        self.new_messages.append(settled)
 
     def settle(self, log: LogRef, start: int) -> AgentSession:
         """The session with every message at its place in a log; new ones stand from `start` on."""
-        if not self._places:
+        if not self.moves:
             return self._session
         home = Tape(self.new_messages, log, start)
-        if self._is_one_turn():
-            return self._with_turn(Span(home, start, home.end))
-        spans = self._written_spans()
+        if self._is_one_turn:
+            return self._with_turn(Span(home, start, start + len(self.new_messages)))
+        places = self._written_places()
         for slot, place in self._places.items():
             if place is None:
-                spans[slot] = Span(home, start, start + 1)
+                places[slot] = home, start
                 start += 1
-        state = map_transcripts(self._session.state, lambda transcript: self._settled(transcript, spans))
+        moves = _moves_of(places)
+        state = map_transcripts(self._session.state, lambda transcript: self._settled(transcript, moves))
         return replace(self._session, state=state)
 
-    def _written_spans(self) -> dict[Slot, Span]:
+    def _written_places(self) -> dict[Slot, Slot]:
         """Where messages that were written ahead stand: neighbours in a log are on one tape, so that their spans join.
 
         Otherwise each step of a run would name every message before it one by one.
         """
         written = [(place, slot) for slot, place in self._places.items() if place is not None]
         tapes: dict[LogRef, Tape] = {}
-        spans: dict[Slot, Span] = {}
+        places: dict[Slot, Slot] = {}
         for place, slot in sorted(written, key=lambda each: each[0].position):
             tape = tapes.get(place.log)
             if tape is None or place.position > tape.end:
                 tape = tapes[place.log] = Tape([], place.log, place.position)
             if place.position == tape.end and tape.items is not None:  # else the same message, met on another tape
-                tape.items.extend(map(codec.settled, slot[0].read(slot[1], slot[1] + 1)))
-            spans[slot] = Span(tape, place.position, place.position + 1)
-        return spans
+                tape.items.extend(map(_as_loaded, slot[0].read(slot[1], slot[1] + 1)))
+            places[slot] = tape, place.position
+        return places
 
-    def _is_one_turn(self) -> bool:
-        """Whether all that is new stands in the last piece of the transcript, as it does after most actions."""
+    def _turn_at_the_end(self) -> Span | None:
+        """Return the last piece of the transcript, if all that is new is there, as it is after most actions."""
         pieces = self._session.state.transcript.pieces
         if self._session.state.execution is not None or not pieces or not isinstance(pieces[-1], Span):
-            return False
-        if not len(pieces[-1]) == len(self.new) == len(self._places):
-            return False
-        return all(map(self._is_settled, pieces[:-1]))
+            return None
+        turn = pieces[-1]
+        if turn.tape.ref is not None or turn.tape.items is None:
+            return None
+        return turn if all(map(self._is_settled, pieces[:-1])) else None
 
     def _is_settled(self, piece: Piece) -> bool:
         """Whether a piece is known to be in the store as it is."""
@@ -112,19 +136,19 @@ class Placement:
         transcript = state.transcript.with_last(turn)
         return replace(self._session, state=replace(state, context=replace(state.context, transcript=transcript)))
 
-    def _settled(self, transcript: Transcript, spans: Mapping[Slot, Span]) -> Transcript:
-        return Transcript(self._settled_pieces(transcript.pieces, spans))
+    def _settled(self, transcript: Transcript, moves: Moves) -> Transcript:
+        return Transcript(self._settled_pieces(transcript.pieces, moves))
 
-    def _settled_pieces(self, pieces: Iterable[Piece], spans: Mapping[Slot, Span]) -> Iterator[Piece]:
+    def _settled_pieces(self, pieces: Iterable[Piece], moves: Moves) -> Iterator[Piece]:
         """Not by recursion: each compaction may cover the one before, without end."""
         settled: list[Piece] = []
         todo: list[tuple[Piece, int | None]] = [(piece, None) for piece in reversed(tuple(pieces))]
         while todo:
             piece, first = todo.pop()
             if isinstance(piece, Span):
-                settled += self._settled_span(piece, spans)
+                settled += self._settled_span(piece, moves)
             elif first is not None:
-                settled[first:] = [self._settled_block(piece, settled[first:], spans)]
+                settled[first:] = [self._settled_block(piece, settled[first:], moves)]
             elif self._is_settled(piece):
                 settled.append(piece)
             else:
@@ -132,17 +156,57 @@ class Placement:
                 todo += [(covered, None) for covered in reversed(piece.covered)]
         return iter(settled)
 
-    def _settled_block(self, block: Block, covered: list[Piece], spans: Mapping[Slot, Span]) -> Block:
+    def _settled_block(self, block: Block, covered: list[Piece], moves: Moves) -> Block:
         """The block itself, if nothing in it has moved: what is known of it stays known."""
-        shown = [*chain.from_iterable(self._settled_span(span, spans) for span in block.shown)]
+        shown = [*chain.from_iterable(self._settled_span(span, moves) for span in block.shown)]
         if _are_same(covered, block.covered) and _are_same(shown, block.shown):
             return block
         return replace(block, covered=Transcript(covered).pieces, shown=Transcript(shown).pieces)
 
-    def _settled_span(self, span: Span, spans: Mapping[Slot, Span]) -> Iterable[Span]:
+    def _settled_span(self, span: Span, moves: Moves) -> Iterable[Span]:
         if self._is_stored(span):
             return (span,)
-        return (spans[span.tape, position] for position in range(span.start, span.stop))
+        return [move.of(span) for move in moves[span.tape] if move.start < span.stop and span.start < move.stop]
+
+
+class _Move(NamedTuple):
+    """A stretch of a tape, from `start` to `stop`, that goes to another one, from `at` on."""
+
+    start: int
+    stop: int
+    tape: Tape
+    at: int
+
+    def of(self, span: Span) -> Span:
+        """Return where that part of a span goes which is in the stretch."""
+        start, stop = max(self.start, span.start), min(self.stop, span.stop)
+        return Span(self.tape, self.at + start - self.start, self.at + stop - self.start)
+
+
+Moves = Mapping[Tape, Sequence[_Move]]
+
+
+def _moves_of(places: Mapping[Slot, Slot]) -> Moves:
+    """Return where the messages of each tape go, in stretches: neighbours that stay neighbours go together.
+
+    A run's steps show much the same messages, each step a few more. One by one, twenty steps would name 400.
+    """
+    moves: dict[Tape, list[_Move]] = {}
+    for (tape, position), (home, at) in sorted(places.items(), key=lambda each: each[0][1]):
+        known = moves.setdefault(tape, [])
+        last = known[-1] if known else None
+        if last is not None and (last.stop, last.tape, last.at + position - last.start) == (position, home, at):
+            known[-1] = _Move(last.start, position + 1, home, last.at)
+        else:
+            known.append(_Move(position, position + 1, home, at))
+    return moves
+
+
+def _as_loaded(message: Message) -> Message:
+    """Return a message that was written ahead as every later load gives it."""
+    if (len(message.parts) != 1 or type(message.parts[0]) is not Text) and codec.has_attachments(message):
+        message, _ = codec.detached(message)
+    return codec.settled(message)
 
 
 def _are_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> bool:

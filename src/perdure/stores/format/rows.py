@@ -7,7 +7,8 @@ import re
 import zlib
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from math import floor
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -25,6 +26,8 @@ LAST = 2**63 - 1
 """No number of a row is greater."""
 Stretch = tuple[int | str, int, int]
 """A log, and from where to where in it."""
+Attachments = Sequence[tuple[int, codec.Attachment]]
+"""The images and files of several messages, each with the place of its message among them."""
 
 
 def checksum(body: bytes, *place: int) -> int:
@@ -74,29 +77,43 @@ def operation_id() -> str:
     return new_id()[-12:]
 
 
-class ListPlace(NamedTuple):
-    """A session's place in a list: lists go by when sessions were created, and then by their numbers in the store."""
+Order = Literal["created", "updated"]
+_MINUTE = 60
 
-    created: float
+
+def minute_of(time: float) -> int:
+    """Return the minute that a time is in: what lists by time of update are indexed by.
+
+    A save sets it only when it changes, so that few saves pay for the indexes; a page sorts inside of a minute.
+    """
+    return floor(time / _MINUTE)
+
+
+class ListPlace(NamedTuple):
+    """A session's place in a list: by when it was created or updated, and then by its number in the store."""
+
+    time: float
     number: int
 
-    @property
-    def next(self) -> str:
-        """What a page ends with, so that the next one begins behind this place."""
-        return f"{self.created!r}_{self.number}"
+    def next(self, order: Order) -> str:
+        """Return what a page ends with, so that the next one begins behind this place."""
+        return f"{_MARKS[order]}{self.time!r}_{self.number}"
 
 
-def page_start(after: str | None) -> ListPlace | None:
+def page_start(after: str | None, order: Order) -> ListPlace | None:
     """Return the place that a page's `next` stands for."""
     if after is None:
         return None
     found = _NEXT.fullmatch(after)
     if found is None or int(found["number"]) >= 2**63:
         raise InvalidData("$.after", f"{after!r} is not a page's `next`")
-    return ListPlace(float(found["created"]), int(found["number"]))
+    if found["mark"] != _MARKS[order]:
+        raise InvalidData("$.after", f"{after!r} is of a list in another order than {order!r}; begin without `after`")
+    return ListPlace(float(found["time"]), int(found["number"]))
 
 
-_NEXT = re.compile(r"(?P<created>-?[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?)_(?P<number>[0-9]{1,19})")
+_MARKS: Mapping[Order, str] = {"created": "", "updated": "u"}
+_NEXT = re.compile(r"(?P<mark>u?)(?P<time>-?[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?)_(?P<number>[0-9]{1,19})")
 
 
 def another_session(session: AgentSession) -> SessionConflict:
@@ -144,7 +161,8 @@ def prepare_batch(entries: Sequence[Entry], smaller: Callable[[bytes], bytes] | 
     reach: dict[str, tuple[int, int]] = {}
     for place, entry in enumerate(entries):
         if entry.run is not None:
-            reach[entry.run] = (reach.get(entry.run, (place, place))[0], place)
+            known = reach.get(entry.run)
+            reach[entry.run] = (place if known is None else known[0], place)
     run, body = pack_entries(prepare_entries(entries), smaller)
     return Batch(len(entries), run, reach, body)
 
@@ -154,8 +172,16 @@ def prepare_entries(entries: Iterable[Entry]) -> list[tuple[Entry, bytes]]:
     prepared = []
     for entry in entries:
         codec.check_text(f"{entry.kind}/{entry.run}", "$.kind")
-        prepared.append((entry, codec.encode_json(entry.body, f"$.{entry.kind}")))
+        prepared.append((entry, _bytes_of(entry)))
     return prepared
+
+
+def _bytes_of(entry: Entry) -> bytes:
+    if type(entry.body) is msgspec.Raw:  # as the events of a run come
+        raw = bytes(entry.body)
+        if len(raw) <= codec.MAX_BYTES:
+            return raw
+    return codec.encode_json(entry.body, f"$.{entry.kind}")
 
 
 def batch_checksum(sid: int, last: int, batch: Batch) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from perdure.model.transcript import Span, Transcript
 from perdure.stores.format.rows import Stretch
 
+_NONE: frozenset[Stretch] = frozenset()
+
 
 class Settled:
     """The stretches of logs that a view without blocks is made of."""
@@ -14,7 +16,7 @@ class Settled:
     def __init__(self, origin: str, stretches: frozenset[Stretch], is_at_hand: bool) -> None:
         self.origin = origin
         self.stretches = stretches
-        self.logs = frozenset(log for log, _, _ in stretches)
+        self.logs = frozenset([log for log, _, _ in stretches])
         self.is_at_hand = is_at_hand
         self.parts: tuple[tuple[str, bytes], ...] | None = None
         """The view as it stands in a head, once it was written."""
@@ -23,6 +25,8 @@ class Settled:
         """Return the stretches of all logs but one."""
         if log not in self.logs:
             return self.stretches
+        if len(self.logs) == 1:
+            return _NONE
         return frozenset(stretch for stretch in self.stretches if stretch[0] != log)
 
 

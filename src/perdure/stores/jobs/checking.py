@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from perdure.codec import hash_of_bytes
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.model.session import AgentSessionInfo
 from perdure.protocols import Problem
@@ -21,10 +22,11 @@ from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT
+from perdure.stores.jobs.attachments import name_of, named_in
 from perdure.stores.jobs.claiming import holder_of
 from perdure.stores.jobs.lines import began_with
 from perdure.stores.jobs.record import posted_of, require_key
-from perdure.stores.jobs.saving import end_of_log, info_columns, require_log
+from perdure.stores.jobs.saving import end_of_log, info_columns, require_log, update_columns
 from perdure.stores.jobs.sketching import piece_of
 from perdure.stores.jobs.values import gather_unmet, read_value
 from perdure.stores.tapes import without
@@ -52,7 +54,11 @@ _LEFT_OVER = "Nobody is shown it. `gc` clears up some of it; in a copy of the st
 
 _NOT_SO = "it is not what the session's row says"
 # A save writes some of them anew, and compares the time of creation; a copy tells by that whether a session is there.
-_FILTERED = {"status": _SAVE, "agent": _SAVE, "owner": _COPY, "parent": _COPY, "created": _BACKUP, "updated": _SAVE}
+_FILTERED = {
+    **dict.fromkeys(("status", "agent", "updated", "recent"), _SAVE),
+    **dict.fromkeys(("owner", "parent", "spawned"), _COPY),
+    "created": _BACKUP,
+}
 # Tables whose rows belong to sessions, and the column that says to which.
 _OWNED = {**dict.fromkeys(("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses"), "sid"), "ref": "child"}
 _AT_ONCE = 500
@@ -72,11 +78,15 @@ def check() -> Job[list[Problem]]:
         yield from _check_orphans(survey)
     with survey.watching(None, "the values"):
         yield from _check_values(survey)
+    with survey.watching(None, "the images and files"):
+        yield from _check_files(survey)
     for table, column in _OWNED.items():
         with survey.watching(None, f"the table {table}"):
             yield from _check_left_over(survey, table, column, "session", "sid")
     with survey.watching(None, "the table msg"):
         yield from _check_left_over(survey, "msg", "log", "log", "log")
+    with survey.watching(None, "the table attached"):
+        yield from _check_left_over(survey, "attached", "log", "log", "log")
     return survey.problems
 
 
@@ -134,6 +144,8 @@ class _Session(NamedTuple):
     parent: str | None
     created: float
     updated: float
+    spawned: int
+    recent: int
     line: int | None
 
 
@@ -184,6 +196,7 @@ def _check_logs(survey: _Survey, session: _Session) -> Job[None]:
         names[log], ends[log] = name, (yield from end_of_log(log))
         ((count,),) = yield Count("msg", {"log": log})
         survey.met["msg"] += count
+        yield from _check_attached(survey, session.id, log)
         # A log that holds others' messages on their behalf has only those that are shown.
         if count != ends[log] and not name.startswith(LENT):
             survey.note(session.id, f"log {log}", "its messages are not numbered from 0 on", _BACKUP)
@@ -192,6 +205,23 @@ def _check_logs(survey: _Survey, session: _Session) -> Job[None]:
     if session.msg_end != ends[session.log]:
         survey.note(session.id, "the end of its log", _NOT_SO, _BACKUP)
     yield from _check_runs(survey, session, names, ends)
+
+
+def _check_attached(survey: _Survey, session_id: str | None, log: int | str) -> Job[None]:
+    """Check that it is noted which messages of a log show which images and files, and that these are there."""
+    rows = yield Select("attached", ("pos", "hash"), {"log": log})
+    survey.met["attached"] += len(rows)
+    noted = {(pos, key) for pos, key in rows if type(pos) is not int or pos >= 0}
+    named = {(pos, key) for pos, hashes in (yield from named_in(log)) for key in hashes}
+    for pos, key in sorted(named - noted):
+        survey.note(
+            session_id, name_of(log, pos), f"that it has the file {key} is not noted where erasures look", _USES
+        )
+    for pos, key in sorted(noted - named, key=str):
+        survey.note(session_id, name_of(log, pos), f"it is noted to have the file {key}, and does not", _KEPT)
+    for key in sorted({key for _, key in rows}, key=str):
+        if not (yield Select("blob", ("hash",), {"hash": key})):
+            survey.note(session_id, f"file {key}", "it is missing", _BACKUP)
 
 
 def _check_runs(
@@ -291,7 +321,7 @@ def _check_versions(survey: _Survey, session: _Session) -> Job[None]:
 
 def wrong_columns(info: AgentSessionInfo, session: _Session, tags: Iterable[str]) -> Iterator[Problem]:
     """Hold the columns that filters go by against the newest version."""
-    expected = {**info_columns(info), "updated": info.updated_at.timestamp()}
+    expected = {**info_columns(info), **update_columns(info.updated_at)}
     for name, repair in _FILTERED.items():
         found, said = getattr(session, name), expected[name]
         if found != said:
@@ -366,6 +396,7 @@ def _check_orphan(survey: _Survey, log: int | str) -> Job[None]:
     refs = yield Select("ref", ("log", "start", "stop"), {"log": log})
     held = yield Select("msg", ("pos",), {"log": log})
     survey.met["msg"] += len(held)
+    yield from _check_attached(survey, None, log)
     if not refs:
         survey.note(None, f"log {log}", "it belongs to no session", _LEFT_OVER)
     for _, start, stop in without([(log, pos, pos + 1) for (pos,) in held], refs):
@@ -384,6 +415,24 @@ def _check_values(survey: _Survey) -> Job[None]:
             if key not in used:
                 survey.note(None, f"value {key}", "it belongs to no session", _LEFT_OVER)
         last = keys[-1]
+
+
+def _check_files(survey: _Survey) -> Job[None]:
+    """Check the images and files one by one: each may be large."""
+    last = ""
+    while rows := (yield Select("blob", ("hash", "size"), {"hash >": last}, order="hash", limit=_AT_ONCE)):
+        for key, size in rows:
+            with survey.watching(None, f"file {key}"):
+                yield from _check_file(survey, key, size)
+        last = rows[-1][0]
+
+
+def _check_file(survey: _Survey, key: str, size: int) -> Job[None]:
+    if not (yield Select("attached", ("log",), {"hash": key}, limit=1)):
+        survey.note(None, f"file {key}", "it belongs to no message", _LEFT_OVER)
+    for (body,) in (yield Select("blob", ("body",), {"hash": key})):
+        if type(body) is not bytes or hash_of_bytes(body) != key or len(body) != size:
+            survey.note(None, f"file {key}", "its hash or its size does not match", _BACKUP)
 
 
 def _check_left_over(survey: _Survey, table: str, column: str, owners: str, key: str) -> Job[None]:

@@ -21,7 +21,7 @@ from perdure.stores.engine import Clock, Delete, Job, Later, Lock, Select, Updat
 
 COLUMNS_OF_FACTS = (
     *("sid", "log", "version", "created", "msg_end", "evt_end", "inbox_end", "taken", "epoch"),
-    *("claim", "expires"),
+    *("recent", "claim", "expires"),
 )
 
 
@@ -42,6 +42,8 @@ class Facts(msgspec.Struct, frozen=True):
     stands: bool = False
     """Whether the lease of the claim has not run out."""
     erasures: int = 0
+    recent: int | None = None
+    """The minute that lists have it under; None if that is not known, or the engine sees to it."""
 
     @property
     def is_waited_for(self) -> bool:
@@ -55,10 +57,10 @@ def facts_of(session_id: str) -> Job[Facts]:
     if not rows:
         yield from require_absent(session_id)
         return Facts(erasures=erasures)
-    *columns, claim, expires = rows[0]
+    *columns, recent, claim, expires = rows[0]
     stands = claim is not None and (yield from is_in_future(expires))
     sid, log, version, created, msg_end, evt_end, inbox_end, taken, epoch = columns
-    return Facts(sid, log, version, created, msg_end, evt_end, inbox_end, taken, epoch, claim, stands, erasures)
+    return Facts(sid, log, version, created, msg_end, evt_end, inbox_end, taken, epoch, claim, stands, erasures, recent)
 
 
 def is_in_future(expires: float) -> Job[bool]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.stores.engine import Count, Delete, Interfered, Job, Lock, Select, Update
+from perdure.stores.format.rows import LAST
+from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import Facts, facts_of, require_free
 from perdure.stores.jobs.lines import heirs_of
 from perdure.stores.jobs.saving import write_refs
@@ -47,15 +49,18 @@ def gc() -> Job[int]:
     logs = yield Select("log", ("log", "sid"), order="log")
     there = {sid for (sid,) in (yield Select("session", ("sid",)))}
     unused = yield from _unused_values()
+    unused_files = {*(yield from attachments.unused())}
     yield Lock((), "alone")
     erased = 0
     for log, sid in logs:
         if sid not in there:
             ((before,),) = yield Count("msg", {"log": log})
+            unused_files |= yield from attachments.attached_to([log])
             yield from _erase_unshown(log)
             ((after,),) = yield Count("msg", {"log": log})
             erased += before - after
     yield from forget_unused(unused)
+    yield from attachments.forget_unused(sorted(unused_files))
     # Even if there was nothing: what is indexed from here on waits until all traces are gone.
     yield from count_erasure()
     return erased
@@ -94,6 +99,7 @@ class _Erasure:
     def __init__(self) -> None:
         self._logs: set[int | str] = set()
         self._hashes: set[str] = set()
+        self._files: set[str] = set()
         self._shown: Shown = {}
         self._sids: set[int] = set()
 
@@ -127,6 +133,7 @@ class _Erasure:
             yield Delete(table, {"sid": sid})
         logs = sorted({log for (log,) in (*own, *shown)})
         now_shown = yield from _shown_of(logs)
+        self._files |= yield from attachments.attached_to([*now_shown])
         for log, stretches in now_shown.items():
             yield from _erase_beside(log, stretches)
         self._logs |= {*logs}
@@ -147,6 +154,7 @@ class _Erasure:
             if not stretches:
                 yield Delete("log", {"log": log})
         yield from forget_unused(sorted(self._hashes))
+        yield from attachments.forget_unused(sorted(self._files))
 
 
 def _shown_of(logs: Sequence[int | str]) -> Job[Shown]:
@@ -171,13 +179,21 @@ def _erase_unshown(log: int | str) -> Job[None]:
 
 
 def _erase_beside(log: int | str, stretches: Sequence[tuple[int, int]]) -> Job[None]:
-    """Erase what is not in these stretches of a log."""
-    position = 0
+    """Erase what is not in these stretches of a log, and of what the inbox of its session had."""
+    if (yield Select("attached", ("pos",), {"log": log}, limit=1)):
+        for low, high in _gaps(stretches, -LAST):
+            yield Delete("attached", {"log": log, "pos >=": low, "pos <": high})
+    for low, high in _gaps(stretches, 0):
+        yield Delete("msg", {"log": log, "pos >=": low, "pos <": high})
+
+
+def _gaps(stretches: Sequence[tuple[int, int]], position: int) -> Iterator[tuple[int, int]]:
+    """Yield what is between stretches, from a position on."""
     for start, stop in stretches:
         if position < start:
-            yield Delete("msg", {"log": log, "pos >=": position, "pos <": start})
+            yield position, start
         position = max(position, stop)
-    yield Delete("msg", {"log": log, "pos >=": position})
+    yield position, LAST
 
 
 def _unused_values() -> Job[list[str]]:

@@ -1,4 +1,4 @@
-"""Where a line of forks begins."""
+"""Lines of forks: what a session was forked from, and that one, and so on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Parents = dict[str, str | None]
 """What sessions were forked from, by their ids. A sub-agent's session has a parent too, and is not its fork."""
 
 
-def root_of(session_id: SessionId) -> Job[SessionId]:
-    """Return the first of a session's line; of one whose beginning is erased, the oldest that is known by name."""
+def line_of(session_id: SessionId) -> Job[list[SessionId]]:
+    """Return a session's line, the first first; if its beginning is erased, from the oldest that is known by name."""
     yield from sid_of(session_id)
     known: Parents = yield from _parents_near(session_id)
     line, parent = {str(session_id): None}, known.get(session_id)
@@ -28,7 +28,7 @@ def root_of(session_id: SessionId) -> Job[SessionId]:
         if parent not in known:
             known |= yield from _parents_near(parent)
         parent = known.get(parent)
-    return SessionId([*line][-1])
+    return [SessionId(each) for each in line if each != session_id][::-1]
 
 
 def _parents_near(session_id: str) -> Job[Parents]:
@@ -71,6 +71,8 @@ def _parents_of(sids: set[int]) -> Job[Parents]:
 
 def _is_fork(session_id: str, sid: int, crc: int | None, body: bytes) -> bool:
     try:
-        return decode_info(unpacked_head(body, crc, session_id, sid, 1), session_id, 1).spawn_ref is None
+        raw = unpacked_head(body, crc, session_id, sid, 1)
+        # Decoding takes longer than all else here, and few heads have the word anywhere.
+        return b"spawn_ref" not in raw or decode_info(raw, session_id, 1).spawn_ref is None
     except CorruptRecord:
         return False

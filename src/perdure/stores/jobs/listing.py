@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from perdure.errors import CorruptRecord, InvalidSessionId
 from perdure.model.checks import expect, expect_count
 from perdure.model.ids import SessionId
@@ -13,7 +15,7 @@ from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStat
 from perdure.protocols import SessionQuery
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import decode_info, unpacked_head
-from perdure.stores.format.rows import ListPlace, page_start
+from perdure.stores.format.rows import ListPlace, Order, page_start
 
 _BEHIND_ALL = "~"
 """Greater than any character that an id can have, in the order of ASCII."""
@@ -37,7 +39,8 @@ class HeaderRow(NamedTuple):
     is missing.
     """
 
-    created: float
+    time: float
+    """When it was created, or updated: what the list goes by."""
     sid: int
     id: str | None
     version: int
@@ -51,7 +54,7 @@ class Page:
 
     def __init__(self, query: SessionQuery) -> None:
         self.query = query
-        self.start = page_start(query.after)
+        self.start = page_start(query.after, query.order)
         self.most = query.limit + 1
 
     @property
@@ -59,15 +62,18 @@ class Page:
         """Return the conditions on a session's row; the tag and the place where the page starts come besides."""
         query = self.query
         asked = {key: getattr(query, name) for key, name in _FILTERS.items()}
-        where = {key: _bare(value) for key, value in asked.items() if value is not None}
+        where = {key: _bare(value) for key, value in asked.items() if value is not None and value is not UNSET}
+        where |= {"owner": None} if query.owner is None else {}
+        where |= {"spawned": 0} if query.top_level else {}
         return where if query.shows_deleted else {**where, "status !=": SessionStatus.DELETED.value}
 
     def job(self) -> Job[list[HeaderRow]]:
         sids = None
         if self.query.tag is not None:
             sids = {sid for (sid,) in (yield Select("tag", ("sid",), {"tag": self.query.tag}))}
-        columns = ("created", "sid", "id", "version", "status")
-        rows = yield Select("session", columns, self.where, order="-created -sid")
+        order = self.query.order
+        columns = (order, "sid", "id", "version", "status")
+        rows = yield Select("session", columns, self.where, order=f"-{order} -sid")
         chosen = [row for row in rows if (sids is None or row[1] in sids) and self._is_behind_start(row)]
         found = []
         for row in chosen[: self.most]:
@@ -87,7 +93,8 @@ class Page:
                 infos.append(_info_of(self.query, row))
             except CorruptRecord as error:
                 damaged.append(error)
-        more = ListPlace(*rows[self.query.limit - 1][:2]).next if len(rows) > self.query.limit else None
+        last = ListPlace(*rows[self.query.limit - 1][:2]) if len(rows) > self.query.limit else None
+        more = last and last.next(self.query.order)
         return SessionInfoList(infos, next=more, damaged=damaged)
 
 
@@ -104,10 +111,15 @@ def _info_of(query: SessionQuery, row: HeaderRow) -> AgentSessionInfo:
         raise CorruptRecord(row.id, f"head {row.version}", "it is missing")
     info = decode_info(unpacked_head(row.body, row.crc, row.id, row.sid, row.version), row.id, row.version)
     # The time may be an index's, which can lead to another row than the one that it was noted for.
-    said = (info.created_at.timestamp(), info.id, info.version, info.status.value)
-    if said != (row.created, row.id, row.version, row.status) or not matches(info, query):
+    said = (time_in(info, query.order), info.id, info.version, info.status.value)
+    if said != (row.time, row.id, row.version, row.status) or not matches(info, query):
         raise CorruptRecord(row.id, "header", "it does not agree with its head")
     return info
+
+
+def time_in(info: AgentSessionInfo, order: Order) -> float:
+    """Return the time in a header that a list goes by."""
+    return (info.created_at if order == "created" else info.updated_at).timestamp()
 
 
 def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
@@ -118,10 +130,13 @@ def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
         (query.id, info.id),
         (query.agent, info.agent_name),
         (query.status, info.status),
-        (query.owner, info.owner),
         (query.parent, info.parent_id),
     )
     if any(asked is not None and asked != found for asked, found in wanted):
+        return False
+    if query.owner is not UNSET and query.owner != info.owner:
+        return False
+    if query.top_level and info.spawn_ref is not None:
         return False
     if query.tag is not None and query.tag not in info.tags:
         return False

@@ -23,6 +23,8 @@ from perdure.stores.tapes import TapeCache
 # Few enough to stay in the processor's cache while all of them are looked at at once, which is quicker than one by one.
 _DECODED_AT_ONCE = 128
 _READ_AT_ONCE = 512
+# From here on the garbage collector is spared what was read: below, finding out how takes longer than it saves.
+_LONG = 4_096
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -139,12 +141,22 @@ def exists(session_id: str) -> Job[bool]:
 def read_messages(session_id: str | None, log: int | str, start: int, stop: int) -> Job[list[Message]]:
     """Return the messages of a stretch; CorruptRecord if one is missing or damaged."""
     messages: list[Message] = []
+    is_long = stop - start >= _LONG
     for low in range(start, stop, _READ_AT_ONCE):
         high = min(stop, low + _READ_AT_ONCE)
         where = {"log": log, "pos >=": low, "pos <": high}
         rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos")
-        messages += decoded(session_id, log, low, high, rows)
+        some = decoded(session_id, log, low, high, rows)
+        if is_long:
+            _spare_collector(some)
+        messages += some
     return messages
+
+
+def _spare_collector(messages: list[Message]) -> None:
+    from perdure.codec.tracking import untrack  # most processes read no long session
+
+    untrack(messages)
 
 
 def decoded(session_id: str | None, log: int | str, start: int, stop: int, rows: Sequence[Any]) -> list[Message]:

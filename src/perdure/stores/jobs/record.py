@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
 from perdure.model.transcript import LogRef
 from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord
 from perdure.stores.engine import Insert, Job, Lock, Row, Select, Update, Where
 from perdure.stores.format.packing import unpack_entries
-from perdure.stores.format.rows import LAST, Batch, batch_checksum, entry_checksum, key_checksum
+from perdure.stores.format.rows import LAST, Batch, batch_checksum, entry_checksum, key_checksum, prepare_entries
+from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import require_absent, sid_of
+from perdure.stores.jobs.lines import noted
 from perdure.stores.jobs.loading import require_same
 from perdure.stores.jobs.saving import end_of_log, require_log
 
@@ -189,6 +193,16 @@ def read_inbox(session_id: str, asked: Asked = ALL, *, taken_too: bool = False) 
     return asked.cut([posted_of(session_id, sid, *row) for row in rows])
 
 
+def read_whole_inbox(session_id: str, asked: Asked = ALL) -> Job[list[JournalEntry]]:
+    """Return items of an inbox with the images and files of their messages."""
+    found = yield from read_inbox(session_id, asked)
+    wanted = {key: f"inbox {entry.seq}" for entry in found for key in codec.hashes_in_post(entry.body)}
+    if not wanted:
+        return found
+    bodies = yield from attachments.read_bodies(session_id, wanted)
+    return [replace(entry, body=codec.attached_post(entry.body, bodies)) for entry in found]
+
+
 def posted_of(
     session_id: str, sid: int, seq: int, run: str | None, kind: str, crc: int | None, body: bytes
 ) -> JournalEntry:
@@ -199,14 +213,35 @@ def posted_of(
     return JournalEntry(seq, kind, codec.decode_plain(body), run)
 
 
-def post(session_id: str, entry: Entry, body: bytes) -> Job[int]:
+class Post(NamedTuple):
+    """An item on its way to an inbox, with the images and files of its messages apart."""
+
+    entry: Entry
+    body: bytes
+    attachments: Sequence[codec.Attachment]
+
+    @classmethod
+    def of(cls, entry: Entry) -> Post:
+        """Return an item made ready; InvalidData before anything is written."""
+        codec.encode_json(entry.body, f"$.{entry.kind}")
+        kept, attachments = codec.detached_post(entry.body)
+        ((given, body),) = prepare_entries([Entry(entry.kind, kept, entry.run)])
+        return cls(given, body, attachments)
+
+
+def post(session_id: str, item: Post) -> Job[int]:
     """Put an item into a session's inbox, and return its number."""
-    yield Lock((session_id,))
-    rows = yield Select("session", ("sid", "inbox_end"), {"id": session_id})
+    yield Lock((session_id,), "share" if item.attachments else "")
+    rows = yield Select("session", ("sid", "inbox_end", "log"), {"id": session_id})
     if not rows:
         raise SessionNotFound(session_id)
-    sid, seq = rows[0][0], rows[0][1] + 1
-    yield from write_inbox(sid, [(entry, body)], seq)
+    sid, seq, log = rows[0][0], rows[0][1] + 1, rows[0][2]
+    yield from write_inbox(sid, [(item.entry, item.body)], seq)
+    if item.attachments:
+        borrowed = [each.hash for each in item.attachments if each.body is None]
+        shown = (yield from noted(session_id, sid)) if borrowed else ()
+        yield from attachments.require_reachable(session_id, sid, borrowed, shown)
+        yield from attachments.write([(0, each) for each in item.attachments], log, -seq)
     yield Update("session", {"inbox_end": seq}, {"sid": sid})
     return int(seq)
 

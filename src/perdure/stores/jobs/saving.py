@@ -15,17 +15,18 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import CorruptRecord, SessionConflict, SessionNotFound
+from perdure.errors import CorruptRecord, ErasedMeanwhile, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Key, StoredAt
 from perdure.stores.cache import CachedSession
 from perdure.stores.claims import Holder
-from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Select, Update
+from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Row, Select, Update
 from perdure.stores.format.heads import PREFIX, encode_head
 from perdure.stores.format.placement import Placement, foreign_stretches
 from perdure.stores.format.rows import (
+    Attachments,
     Batch,
     Stretch,
     Values,
@@ -34,15 +35,17 @@ from perdure.stores.format.rows import (
     checksum,
     key_checksum,
     log_checksum,
+    minute_of,
     operation_id,
     seed_of,
 )
 from perdure.stores.format.settled import note_settled
 from perdure.stores.jobs.claiming import Facts, facts_of, refusal
-from perdure.stores.jobs.lines import Inherited, Stretches, inherited, known_beginning, shown_by_first, uncovered
+from perdure.stores.jobs.lines import Inherited, Stretches, inherited, known_beginning, noted, shown_by_first, uncovered
 
 Pack = Callable[[bytes], bytes]
 """What makes the body of a row smaller, if the engine wants it so."""
+_NONE: frozenset[Any] = frozenset()
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -61,13 +64,20 @@ class Change:
     """A change to one session. `refuse` and `draft` may be called again: much depends on how the session stands."""
 
     gate: Literal["", "share"] = ""
+    attachments: Attachments = ()
+    """The images and files that its messages name by hash."""
 
     def __init__(self, session_id: SessionId, origin: str) -> None:
         self.session_id = session_id
         self.origin = origin
         self.op = operation_id()
-        self.finish: Callable[[Any], Any] = _as_it_is
-        """Called with what came of it, in the caller's event loop, even if the caller does not wait any more."""
+
+    def finish(self, result: Any) -> Any:
+        """Take note of what came of it, in the caller's event loop, even if the caller does not wait any more.
+
+        What it calls for that must not hold this change: each save would be a cycle, left to the garbage collector.
+        """
+        return result
 
     def refuse(self, facts: Facts) -> None:
         """Raise what is wrong; return if the change may be made to a session that stands so."""
@@ -80,10 +90,6 @@ class Change:
     def made_to(self, facts: Facts) -> Job[Any]:
         """Make the change to a session that stands so; for engines that have read that by a quicker way."""
         raise NotImplementedError
-
-
-def _as_it_is(result: Any) -> Any:
-    return result
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -123,15 +129,20 @@ class Keep(Change):
         taken: int = 0,
         key: Key | None = None,
         is_new: bool = False,
+        erasures: int | None = None,
         parent: CachedSession | None = None,
+        remember: Callable[[Keep, CachedSession], CachedSession] | None = None,
         drops_sketches: bool = False,
     ) -> None:
         super().__init__(session.id, origin)
         self.drops_sketches = drops_sketches
         self.session = session
         self.is_new = is_new
+        self._erasures = erasures
+        """How often something had been erased when what a new session is made of was read."""
         self.version = session.version + 1
         self.messages = placement.new
+        self.attachments: Attachments = placement.attachments
         self.at = at
         self.known = known
         self.claim = claim
@@ -144,6 +155,10 @@ class Keep(Change):
         """What a new one need not note, once that was looked up."""
         self._placement = placement
         self._pack = pack
+        self._remember = remember
+
+    def finish(self, result: CachedSession) -> CachedSession:
+        return result if self._remember is None else self._remember(self, result)
 
     @property
     def entries(self) -> int:
@@ -158,6 +173,7 @@ class Keep(Change):
         if self.is_new:
             if facts.sid is not None:
                 raise SessionConflict(self.session_id, 0, facts.version)
+            self.require_unerased(facts.erasures)
             return
         refused = refusal(self.session_id, facts, self.claim)
         if refused is not None:
@@ -167,6 +183,15 @@ class Keep(Change):
             raise SessionConflict(self.session_id, self.session.version, facts.version)
         if facts.created != self.session.info.created_at.timestamp():
             raise another_session(self.session)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Tell whether it is not to be made if something was erased since what it is made of was read."""
+        return self._erasures is not None
+
+    def require_unerased(self, erasures: int) -> None:
+        if self._erasures not in (None, erasures):
+            raise ErasedMeanwhile(self.session_id)
 
     def draft(self, place: Place, known: CachedSession | None) -> Draft:
         """Return what is to be written. `known` tells what is there already, if nothing was erased since."""
@@ -179,7 +204,7 @@ class Keep(Change):
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
-        there = known.hashes if known else frozenset[str]()
+        there = known.hashes if known else _NONE
         is_tagged = known is not None and known.session.info.tags == kept.info.tags
         return Draft(
             kept,
@@ -188,29 +213,42 @@ class Keep(Change):
             values,
             {key: self._pack(values[key]) for key in values if key not in there},
             named,
-            tuple(named - _noted(known, own)),
+            tuple(named - _noted(known, own)) if named else (),
             None if is_tagged else tuple(kept.info.tags),
         )
 
     def made_to(self, facts: Facts) -> Job[CachedSession]:
         self.refuse(facts)
-        place = (yield from self._new_session()) if self.is_new else place_of(facts)
+        draft = self.draft_of(facts, (yield from self._new_session()) if self.is_new else None)
+        return (yield from self.kept_as(draft, facts))
+
+    def draft_of(self, facts: Facts, place: Place | None = None) -> Draft:
+        """Return what is to be written to a session that stands so."""
         known = self.known if self.known is not None and self.known.erasures == facts.erasures else None
-        draft = self.draft(place, known)
+        return self.draft(place_of(facts) if place is None else place, known)
+
+    def is_plain(self, draft: Draft) -> bool:
+        """Tell whether a save writes no rows but that of its session, messages, and a head."""
+        is_alone = self.known is not None and self.batch is None and self.key is None and not self.attachments
+        is_alone = is_alone and not self.drops_sketches
+        return is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
+
+    def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:
         yield from self._write(draft, facts)
         return self.made(draft, facts)
 
     def _new_session(self) -> Job[Place]:
         info = self.session.info
         columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": len(self.messages)}
-        columns |= {"updated": self.at.timestamp(), **EMPTY_SESSION}
+        columns |= {**update_columns(self.at), **EMPTY_SESSION}
         sid, log = yield from new_session(columns)
         return Place(sid, log)
 
     def _write(self, draft: Draft, facts: Facts) -> Job[None]:
         place, sid = draft.place, draft.place.sid
         if not self.is_new:
-            yield Update("session", self.columns(draft, facts), {"sid": sid})
+            listed = yield from self._listed_as(sid)
+            yield Update("session", self.columns(draft, facts, listed), {"sid": sid})
         if self.drops_sketches:
             yield Delete("sketch", {"sid": sid})
         if draft.tags is not None:
@@ -222,6 +260,8 @@ class Keep(Change):
         if self.key is not None:
             yield from write_key(sid, self.key.name, self.key.digest, self.version)
         yield from write_messages(place.log, place.msg_end, self.messages)
+        if self.attachments:
+            yield from write_attachments(self, sid, (place.log, place.msg_end), draft.named)
         yield from write_head(sid, self.version, draft.head)
         yield from write_values(sid, draft.new_values)
         if draft.new_refs:
@@ -250,7 +290,23 @@ class Keep(Change):
         yield from _require_there(new, (yield from owners_of_logs({log for log, _, _ in new})), parent_id)
         return new
 
-    def columns(self, draft: Draft, facts: Facts) -> dict[str, Any]:
+    @property
+    def known_listing(self) -> tuple[str, str] | None:
+        """Return the status and the agent that lists have it under, if that is at hand."""
+        known = self.known
+        return None if known is None else (known.session.info.status.value, known.session.info.agent_name)
+
+    def _listed_as(self, sid: int) -> Job[tuple[str, str] | None]:
+        """Return the status and the agent that lists have it under; None if they are to be written in any case."""
+        if self.known is not None:
+            return self.known_listing
+        try:
+            rows = yield Select("session", ("status", "agent"), {"sid": sid})
+        except CorruptRecord:  # which a save mends
+            return None
+        return rows[0] if rows else None
+
+    def columns(self, draft: Draft, facts: Facts, listed: tuple[str, str] | None) -> dict[str, Any]:
         """Return what changes in the session's row. A save gives the claim back.
 
         What stays as it is is left out: to set an indexed column costs a page of the index, whatever it is set to.
@@ -265,10 +321,11 @@ class Keep(Change):
             columns["taken"] = self.taken
         if facts.claim is not None:
             columns |= {"claim": None, "expires": None}
-        known = None if self.known is None else self.known.session.info
-        if known is None or known.status is not info.status:
+        if facts.recent != (minute := minute_of(columns["updated"])):
+            columns["recent"] = minute
+        if listed is None or listed[0] != info.status.value:
             columns["status"] = info.status.value
-        if known is None or known.agent_name != info.agent_name:
+        if listed is None or listed[1] != info.agent_name:
             columns["agent"] = info.agent_name
         return columns
 
@@ -296,12 +353,16 @@ class Append(Change):
         *,
         taken: int = 0,
         branch: str = "",
+        attachments: Attachments = (),
         drops_sketches: bool = False,
     ) -> None:
         super().__init__(claim.session_id, origin)
         self.drops_sketches = drops_sketches
         self.claim = claim
         self.messages = [body for _, body in rows]
+        self.attachments = attachments
+        if attachments:
+            self.gate = "share"
         self.batch = batch
         self.taken = taken
         self.branch = branch
@@ -321,6 +382,9 @@ class Append(Change):
         place = place_of(facts)
         log, start = (yield from branch_log(place.sid, self.branch)) if self.branch else (place.log, place.msg_end)
         yield from write_messages(log, start, self.messages)
+        if self.attachments:
+            shown = (yield from noted(self.session_id, place.sid)) if borrowed_by(self) else ()
+            yield from write_attachments(self, place.sid, (log, start), shown)
         end = place.evt_end + self.entries
         yield from write_batch(place.sid, end, self.batch, (log, start, start + len(self.messages)))
         if self.drops_sketches:
@@ -347,10 +411,23 @@ class Append(Change):
 class Take(Append):
     """A claim, with a run's first entries."""
 
-    def __init__(self, claim: Claim, *given: Any, take_over: bool) -> None:
-        super().__init__(claim, *given)
+    def __init__(
+        self,
+        claim: Claim,
+        *given: Any,
+        take_over: bool,
+        attachments: Attachments = (),
+        note: Callable[[Claim], None] | None = None,
+    ) -> None:
+        super().__init__(claim, *given, attachments=attachments)
         self.take_over = take_over
+        self._note = note
         self.holder = msgspec.json.encode(Holder.here(claim.owner))
+
+    def finish(self, result: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
+        if self._note is not None:
+            self._note(result[0])
+        return result
 
     def refuse(self, facts: Facts) -> None:
         refused = refusal(self.session_id, facts, None, take_over=self.take_over)
@@ -378,6 +455,12 @@ EMPTY_SESSION: Mapping[str, Any] = {
 }
 
 
+def update_columns(at: datetime) -> dict[str, Any]:
+    """Return the columns that say when a session was updated."""
+    updated = at.timestamp()
+    return {"updated": updated, "recent": minute_of(updated)}
+
+
 def info_columns(info: Any) -> dict[str, Any]:
     """Return the columns that lists filter by, as a header says them."""
     return {
@@ -386,6 +469,7 @@ def info_columns(info: Any) -> dict[str, Any]:
         "agent": info.agent_name,
         "owner": info.owner,
         "parent": None if info.parent_id is None else str(info.parent_id),
+        "spawned": int(info.spawn_ref is not None),
         "created": info.created_at.timestamp(),
     }
 
@@ -425,10 +509,30 @@ def end_of_log(log: int | str) -> Job[int]:
 
 def write_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Job[None]:
     if bodies:
-        sums: Iterator[int | None] = repeat(None)  # in a file, whose lines have checksums of their own
-        if isinstance(log, int):
-            sums = map(crc32, bodies, count(seed_of(log) + start))
-        yield Insert("msg", ("log", "pos", "crc", "body"), zip(repeat(log), count(start), sums, bodies, strict=False))
+        yield Insert("msg", ("log", "pos", "crc", "body"), rows_of_messages(log, start, bodies))
+
+
+def rows_of_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Iterable[Row]:
+    sums: Iterator[int | None] = repeat(None)  # in a file, whose lines have checksums of their own
+    if isinstance(log, int):
+        sums = map(crc32, bodies, count(seed_of(log) + start))
+    return zip(repeat(log), count(start), sums, bodies, strict=False)
+
+
+def write_attachments(change: Change, sid: int, begin: tuple[int | str, int], shown: Iterable[Stretch]) -> Job[None]:
+    """Write the images and files of messages that stand in a log from a position on.
+
+    `shown` is what the session shows of others: a message may name by hash what is there or in the session itself.
+    """
+    from perdure.stores.jobs import attachments  # most saves have none
+
+    yield from attachments.require_reachable(change.session_id, sid, borrowed_by(change), shown)
+    yield from attachments.write(change.attachments, *begin)
+
+
+def borrowed_by(change: Change) -> set[str]:
+    """Return the hashes that new messages name without bringing the bytes."""
+    return {each.hash for _, each in change.attachments if each.body is None}
 
 
 def write_batch(sid: int, last: int, batch: Batch | None, stretch: Stretch) -> Job[None]:
@@ -452,7 +556,11 @@ def write_key(sid: int, name: str, digest: str, version: int) -> Job[None]:
 
 
 def write_head(sid: int, version: int, body: bytes) -> Job[None]:
-    yield Insert("head", ("sid", "version", "crc", "body"), [(sid, version, checksum(body, sid, version), body)])
+    yield Insert("head", ("sid", "version", "crc", "body"), [row_of_head(sid, version, body)])
+
+
+def row_of_head(sid: int, version: int, body: bytes) -> Row:
+    return sid, version, checksum(body, sid, version), body
 
 
 def write_values(sid: int, packed: Values) -> Job[None]:

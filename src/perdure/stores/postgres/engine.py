@@ -103,8 +103,9 @@ class PostgresEngine(IndexedEngine):
 
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
         link, at = self.opened.link, given_time()
-        if isinstance(job, partial) and job.func is record.post:
-            posted: Any = await self.opened.inbox.post(*job.args)
+        if isinstance(job, partial) and job.func is record.post and not job.args[1].attachments:
+            session_id, item = job.args
+            posted: Any = await self.opened.inbox.post(session_id, item.entry, item.body)
             return posted  # type: ignore[no-any-return]  # what the job would return
         if isinstance(job, partial) and job.func is sketching.keep:
             return await sketches.keep(link, *job.args)  # type: ignore[return-value]  # what the job would return
@@ -149,9 +150,14 @@ class PostgresEngine(IndexedEngine):
 
     async def page(self, page: Request[T]) -> T:
         assert isinstance(page, Page)
-        text, values = SQL.page(page)
-        rows: Any = [HeaderRow(*row) for row in await self.opened.link.rows(text, tuple(values))]
-        return rows
+        steps = SQL.page(page)
+        text, values = next(steps)
+        try:
+            while True:
+                text, values = steps.send(await self.opened.link.rows(text, tuple(values)))
+        except StopIteration as done:
+            rows: Any = [HeaderRow(*row) for row in done.value]
+            return rows
 
     async def faults(self) -> Sequence[Problem]:
         from perdure.stores.postgres.faults import faults

@@ -34,8 +34,9 @@ _NEVER_FOUND = """
     GROUP BY msg.log LIMIT 20
 """
 _TAGS = (
-    "SELECT id FROM tag JOIN session USING (sid) WHERE (tag.owner, tag.agent, tag.status, tag.created)"
-    " IS DISTINCT FROM (session.owner, session.agent, session.status, session.created) LIMIT 20"
+    "SELECT id FROM tag JOIN session USING (sid)"
+    " WHERE (tag.owner, tag.agent, tag.status, tag.spawned, tag.created, tag.recent) IS DISTINCT FROM"
+    " (session.owner, session.agent, session.status, session.spawned, session.created, session.recent) LIMIT 20"
 )
 _BACKDATED = (
     "SELECT id FROM session WHERE updated < created"

@@ -17,7 +17,7 @@ from perdure.stores.cache import CachedSession
 from perdure.stores.format.placement import transcripts_of
 from perdure.stores.format.rows import Stretch, batch_checksum, checksum
 from perdure.stores.jobs.claiming import Facts
-from perdure.stores.jobs.saving import Append, Change, Draft, Keep, Place, Take
+from perdure.stores.jobs.saving import Append, Change, Draft, Keep, Place, Take, borrowed_by
 from perdure.stores.postgres.parcel import Parcel
 from perdure.stores.postgres.rows import given_time, plain
 
@@ -96,9 +96,14 @@ class Order:
         return self._draft
 
     @property
-    def new_refs(self) -> Sequence[Stretch]:
-        """Return the stretches of others' logs that it names, and that may not be noted yet."""
-        return self.draft.new_refs if isinstance(self.change, Keep) else ()
+    def needs_care(self) -> bool:
+        """Tell whether to write it while nobody can erase: it shows what is others', or must not be too late.
+
+        The same holds for one that names files which it does not bring.
+        """
+        if self.change.attachments and borrowed_by(self.change):
+            return True
+        return isinstance(self.change, Keep) and (bool(self.draft.new_refs) or self.change.is_guarded)
 
     def refuse(self, facts: Facts) -> None:
         """Raise what is wrong; return if it may be tried again from where the session stands."""
@@ -133,9 +138,17 @@ class Order:
         log, start = self._start()
         columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
         said = parcel.messages(log, start, change.messages)
-        parcel.put(
-            "ops", {**self._common(parcel, n, change), **columns, **said, **self._of_batch(parcel, n, log, start)}
-        )
+        self._put_files(parcel, n, log, start)
+        recorded = self._of_batch(parcel, n, log, start)
+        parcel.put("ops", {**self._common(parcel, n, change), **columns, **said, **recorded})
+
+    def _put_files(self, parcel: Parcel, n: int, log: int, start: int) -> None:
+        """Send the images and files of messages; those that have to be there already, by name."""
+        for place, each in self.change.attachments:
+            parcel.need("files")
+            at = None if each.body is None else parcel.bytes_at(each.body)
+            row = {"hash": each.hash, "size": each.size, "start": at, "log": log, "pos": start + place}
+            parcel.put("files", {"n": n, **row})
 
     def _common(self, parcel: Parcel, n: int, change: Keep | Append) -> dict[str, Any]:
         if change.drops_sketches:
@@ -198,8 +211,8 @@ class Order:
         info = draft.session.info
         owner = None if info.owner is None else plain(info.owner)
         parent = info.parent_id and str(info.parent_id)
-        line = change.inherited.line
-        return {"kind": "create", "log": self.place.log, "owner": owner, "parent": parent, "line": line}
+        family = {"parent": parent, "spawned": int(info.spawn_ref is not None), "line": change.inherited.line}
+        return {"kind": "create", "log": self.place.log, "owner": owner, **family}
 
     def _of_append(self, parcel: Parcel, change: Append) -> dict[str, Any]:
         if isinstance(change, Take):

@@ -22,7 +22,8 @@ class Parcel:
     """The rows of a batch of changes, on their way into one statement."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ops", "runs", "values", "refs")}
+        names = ("ops", "runs", "values", "refs", "files")
+        self._tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         self._needed: set[str] = set()
         self._pieces: list[bytes] = []
         self._size = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+from perdure import codec
 from perdure.errors import CorruptRecord
 from perdure.model.transcript import LogRef
 from perdure.protocols import JournalEntry, RunOnRecord, RunProgress
@@ -119,9 +120,9 @@ async def _read_inbox(link: Link, session_id: str, asked: Asked) -> list[Journal
     posted = [row[5:] for row in rows if row[5] is not None]
     after = min(max(asked.after, taken), end)
     _require([row[0] for row in posted] == [*range(after + 1, end + 1)])
-    return asked.cut(
-        [posted_of(session_id, sid, seq, _text(run), restored(kind), *row) for seq, run, kind, *row in posted]
-    )
+    found = [posted_of(session_id, sid, seq, _text(run), restored(kind), *row) for seq, run, kind, *row in posted]
+    _require(not any(codec.hashes_in_post(item.body) for item in found))  # which have files, to be read too
+    return asked.cut(found)
 
 
 async def _runs(
@@ -188,7 +189,7 @@ def _bound(number: int | None) -> int | None:
 
 _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
     record.read_record: _read_record,
-    record.read_inbox: _read_inbox,
+    record.read_whole_inbox: _read_inbox,
     record.runs: _runs,
     record.log_of: _log_of,
     sketching.progress: _progress,

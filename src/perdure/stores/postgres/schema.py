@@ -10,9 +10,19 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import InvalidData, StoreError
+from perdure.stores.format.heads import was_spawned
 from perdure.stores.postgres.link import LIMITS, completed_dsn, limiting, passwords_in
 
 _LOCK = 0x70657265
+_BEFORE_SPAWNED = 4
+"""The number of the last schema that did not tell sub-agents' sessions from others."""
+_ADD_SPAWNED = "ALTER TABLE session ADD COLUMN IF NOT EXISTS spawned smallint NOT NULL DEFAULT 0"
+_HEADS = (
+    "SELECT session.sid, head.body FROM session"
+    " LEFT JOIN head ON head.sid = session.sid AND head.version = session.version"
+    " WHERE session.sid > %s ORDER BY session.sid LIMIT %s"
+)
+_SESSIONS_AT_ONCE = 1_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 
 
@@ -34,9 +44,13 @@ async def migrate(dsn: str, schema: str) -> None:
             for limit in limits:
                 await connection.execute(limit)
             await connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
-            if await _current(connection, schema) != len(migrations()):
+            current, filled = await _current(connection, schema), 0
+            if current == _BEFORE_SPAWNED:
+                await connection.execute(_ADD_SPAWNED)
+                filled = await _fill_in_spawned(connection, 0)
+            if current != len(migrations()):
                 async with connection.transaction():
-                    await _apply(connection, schema)
+                    await _apply(connection, schema, filled)
     except psycopg.Error as error:
         said = str(error)
         for password in passwords:
@@ -46,7 +60,7 @@ async def migrate(dsn: str, schema: str) -> None:
         ) from None
 
 
-async def _apply(connection: psycopg.AsyncConnection[Any], schema: str) -> None:
+async def _apply(connection: psycopg.AsyncConnection[Any], schema: str, filled: int) -> None:
     # Whoever waited here finds the work done: `_current` looks again.
     await connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, schema))
     current = await _current(connection, schema)
@@ -55,9 +69,24 @@ async def _apply(connection: psycopg.AsyncConnection[Any], schema: str) -> None:
         await connection.execute("CREATE TABLE perdure_schema (number integer NOT NULL)")
         await connection.execute("INSERT INTO perdure_schema VALUES (0)")
         current = 0
-    for script in migrations()[current:]:
+    for number, script in enumerate(migrations()[current:], current):
+        if number == _BEFORE_SPAWNED:
+            await connection.execute(_ADD_SPAWNED)
+            await _fill_in_spawned(connection, filled)
         await connection.execute(script.encode())
     await connection.execute("UPDATE perdure_schema SET number = %s", (len(migrations()),))
+
+
+async def _fill_in_spawned(connection: psycopg.AsyncConnection[Any], after: int) -> int:
+    """Note which of the sessions behind a number are sub-agents', as their heads tell; return the last number seen.
+
+    In a large store it is done before the migration itself, some sessions at a time, while others read and write.
+    """
+    while rows := await (await connection.execute(_HEADS, (after, _SESSIONS_AT_ONCE))).fetchall():
+        spawned = [sid for sid, body in rows if was_spawned(body)]
+        await connection.execute("UPDATE session SET spawned = 1 WHERE sid = ANY (%s) AND spawned = 0", (spawned,))
+        after = rows[-1][0]
+    return after
 
 
 async def _current(connection: psycopg.AsyncConnection[Any], schema: str) -> int | None:

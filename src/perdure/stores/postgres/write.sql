@@ -7,7 +7,8 @@ WITH op AS MATERIALIZED (
         n int, kind text, id text, op text, at double precision,
         sid bigint, version bigint, created double precision, msg_end bigint, evt_end bigint,
         epoch bigint, take_over boolean, gone bigint, erasures bigint,
-        log bigint, status text, agent text, owner text, parent text, updated double precision,
+        log bigint, status text, agent text, owner text, parent text, spawned smallint,
+        updated double precision,
         messages bigint, entries bigint, taken bigint, holder text, lease double precision,
         said_in bigint, said_from bigint, said_sums bigint[], said_starts int[], said_sizes int[],
         head_crc bigint, head_from int, head_size int, hashes text[], wanted bigint[],
@@ -47,8 +48,8 @@ ready AS MATERIALIZED (
 made AS (
     -- A session's number is never used twice: a claim on an erased session is none on its successor of the same id.
     INSERT INTO session
-        (sid, id, log, version, status, agent, owner, parent, created, updated, msg_end, epoch, op, line)
-    SELECT sid, id, log, 1, status, agent, owner, parent, created, updated, messages, sid << 20, op, line
+        (sid, id, log, version, status, agent, owner, parent, spawned, created, updated, msg_end, epoch, op, line)
+    SELECT sid, id, log, 1, status, agent, owner, parent, spawned, created, updated, messages, sid << 20, op, line
     FROM op WHERE kind = 'create'
     ON CONFLICT (id) DO NOTHING
     RETURNING sid
@@ -170,6 +171,29 @@ kept_values AS (
 kept_uses AS (
     INSERT INTO uses (hash, sid)
     SELECT hash, sid FROM given_values CROSS JOIN gate
+    ON CONFLICT DO NOTHING
+)
+-- end
+-- if files
+, given_files AS MATERIALIZED (
+    SELECT row.* FROM jsonb_to_recordset(:files::jsonb)
+        AS row (n int, hash text, size int, start int, log bigint, pos bigint)
+    WHERE row.n = ANY (ARRAY(SELECT n FROM done))
+),
+-- As for values.
+file_gate AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock_shared(:gate::int, hashtext(current_schema()))
+    WHERE EXISTS (SELECT 1 FROM given_files)
+),
+kept_files AS (
+    INSERT INTO blob (hash, size, body)
+    SELECT DISTINCT ON (hash) hash, size, substring(:blob::bytea FROM start FOR size)
+    FROM given_files CROSS JOIN file_gate WHERE start IS NOT NULL ORDER BY hash
+    ON CONFLICT DO NOTHING
+),
+attached_files AS (
+    INSERT INTO attached (hash, log, pos)
+    SELECT DISTINCT hash, log, pos FROM given_files CROSS JOIN file_gate
     ON CONFLICT DO NOTHING
 )
 -- end

@@ -9,17 +9,19 @@ and one that names others' logs. A cancelled caller does not cancel its change: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import psycopg
 
-from perdure.errors import ClaimLost, PerdureError, SessionNotFound, StoreError
+from perdure.errors import ClaimLost, ErasedMeanwhile, InvalidData, PerdureError, SessionNotFound, StoreError
 from perdure.stores.cache import LRU
 from perdure.stores.engine import Job, Lock
 from perdure.stores.format.rows import Stretch
+from perdure.stores.jobs.attachments import require_reachable
 from perdure.stores.jobs.claiming import Facts, count_of_erasures
-from perdure.stores.jobs.saving import Append, Change, Keep, Place
+from perdure.stores.jobs.lines import noted
+from perdure.stores.jobs.saving import Append, Change, Keep, Place, borrowed_by
 from perdure.stores.postgres import link as lines
 from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Line, Link, as_store_error, ask, fetched, is_lost, is_passing
@@ -91,8 +93,10 @@ class Writer:
         return await order.done
 
     def _start(self) -> None:
-        if not any(lane.is_busy for lane in self._lanes):
-            self._run(self._lanes[0])
+        """Have a lane take what waits: at once if none does, and one more when a batch is full."""
+        idle = [lane for lane in self._lanes if not lane.is_busy]
+        if idle and (len(idle) == len(self._lanes) or len(self._waiting) >= MOST_PER_BATCH):
+            self._run(idle[0])
 
     def _run(self, lane: _Lane) -> None:
         lane.task = asyncio.get_running_loop().create_task(self._serve(lane), name="perdure writer")
@@ -169,7 +173,7 @@ class Writer:
             found = await self._located(connection, batch)
             together = []
             for order in found:
-                if order.new_refs:
+                if order.needs_care:
                     self._set_aside(order)
                 else:
                     together.append(order)
@@ -196,7 +200,7 @@ class Writer:
     async def _make_aside(self, order: Order) -> None:
         try:
             async with self._link.connection() as connection:
-                if order.new_refs:
+                if order.needs_care:
                     await self._send_carefully(connection, order)
                 else:
                     await self._send(connection, [order], waits=True)
@@ -348,12 +352,12 @@ class Writer:
         order.branch_log = known
 
     async def _send_carefully(self, connection: Connection, order: Order) -> None:
-        """Write what names others' logs, while nobody can erase them."""
+        """Write what names others' logs, or files that it does not bring, while nobody can erase them."""
         try:
             async with connection.transaction():
                 order.refs = await ask(connection, queries_of(_must_be_noted(order), order.at))
                 answers = await self._execute(connection, [order], waits=True)
-        except SessionNotFound as error:
+        except (SessionNotFound, ErasedMeanwhile, InvalidData) as error:
             self._fail([order], error)
         except psycopg.Error as error:
             if is_lost(error):
@@ -365,10 +369,24 @@ class Writer:
 
 
 def _must_be_noted(order: Order) -> Job[list[Stretch]]:
-    """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased."""
-    assert isinstance(order.change, Keep)
-    yield Lock((order.change.session_id,), "share")
-    return (yield from order.change.unnoted(order.draft, (yield from count_of_erasures())))
+    """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased.
+
+    InvalidData if a message names a file that is not the session's.
+    """
+    change = order.change
+    yield Lock((change.session_id,), "share")
+    shown: Collection[Stretch] = ()
+    stretches: list[Stretch] = []
+    if isinstance(change, Keep):
+        erasures = yield from count_of_erasures()
+        if not order.may_have_been_made:  # or it would be refused for what was erased after it was created
+            change.require_unerased(erasures)
+        shown = order.draft.named
+        stretches = (yield from change.unnoted(order.draft, erasures)) if order.draft.new_refs else []
+    if hashes := borrowed_by(change):
+        shown = shown or (yield from noted(change.session_id, order.place.sid))
+        yield from require_reachable(change.session_id, order.place.sid, hashes, shown)
+    return stretches
 
 
 async def _was_made(connection: Connection, change: Change, answer: Answer) -> bool:

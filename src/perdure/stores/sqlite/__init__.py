@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from perdure.errors import InvalidData
-from perdure.model.checks import expect_count, expect_wait
+from perdure.model.checks import expect, expect_count, expect_wait
 from perdure.stores.file_lock import LOCK_TIMEOUT
 from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.stores.store import IndexedStore
@@ -17,14 +17,27 @@ class SqliteStore(IndexedStore):
 
     `cache` is how many sessions are kept at hand; a cached session is checked against the file at every load.
     `lock_timeout` is how many seconds a writer waits for another process before it raises SessionLocked.
+    With `commit_in_loop` a save is committed in the event loop's own thread if nobody else is writing. That takes less
+    time, and the loop waits for the disk meanwhile: right for a script or a command, not for a server.
     """
 
     _engine: SqliteEngine
 
-    def __init__(self, path: str | os.PathLike[str], *, cache: int = 128, lock_timeout: float = LOCK_TIMEOUT) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        cache: int = 128,
+        lock_timeout: float = LOCK_TIMEOUT,
+        commit_in_loop: bool = False,
+    ) -> None:
         if not isinstance(path, str | os.PathLike) or str(path) in ("", ":memory:"):
             raise InvalidData("$.path", "a SqliteStore is a file; use MemoryStore() to keep sessions in memory")
-        engine = SqliteEngine(Path(path), expect_wait(lock_timeout, "$.lock_timeout"))
+        engine = SqliteEngine(
+            Path(path),
+            expect_wait(lock_timeout, "$.lock_timeout"),
+            commit_in_loop=expect(commit_in_loop, bool, "$.commit_in_loop"),
+        )
         super().__init__(engine, cache=expect_count(cache, "$.cache"))
 
     @property

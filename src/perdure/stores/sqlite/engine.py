@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -41,7 +41,8 @@ from perdure.stores.file_lock import FileLock
 from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
-from perdure.stores.sql import Adapter, Again, Dialect, Translator
+from perdure.stores.jobs.saving import Append, Draft, Keep, row_of_head, rows_of_messages
+from perdure.stores.sql import Adapter, Again, Dialect, Steps, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
 from perdure.stores.sqlite.readers import Readers
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from perdure.stores.sqlite.search import SearchThread
 
 _PAUSE = 0.01
+_BRIEF = 64
+"""A change of at most this many messages may be made in an event loop's thread."""
 _ERASURES = "(SELECT value FROM meta WHERE key = 'erasures')"
 _PEEK = f"SELECT version, {_ERASURES} FROM session WHERE id = ?"
 _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE id = ?"
@@ -62,9 +65,10 @@ _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE 
 class SqliteEngine(IndexedEngine):
     """Keeps the tables in a SQLite file."""
 
-    def __init__(self, path: Path, lock_timeout: float) -> None:
+    def __init__(self, path: Path, lock_timeout: float, *, commit_in_loop: bool = False) -> None:
         self._path = path
         self._timeout = lock_timeout
+        self._commits_in_loop = commit_in_loop
         self._open: OpenFile | None = None
 
     @property
@@ -87,7 +91,7 @@ class SqliteEngine(IndexedEngine):
         if self._open is not None:
             raise StoreError("This store is open already.")
         path = await asyncio.to_thread(prepare, self._path, self._timeout)
-        self._open = OpenFile(path, self._timeout)
+        self._open = OpenFile(path, self._timeout, commit_in_loop=self._commits_in_loop)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,7 +113,9 @@ class SqliteEngine(IndexedEngine):
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened
-        return await opened.writer.run(partial(_commit, change, now().timestamp(), opened.deferred), change.finish)
+        job = partial(_commit, change, now().timestamp(), opened.deferred)
+        is_brief = isinstance(change, Keep | Append) and len(change.messages) <= _BRIEF and not change.attachments
+        return await opened.writer.ask(job, change.finish, brief=is_brief)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
@@ -184,7 +190,7 @@ class SqliteEngine(IndexedEngine):
 class OpenFile:
     """An open file: its threads, and its connection for looking at a row or two in passing."""
 
-    def __init__(self, path: Path, lock_timeout: float) -> None:
+    def __init__(self, path: Path, lock_timeout: float, *, commit_in_loop: bool = False) -> None:
         self.path = path
         self._pid = os.getpid()
         self._peeking = threading.Lock()
@@ -192,7 +198,8 @@ class OpenFile:
         self.origin = str(self._surely(lambda db: meta(db, "uid")))
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.deferred = DeferredRows()
-        self.writer = WritingWorker(f"perdure writer {path.name}", partial(connect, path), self._lock, self.deferred)
+        name = f"perdure writer {path.name}"
+        self.writer = WritingWorker(name, partial(connect, path), self._lock, self.deferred, in_loop=commit_in_loop)
         self.readers = Readers(f"perdure reader {path.name}", self._connected_again)
         self._searching: SearchThread | None = None
         self.left: frozenset[int] | None = frozenset()
@@ -221,13 +228,13 @@ class OpenFile:
 
     def peek(self, sql: str, bindings: tuple[Any, ...]) -> Any:
         """Return the first row of one statement, or None."""
-        return self._surely(lambda db: db.execute(sql, bindings).fetchone())
+        return self._surely(_first_row, sql, bindings)
 
-    def _surely(self, job: Callable[[apsw.Connection], T]) -> T:
+    def _surely(self, job: Callable[..., T], *given: Any) -> T:
         try:
             with self._peeking:
                 require_in_place(self._peeker)
-                return job(self._peeker)
+                return job(self._peeker, *given)
         except (apsw.Error, UnicodeError) as error:
             raise as_store_error(error) from None
 
@@ -255,6 +262,10 @@ class OpenFile:
             self._peeker.close()
 
 
+def _first_row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> Any:
+    return db.execute(sql, bindings).fetchone()
+
+
 def _in_one_state(job: Callable[[apsw.Connection], T], db: apsw.Connection) -> T:
     db.execute("BEGIN")
     try:
@@ -269,6 +280,8 @@ _TEXTS = {
     "log": {"name"},
     "value": {"hash"},
     "uses": {"hash"},
+    "blob": {"hash"},
+    "attached": {"hash"},
     "run": {"loop"},
     "inbox": {"run", "kind"},
     "key": {"name", "digest"},
@@ -323,9 +336,35 @@ def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection)
     row = db.execute(_FACTS, (str(change.session_id),)).fetchone()
     if row is None or type(row[-1]) is not int:
         return _drive(change.job, at, db, deferred)
-    *columns, claim, expires, erasures = row
-    facts = Facts(*columns, claim, claim is not None and expires > at, erasures)  # type: ignore[call-arg]
+    *columns, recent, claim, expires, erasures = row
+    facts = Facts(*columns, claim, claim is not None and expires > at, erasures, recent)  # type: ignore[call-arg]
+    if isinstance(change, Keep) and not change.is_new:
+        change.refuse(facts)
+        draft = change.draft_of(facts)
+        if change.is_plain(draft):
+            _write_plain(change, draft, facts, db, deferred)
+            return change.made(draft, facts)
+        return drive(change.kept_as(draft, facts), Rows(db, at, deferred).answer)
     return drive(change.made_to(facts), Rows(db, at, deferred).answer)
+
+
+_MESSAGES = "INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)"
+_HEADS = "INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)"
+
+
+def _write_plain(keep: Keep, draft: Draft, facts: Facts, db: apsw.Connection, deferred: DeferredRows) -> None:
+    """Write what most saves write, by statements that are written out: the row of the session, messages, a head."""
+    place, columns = draft.place, keep.columns(draft, facts, keep.known_listing)
+    db.execute(_update_of(tuple(columns)), (*columns.values(), place.sid))
+    messages = rows_of_messages(place.log, place.msg_end, keep.messages)
+    for text, rows in ((_MESSAGES, messages), (_HEADS, [row_of_head(place.sid, keep.version, draft.head)])):
+        if not deferred.take(text, rows):
+            db.executemany(text, rows)
+
+
+@cache
+def _update_of(columns: tuple[str, ...]) -> str:
+    return f"UPDATE session SET {', '.join(f'{name} = ?' for name in columns)} WHERE sid = ?"
 
 
 # Rows of these are only ever added, and in every save. Where many save at once, they are written together.
@@ -381,13 +420,22 @@ class Rows:
 
 def _read_page(page: Page, db: apsw.Connection) -> list[HeaderRow]:
     try:
-        rows = list(map(HeaderRow._make, db.execute(*TRANSLATOR.page(page))))
+        rows = [HeaderRow(*row) for row in _in_steps(TRANSLATOR.page(page), db)]
     except UnicodeDecodeError:
         texts = [name in _TEXTS["session"] for name in HeaderRow._fields]
-        rows = [HeaderRow(*_decoded(row, texts)) for row in db.execute(*_OF_DAMAGED.page(page))]
+        rows = [HeaderRow(*_decoded(row, texts)) for row in _in_steps(_OF_DAMAGED.page(page), db)]
     if any(newer[:2] <= older[:2] for newer, older in pairwise(rows)):
         raise CorruptRecord(None, "of the session table", "its rows are out of order")
     return rows
+
+
+def _in_steps(steps: Steps, db: apsw.Connection) -> list[Row]:
+    statement = next(steps)
+    try:
+        while True:
+            statement = steps.send(db.execute(*statement).fetchall())
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # what a generator returns has no type here
 
 
 def _decoded(row: Row, texts: Sequence[bool]) -> Row:

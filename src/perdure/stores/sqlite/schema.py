@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import msgspec
 
 from perdure.errors import ConfigurationError, CorruptRecord, StoreError
 from perdure.stores.file_lock import FileLock
-from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum
+from perdure.stores.format.heads import was_spawned
+from perdure.stores.format.rows import Batch, batch_checksum, entry_checksum, key_checksum, log_checksum, minute_of
+from perdure.stores.sqlite import steps
 
 APPLICATION_ID = 0x70657264  # "perd"
 # Up to 64 MiB of write-ahead log. 64 tasks saved 3,370 and 4,410 times a second with it, 3,280 and 3,250 with 4,000.
-_CHECKPOINT_PAGES = 16_000
+CHECKPOINT_PAGES = 16_000
 BUSY_MS = 10_000
 # Instead of 2,000. Whatever a writer commits empties it, and a long session is read once from end to end: loads of 0
 # and of 10,000 messages took as long with either, and the process is 1.9 MB smaller.
@@ -100,7 +103,7 @@ def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     _set(connection, "journal_mode", "wal")
     _set(connection, "synchronous", 2)
     _set(connection, "secure_delete", 1)
-    _set(connection, "wal_autocheckpoint", _CHECKPOINT_PAGES)
+    _set(connection, "wal_autocheckpoint", CHECKPOINT_PAGES)
     _set(connection, "trusted_schema", 0)
     _set(connection, "cell_size_check", 1)
     if reader:
@@ -122,10 +125,16 @@ def migrate(connection: apsw.Connection) -> None:
     """Apply the migrations that the file does not have yet, each once, whoever else is starting up."""
     for name, function in _FUNCTIONS.items():
         connection.create_scalar_function(name, function, deterministic=True)
+    scripts = _migrations()
+    found = _require_own(connection)
+    if 0 < found < len(scripts):  # of several, the first: the steps of the others need what it makes
+        steps.take(connection, steps.halves(scripts[found].read_text())[0], lambda: exclusively(connection))
     with exclusively(connection):
         current = _require_own(connection)
-        for number, script in list(enumerate(_migrations(), start=1))[current:]:
-            connection.execute(script.read_text()).fetchall()
+        for number, script in list(enumerate(scripts, start=1))[current:]:
+            in_steps, rest = steps.halves(script.read_text())
+            steps.take(connection, in_steps, nullcontext)
+            connection.execute(rest).fetchall()
             connection.pragma("user_version", number)
         connection.pragma("application_id", APPLICATION_ID)
 
@@ -196,10 +205,16 @@ def _batch_crc(sid: int, seq: int, loop: bytes | None, kind: bytes, crc: int, bo
     return batch_checksum(sid, seq, batch) ^ (0 if was_sound else 1)
 
 
+def _minute(time: float) -> int:
+    return minute_of(time) if isfinite(time) else 0
+
+
 # What migrations call.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "batch_body": _batch_body,
     "batch_crc": _batch_crc,
     "key_crc": key_checksum,
     "log_crc": log_checksum,
+    "minute": _minute,
+    "was_spawned": was_spawned,
 }

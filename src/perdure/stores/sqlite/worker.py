@@ -1,7 +1,8 @@
 """A thread that owns one SQLite connection and serves jobs from any event loop.
 
 A writing worker commits all the jobs that are waiting together; so a lone save commits at once, and a crowd shares one
-fsync. A cancelled caller does not cancel its job: what was handed in is carried out.
+fsync. A cancelled caller does not cancel its job: what was handed in is carried out. Where a store says so, an event
+loop commits brief jobs itself, as long as nobody else is writing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import apsw
 
 from perdure.errors import CorruptRecord, InvalidData, PerdureError, StoreError
 from perdure.stores.file_lock import FileLock
+from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
 
 T = TypeVar("T")
@@ -33,7 +35,7 @@ IDLE_SECONDS = 1.0
 class Request:
     """A job, and the event loop that waits for what comes of it."""
 
-    __slots__ = ("alone", "error", "finish", "future", "job", "long", "loop", "result")
+    __slots__ = ("alone", "brief", "error", "finish", "future", "job", "long", "loop", "result")
 
     def __init__(
         self,
@@ -42,9 +44,11 @@ class Request:
         loop: asyncio.AbstractEventLoop,
         *,
         alone: bool = False,
+        brief: bool = False,
         long: bool = False,
     ) -> None:
         self.alone = alone
+        self.brief = brief
         self.long = long
         self.job = job
         self.finish = finish
@@ -77,31 +81,39 @@ class Requests:
         self._closed = False
         self._is_ended = False
 
-    async def run(
+    async def run(self, job: Callable[[apsw.Connection], T], *, alone: bool = False, long: bool = False) -> Any:
+        """Return what the job returns, or raise the error it raised.
+
+        A job that is to run `alone` is given the connection outside of any transaction.
+        """
+        return await self.ask(job, alone=alone, long=long)
+
+    def ask(
         self,
         job: Callable[[apsw.Connection], T],
         finish: Callable[[T], Any] | None = None,
         *,
         alone: bool = False,
+        brief: bool = False,
         long: bool = False,
-    ) -> Any:
-        """What the job returns, passed through `finish` in this loop; or the error it raised.
+    ) -> asyncio.Future[Any]:
+        """Hand in a job. Return a future of what it returns, passed through `finish` in this loop.
 
-        A job that is to run `alone` is given the connection outside of any transaction.
+        What is `brief` may be carried out in this loop's thread.
         """
         if self._closed:
             raise _closed_error()
         if self._pid != os.getpid():
             raise StoreError("This store was opened in another process. Open one of your own after the fork.")
         loop = asyncio.get_running_loop()
-        request = Request(job, finish, loop, alone=alone, long=long)
+        request = Request(job, finish, loop, alone=alone, brief=brief, long=long)
         gathered = self._gathering.get(loop)
         if gathered is None:
             self._gathering[loop] = [request]
             loop.call_soon(self._hand_over, loop)
         else:
             gathered.append(request)
-        return await request.future
+        return request.future
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hand over what was gathered.
@@ -162,8 +174,15 @@ class Worker(Requests):
             self._broken = as_store_error(error)
             self._refuse_all()
             return
+        self._begin(connection)
         while self._serve_batch(connection):
             pass
+        self._end(connection)
+
+    def _begin(self, connection: apsw.Connection) -> None:
+        """Called once, before the first batch."""
+
+    def _end(self, connection: apsw.Connection) -> None:
         connection.close()
 
     def _serve_batch(self, connection: apsw.Connection) -> bool:
@@ -175,12 +194,15 @@ class Worker(Requests):
         together = [request for request in batch if not request.alone]
         if together:
             self._carry_out(connection, together)
-            deliver(together)
+            self._done(together)
         for request in batch:
             if request.alone:
                 self._carry_out_alone(connection, request)
-                deliver([request])
+                self._done([request])
         return open_for_more
+
+    def _done(self, batch: list[Request]) -> None:
+        deliver(batch)
 
     def _next_batch(self, connection: apsw.Connection) -> tuple[list[Request], bool]:
         batch: list[Request] = []
@@ -239,17 +261,97 @@ class WritingWorker(Worker):
     """A worker that commits in groups, one process at a time.
 
     SQLite's own busy handler is unfair between processes; a lock on a file beside the database is not.
+
+    With `in_loop`, an event loop commits what is brief in its own thread: it waits for the disk then, but for nobody's
+    lock. Whatever could hold it up longer is left to the worker's thread.
     """
 
     def __init__(
-        self, name: str, connect: Callable[[], apsw.Connection], lock: FileLock, deferred: DeferredRows
+        self,
+        name: str,
+        connect: Callable[[], apsw.Connection],
+        lock: FileLock,
+        deferred: DeferredRows,
+        *,
+        in_loop: bool = False,
     ) -> None:
         self._lock = lock
         self._deferred = deferred
         self._is_behind = False
+        self._logged = 0
+        """How many pages the write-ahead log held after the last commit, where loops commit."""
+        self._is_for_loops = in_loop
+        self._using = threading.Lock()
+        """Held by the thread that uses the connection, and taken before the lock on the file."""
+        self._connection: apsw.Connection | None = None
+        """Where loops commit: the connection, as long as it is open."""
+        self._left = 0
+        """How many requests are left to the worker's thread: no loop goes before them, or they could wait for ever."""
         super().__init__(name, connect)
 
+    def _begin(self, connection: apsw.Connection) -> None:
+        if self._is_for_loops:
+            # In place of SQLite's own checkpoint, which would be part of a commit in an event loop.
+            connection.set_wal_hook(self._note_pages)
+            self._connection = connection
+
+    def _end(self, connection: apsw.Connection) -> None:
+        with self._using:
+            self._connection = None
+            super()._end(connection)
+
+    def _note_pages(self, _: apsw.Connection, __: str, pages: int) -> int:
+        self._logged = pages
+        return apsw.SQLITE_OK
+
+    def _accept(self, requests: list[Request]) -> bool:
+        if self._connection is not None and self._carry_out_in_loop(requests):
+            return True
+        with self._ending:
+            self._left += len(requests)
+        return super()._accept(requests)
+
+    def _done(self, batch: list[Request]) -> None:
+        with self._ending:
+            self._left -= len(batch)
+        super()._done(batch)
+
+    def _carry_out_in_loop(self, batch: list[Request]) -> bool:
+        """Carry out a batch in this thread, which is an event loop's. Return False if that could hold it up."""
+        if len(batch) > MOST_PER_COMMIT or not all(request.brief for request in batch):
+            return False
+        if self._left or not self._using.acquire(blocking=False):
+            return False
+        try:
+            connection = self._connection
+            if connection is None or self._is_ended or self._broken is not None or not self._lock.try_once():
+                return False
+            try:
+                if not _begin_at_once(connection):
+                    return False
+                self._commit_or_fail(connection, batch)
+            finally:
+                self._lock.let_go()
+            if not self._is_behind or self._logged >= schema.CHECKPOINT_PAGES:
+                self._is_behind = True
+                self._queue.put([])  # the worker's thread empties the log: now if it is long, else when it is idle
+        finally:
+            self._using.release()
+        _deliver_in_loop(batch)
+        return True
+
+    def _commit_or_fail(self, connection: apsw.Connection, batch: list[Request]) -> None:
+        try:
+            self._commit(connection, batch)
+        except Exception as error:  # around a request: without an answer those who wait would wait for ever
+            self._fail_all(connection, batch, error)
+        except BaseException:  # Ctrl-C, in the midst of it
+            _roll_back(connection)
+            raise
+
     def _wait(self, connection: apsw.Connection) -> list[Request] | None:
+        if self._logged >= schema.CHECKPOINT_PAGES:
+            self._empty_log(connection)
         if self._is_behind:
             try:
                 return self._queue.get(timeout=IDLE_SECONDS)
@@ -259,43 +361,51 @@ class WritingWorker(Worker):
 
     def _empty_log(self, connection: apsw.Connection) -> None:
         """Move what was committed into the database file, unless another process is writing: it will do so."""
-        if self._lock.try_once():
-            try:
-                with suppress(apsw.Error):  # what cannot be moved stays where it is
-                    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                    self._is_behind = False
-            finally:
-                self._lock.let_go()
+        with self._using:
+            self._logged = 0
+            if self._lock.try_once():
+                try:
+                    with suppress(apsw.Error):  # what cannot be moved stays where it is
+                        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                        self._is_behind = False
+                finally:
+                    self._lock.let_go()
 
     def _carry_out(self, connection: apsw.Connection, batch: list[Request]) -> None:
         if self._broken is not None:
             for request in batch:
                 request.error = self._broken
             return
-        try:
-            with self._lock:
-                require_in_place(connection)
-                connection.execute("BEGIN IMMEDIATE")
-                if not self._done_together(connection, batch):
-                    connection.execute("ROLLBACK")
+        with self._using:
+            try:
+                with self._lock:
+                    require_in_place(connection)
                     connection.execute("BEGIN IMMEDIATE")
-                    for request in batch:
-                        self._try_one(connection, request)
-                connection.execute("COMMIT")
-            self._is_behind = True
-        except Exception as error:  # around a request: without an answer those who wait would wait for ever
-            self._fail_all(connection, batch, error)
+                    self._commit(connection, batch)
+                self._is_behind = True
+            except Exception as error:  # around a request: without an answer those who wait would wait for ever
+                self._fail_all(connection, batch, error)
+
+    def _commit(self, connection: apsw.Connection, batch: list[Request]) -> None:
+        """Carry out a batch in the transaction that has begun, and commit it."""
+        if not self._done_together(connection, batch):
+            connection.execute("ROLLBACK")
+            connection.execute("BEGIN IMMEDIATE")
+            for request in batch:
+                self._try_one(connection, request)
+        connection.execute("COMMIT")
 
     def _carry_out_alone(self, connection: apsw.Connection, request: Request) -> None:
         if self._broken is not None:
             request.error = self._broken
             return
-        try:
-            with self._lock:
-                request.result = request.job(connection)
-            self._is_behind = True
-        except Exception as error:  # around a request: the thread serves others after it
-            self._fail_all(connection, [request], error)
+        with self._using:
+            try:
+                with self._lock:
+                    request.result = request.job(connection)
+                self._is_behind = True
+            except Exception as error:  # around a request: the thread serves others after it
+                self._fail_all(connection, [request], error)
 
     def _done_together(self, connection: apsw.Connection, batch: list[Request]) -> bool:
         """Carry out a batch without savepoints, which most batches do not need, and write the rows of all at once.
@@ -346,6 +456,19 @@ class WritingWorker(Worker):
             request.error = request.error or failure
 
 
+def _begin_at_once(connection: apsw.Connection) -> bool:
+    """Begin to write, if nobody has to be waited for. Return False if so, or if something is wrong."""
+    connection.set_busy_timeout(0)
+    try:
+        require_in_place(connection)
+        connection.execute("BEGIN IMMEDIATE")
+    except (apsw.Error, StoreError):  # the worker's thread waits, or finds the same and says so
+        return False
+    finally:
+        connection.set_busy_timeout(schema.BUSY_MS)
+    return True
+
+
 async def joined(thread: threading.Thread) -> None:
     """Wait until a thread has ended: in a thread, but not one of the executor's, which tools may keep busy."""
     ended = asyncio.get_running_loop().create_future()
@@ -383,10 +506,9 @@ def _roll_back(connection: apsw.Connection) -> None:
 
 def deliver(batch: list[Request]) -> None:
     """Wake each event loop once, whatever the number of its requests."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Request]] = {}
-    for request in batch:
-        by_loop.setdefault(request.loop, []).append(request)
-    for loop, requests in by_loop.items():
+    loops = {request.loop for request in batch}
+    for loop in loops:
+        requests = batch if len(loops) == 1 else [request for request in batch if request.loop is loop]
         with suppress(RuntimeError):  # the loop has been closed: nobody waits there any more
             loop.call_soon_threadsafe(_deliver_in_loop, requests)
 

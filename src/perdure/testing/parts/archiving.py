@@ -17,7 +17,7 @@ from perdure.testing.parts.journal import JournaledStore, entries, kinds, messag
 from perdure.testing.samples import fork, new_session, note, say, seen, texts
 from perdure.testing.scene import Contract, in_directory, in_store, refused
 
-FILLED = ("talk", "child", "views", "orphan", "killed")
+FILLED = ("talk", "child", "views", "orphan", "killed", "album")
 
 
 class ArchivingStore(JournaledStore, Archive, Protocol):

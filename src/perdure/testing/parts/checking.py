@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from perdure.model.message import Message
+from perdure.model.message import Media, Message
 from perdure.protocols import Checkable, Entry, Key, Sketch, is_sketchbook
 from perdure.testing.parts.journal import JournaledStore, entries, messages
-from perdure.testing.samples import fork, new_session, note, say, show
+from perdure.testing.samples import fork, new_session, note, say, show, tell
 from perdure.testing.scene import Contract, in_store
 
 
@@ -34,7 +34,7 @@ class Checking(Contract):
     async def test_what_is_left_of_erased_sessions_is_no_problem(self, store: CheckedStore) -> None:
         """As long as others show it; and when they are gone, nothing is left."""
         await fill(store)
-        for session_id in ("talk", "child", "views", "killed", "orphan"):
+        for session_id in ("talk", "child", "views", "killed", "orphan", "album"):
             await store.delete(session_id)
             assert [*await store.check()] == [], session_id
         assert (await store.list()).all() == ()
@@ -70,7 +70,7 @@ class Checking(Contract):
 
 
 async def fill(store: Any) -> None:
-    """Sessions that have been run, forked, compacted and interrupted, and one whose parent is erased."""
+    """Sessions that have been run, forked, compacted and interrupted, one whose parent is erased, one with an image."""
     talk = await store.create(new_session("Hello", id="talk", owner="ada", tags=("vip", "münchen")))
     run = messages("one", "two")
     claim, ahead = await store.claim(
@@ -97,3 +97,5 @@ async def fill(store: Any) -> None:
         for start, text in enumerate("abc"):
             await store.sketch(claim, Sketch("run-1", "m", text, start, seq=ahead.seq))
     await store.release(claim, interrupted=True)
+    photo = Media("image/png", data=bytes(range(256)) * 20, name="a.png")
+    await store.create(tell(new_session(id="album"), Message.user("See:", photo), Message.user("Again:", photo)))

@@ -74,6 +74,7 @@ class Chronicles(Contract):
     @in_store
     async def test_a_line_of_forks_begins_where_its_first_session_is_known(self, store: TellingStore) -> None:
         """One that is erased is known by name; a sub-agent's session begins a line."""
+        forks = [f"fork-{number}" for number in range(5)]
         session = await store.create(new_session("first", id="first"))
         for number in range(5):
             session = await store.create(say(fork(session, id=f"fork-{number}"), f"said {number}"))
@@ -81,14 +82,15 @@ class Chronicles(Contract):
         spawned = say(fork(silent, id="spawned"), "task")
         info = replace(spawned.info, spawn_ref=SpawnRef("silent", "loop", "call", "tool"))
         spawned = await store.create(replace(spawned, info=info))
-        assert await store.root_of("first") == "first"
-        assert await store.root_of(silent.id) == "first"
-        assert await store.root_of((await store.create(fork(spawned))).id) == "spawned"
+        assert [*await store.line_of("first")] == []
+        assert [*await store.line_of(silent.id)] == ["first", *forks]
+        assert [*await store.line_of("spawned")] == []
+        assert [*await store.line_of((await store.create(fork(spawned))).id)] == ["spawned"]
         await store.delete("fork-2")
-        assert await store.root_of("fork-1") == "first"
-        assert await store.root_of(silent.id) == "fork-2"
+        assert [*await store.line_of("fork-1")] == ["first", "fork-0"]
+        assert [*await store.line_of(silent.id)] == ["fork-2", "fork-3", "fork-4"]
         with refused(SessionNotFound):
-            await store.root_of("nobody")
+            await store.line_of("nobody")
 
 
 def _adopted(session: AgentSession, branch: AgentSession, before: int) -> AgentSession:

@@ -24,6 +24,8 @@ class Numbers(NamedTuple):
     child: int
     killed: int
     orphan: int
+    album: int | str
+    """The log of `album`, which has an image."""
 
 
 class Damage(NamedTuple):
@@ -81,6 +83,13 @@ def damages(at: Numbers) -> Sequence[Damage]:
         Damage(Update("sketch", {"start": 9}, {"sid": at.killed, "start": 2}), "killed", "a piece of it is not"),
         Damage(Update("session", {"claim": None, "expires": None}, {"sid": at.killed}), "killed", "a run that is over"),
         Damage(Insert("sketch", ("sid", "start", "crc", "body"), [(10**9, 0, 0, b"")]), None, "belongs to no session"),
+        Damage(Delete("blob", {}), "album", "it is missing"),
+        Damage(Update("blob", {"body": b"x"}, {}), None, "its hash or its size does not match"),
+        Damage(Update("blob", {"size": 7}, {}), None, "its hash or its size does not match"),
+        Damage(Insert("blob", ("hash", "size", "body"), [("f" * 64, 1, b"x")]), None, "it belongs to no message"),
+        Damage(Delete("attached", {"log": at.album, "pos": 1}), "album", "is not noted where erasures look"),
+        Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, at.album, 1)]), "album", "and does not"),
+        Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, 999, 1)]), None, "attached 999: it belongs to"),
         Damage(Delete("session", talk), None, "it belongs to no session"),
     )  # fmt: skip
 
@@ -124,7 +133,7 @@ class Damages(EngineScene):
 async def _numbers(tried: Tried) -> Numbers:
     rows = await tried.ask(Select("session", ("id", "sid", "log"), {}))
     sids = {session_id: (sid, log) for session_id, sid, log in rows}
-    return Numbers(*sids["talk"], sids["child"][0], sids["killed"][0], sids["orphan"][0])
+    return Numbers(*sids["talk"], sids["child"][0], sids["killed"][0], sids["orphan"][0], sids["album"][1])
 
 
 class _Undone(Exception):

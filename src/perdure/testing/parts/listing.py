@@ -8,8 +8,10 @@ from typing import Any
 from perdure.errors import InvalidData
 from perdure.model import ids
 from perdure.model.definition import AgentDefinition
+from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SessionStore
+from perdure.stores.format.rows import Order
 from perdure.testing.clock import FrozenClock
 from perdure.testing.samples import fork, ids_of, new_session, say
 from perdure.testing.scene import Contract, in_store, refused
@@ -49,6 +51,60 @@ class Listing(Contract):
             assert oldest is not None
             await store.save(say(oldest, "more"))
             assert ids_of(await store.list()) == names[::-1]
+
+    @in_store
+    async def test_the_last_updated_session_comes_first(self, store: SessionStore) -> None:
+        """In the order of updates a save moves a session to the front, within a minute and over hours."""
+        clock = FrozenClock(tick=0.001)
+        with ids.use(clock=clock):
+            expected: list[str] = []
+            for number in range(12):
+                await store.create(new_session("Hello", id=f"s{number}"))
+                expected.insert(0, f"s{number}")
+                clock.advance(37 * number)
+            for number in (3, 3, 11, 0, 7, 3, 8):
+                session = await store.load(f"s{number}")
+                assert session is not None
+                await store.save(say(session, "more"))
+                expected.remove(f"s{number}")
+                expected.insert(0, f"s{number}")
+                assert ids_of(await store.list(order="updated")) == expected
+                clock.advance(1000 if number == 0 else 1)
+        for limit in (1, 2, 5, 11, 12):
+            assert await _paged(store, limit) == expected
+
+    @in_store
+    async def test_pages_by_update_skip_nothing_that_stays(self, store: SessionStore) -> None:
+        """A session that is updated between two pages moves to the front; all others show once, in their order."""
+        clock = FrozenClock(tick=1)
+        with ids.use(clock=clock):
+            names = await create_many(store, 130)  # so that they are updated in several minutes
+            found: list[str] = []
+            moved: list[str] = []
+            page = await store.list(order="updated", limit=7)
+            while True:
+                found += ids_of(page)
+                for name in (ids_of(page)[0], names[len(moved) // 2]):
+                    session = await store.load(name)
+                    assert session is not None
+                    await store.save(say(session, "more"))
+                    moved.append(name)
+                if page.next is None:
+                    break
+                page = await store.list(order="updated", limit=7, after=page.next)
+        assert len(found) == len({*found})
+        assert found == [name for name in names[::-1] if name in found]
+        assert {*names} - {*found} <= {*moved}
+
+    @in_store
+    async def test_a_page_belongs_to_its_order(self, store: SessionStore) -> None:
+        """`next` of a list in one order is refused by a list in the other."""
+        await create_many(store, 3)
+        by_creation, by_update = await store.list(limit=1), await store.list(order="updated", limit=1)
+        with refused(InvalidData):
+            await store.list(order="updated", after=by_creation.next)
+        with refused(InvalidData):
+            await store.list(after=by_update.next)
 
     @in_store
     async def test_an_old_session_that_is_brought_in_is_not_the_newest(self, store: SessionStore) -> None:
@@ -131,10 +187,34 @@ class Listing(Contract):
             ({"updated_before": (start + timedelta(seconds=201)).astimezone(timezone(timedelta(hours=5)))}, ["c", "a"]),
             ({"owner": "ann", "tag": "late", "status": "suspended", "agent": "sales"}, ["b"]),
             ({"owner": "ann", "status": "completed"}, []),
-            ({"owner": None, "tag": None, "after": None}, ["c", "b", "a"]),
+            ({"owner": None}, ["c"]),
+            ({"owner": None, "agent": "support", "status": "active"}, ["c"]),
+            ({"owner": None, "tag": "vip"}, []),
+            ({"owner": None, "parent": "a"}, ["c"]),
+            ({"owner": None, "id": "a"}, []),
+            ({"tag": None, "after": None}, ["c", "b", "a"]),
         ]
         for filters, expected in cases:
             assert ids_of(await store.list(**filters)) == expected, filters
+            by_update = [name for name in ("b", "c", "a") if name in expected]
+            assert ids_of(await store.list(**filters, order="updated")) == by_update, filters
+
+    @in_store
+    async def test_top_level_leaves_out_sub_agents(self, store: SessionStore) -> None:
+        """A sub-agent's session shows unless `top_level` is asked for; a fork of a session always does."""
+        first = await store.create(new_session(id="first", owner="ann", tags=("vip",)))
+        child = new_session(id="child", owner="ann", tags=("vip",), spawn_ref=SpawnRef("first", "run", "call", "ask"))
+        child = await store.create(child)
+        await store.create(fork(first, id="fork"))
+        await store.save(say(child, "more"))
+        orders: tuple[Order, ...] = ("created", "updated")
+        for order in orders:
+            assert {*ids_of(await store.list(order=order))} == {"first", "child", "fork"}
+            assert ids_of(await store.list(order=order, top_level=True)) == ["fork", "first"]
+            assert ids_of(await store.list(order=order, top_level=True, owner="ann", tag="vip")) == ["first"]
+            assert ids_of(await store.list(order=order, top_level=True, parent="first")) == ["fork"]
+            assert ids_of(await store.list(order=order, top_level=True, id="child")) == []
+            assert ids_of(await store.list(order=order, top_level=False, owner="ann")) == ["child", "first"]
 
     @in_store
     async def test_filters_see_the_newest_version_only(self, store: SessionStore) -> None:
@@ -172,6 +252,8 @@ class Listing(Contract):
             {"limit": 1001},
             {"limit": "ten"},
             {"limit": 2.5},
+            {"order": "name"},
+            {"top_level": 1},
             {"after": "not a page"},
             {"after": ""},
             {"after": 7},
@@ -191,6 +273,16 @@ class Listing(Contract):
             await store.create(new_session(id=f"odd{len(odd)}.{ord(odd[:1] or '0')}", owner=odd, tags=("t" + odd,)))
             assert len(await store.list(owner=odd)) == 1
             assert len(await store.list(tag="t" + odd)) == 1
+
+
+async def _paged(store: SessionStore, limit: int) -> list[str]:
+    """Return all sessions in the order of their updates, page by page."""
+    found, page = [], await store.list(order="updated", limit=limit)
+    while page.next is not None:
+        assert len(page) == limit
+        found += ids_of(page)
+        page = await store.list(order="updated", limit=limit, after=page.next)
+    return found + ids_of(page)
 
 
 async def _create_three(store: SessionStore, clock: FrozenClock) -> None:

@@ -26,7 +26,7 @@ from perdure.stores.engine import (
     Statement,
     Update,
 )
-from perdure.stores.jobs.saving import EMPTY_SESSION, Append, Take, info_columns
+from perdure.stores.jobs.saving import EMPTY_SESSION, Append, Take, info_columns, update_columns
 from perdure.stores.jobs.saving import new_session as new_session_rows
 from perdure.testing.samples import new_session
 from perdure.testing.scene import Contract, in_directory, refused
@@ -86,7 +86,7 @@ class Tried:
     async def session(self, session_id: str = "it") -> tuple[int, int | str]:
         """Add a session and its log; return the numbers of both."""
         info = new_session(id=session_id).info
-        columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": 0, "updated": now().timestamp()}
+        columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": 0, **update_columns(now())}
         return await self.engine.run(lambda: new_session_rows({**columns, **EMPTY_SESSION}), "write")
 
     async def inbox(self, session_id: str = "it") -> int:
@@ -380,11 +380,11 @@ class Transactions(EngineScene):
             return result
 
         take = Take(Claim(SessionId("it"), 0, 1, "me", 30.0), tried.engine.origin, [], None, take_over=False)
-        take.finish = finish
+        take.finish = finish  # type: ignore[method-assign]  # what is asked of it is seen here
         claim, _ = await tried.engine.commit(take)
         assert finished == [True]
         append = Append(claim, tried.engine.origin, [], None, taken=3)
-        append.finish = finish
+        append.finish = finish  # type: ignore[method-assign]
         waiting = asyncio.ensure_future(tried.engine.commit(append))
         await asyncio.sleep(0)
         waiting.cancel()

@@ -55,6 +55,7 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
         _check_own_log(archived.session_id, name, messages)
     for name, messages in archived.lent.items():
         _check_positions(f"$.lent.{name}", messages)
+    _check_files(archived)
     for name, (_, version) in archived.keys.items():
         if not 1 <= version <= len(archived.heads):
             raise InvalidData(f"$.keys.{name}", f"there is no version {version}")
@@ -62,6 +63,26 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
     for log, start, stop in stretches:
         _check_stretch(archived, str(log), start, stop)
     return stretches
+
+
+def _check_files(archived: ArchivedSession) -> None:
+    for key, body in archived.blobs.items():
+        if codec.hash_of_bytes(body) != key:
+            raise InvalidData(f"$.blobs.{key}", "its hash does not match")
+    for key, where in files_named(archived).items():
+        if key not in archived.blobs:
+            raise InvalidData(f"$.blobs.{key}", f"{where} names it, and it is not there")
+
+
+def files_named(archived: ArchivedSession) -> dict[str, str]:
+    """Return the hashes of images and files that are named, each with a place that names it."""
+    found: dict[str, str] = {}
+    for name, messages in (*archived.logs.items(), *archived.lent.items()):
+        for at, body in messages.items():
+            found |= dict.fromkeys(codec.hashes_in(body), f"message {at} of log {name}")
+    for seq, item in enumerate(archived.inbox, 1):
+        found |= dict.fromkeys(codec.hashes_in_post(item.body), f"inbox {seq}")
+    return found
 
 
 def _check_own_log(session_id: str, name: str, messages: Messages) -> None:
@@ -137,6 +158,8 @@ def is_same(archived: ArchivedSession, found: ArchivedSession) -> bool:
     alike = ("session_id", "heads", "values", "entries", "inbox", "keys", "interrupted")
     if any(getattr(archived, field) != getattr(found, field) for field in alike):
         return False
+    if not archived.lent and not found.lent and archived.blobs.keys() != found.blobs.keys():
+        return False  # else one may carry along what the other need not
     if archived.logs.keys() != found.logs.keys():
         return False
     common = archived.lent.keys() & found.lent.keys()
@@ -154,7 +177,7 @@ def say_the_same(one: Messages, other: Messages) -> bool:
 
 
 def _canonical(body: bytes) -> bytes:
-    return codec.encode_message(codec.decode_message(body))
+    return codec.detached_raw(codec.encode_message(codec.decode_message(body)))[0]
 
 
 def run_stretches(archived: ArchivedSession) -> dict[str, tuple[str, int, int]]:

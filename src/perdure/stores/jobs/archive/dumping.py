@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from perdure import codec
 from perdure.errors import CorruptRecord, SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
@@ -13,6 +14,7 @@ from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT, Messages, name_of_log, own_name, split_name
+from perdure.stores.jobs.attachments import read_bodies as read_files
 from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
 from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.record import read_inbox, read_record, require_key
@@ -20,30 +22,62 @@ from perdure.stores.jobs.saving import require_log
 from perdure.stores.jobs.values import gather_unmet
 from perdure.stores.tapes import merged
 
+_READ_AT_ONCE = 2_048
+
 
 def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession]:
     """Return a session as it leaves a store; CorruptRecord if anything of it is missing or cannot be read."""
     rows = yield from _rows_of(session_id)
     naming = _Naming(session_id, origin)
     heads, values = yield from _portable(rows, naming)
-    lent: dict[str, dict[int, bytes]] = {}
+    lent: dict[str, Messages] = {}
     for log, start, stop in naming.stretches():
         if naming.is_carried(log, alone):
             shown = yield from _all_messages(session_id, log, start, stop)
-            lent.setdefault(naming.names[log], {}).update(shown)
+            lent[naming.names[log]] = {**lent.get(naming.names[log], {}), **shown}
     own = {own_name(session_id, branch): messages for branch, messages in rows.own.items() if messages}
+    files = _Files(session_id)
+    logs = {name: files.taken_out(name, own[name]) for name in own if split_name(name)[0] == session_id}
+    lent = {name: files.taken_out(name, messages) for name, messages in lent.items()}
+    for seq, item in enumerate(rows.inbox, 1):
+        files.places |= dict.fromkeys(codec.hashes_in_post(item.body), f"inbox {seq}")
     return ArchivedSession(
         session_id=session_id,
         heads=heads,
         values=values,
-        logs={name: messages for name, messages in own.items() if split_name(name)[0] == session_id},
+        logs=logs,
         lent=lent,
+        blobs=(yield from files.bodies()),
         owners=naming.owners,
         entries=rows.entries,
         inbox=rows.inbox,
         keys=rows.keys,
         interrupted=rows.interrupted,
     )
+
+
+class _Files:
+    """The images and files of messages on their way out."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self.places: dict[str, str] = {}
+        """Where bytes are named that have to be read."""
+        self._given: dict[str, bytes] = {}
+
+    def taken_out(self, name: str, messages: Messages) -> Messages:
+        """Return messages with all large bytes apart, as earlier releases have not stored them."""
+        found: dict[int, bytes] = {}
+        for at, raw in messages.items():
+            body, attachments = codec.detached_raw(raw)
+            self._given |= {each.hash: each.body for each in attachments if each.body is not None}
+            self.places |= dict.fromkeys(codec.hashes_in(body), f"message {at} of log {name}")
+            found[at] = body
+        return found
+
+    def bodies(self) -> Job[dict[str, bytes]]:
+        wanted = {key: place for key, place in self.places.items() if key not in self._given}
+        return {**self._given, **(yield from read_files(self._session_id, wanted))}
 
 
 class SessionRows(NamedTuple):
@@ -108,7 +142,7 @@ def _own_logs(session_id: str, sid: int, main: int | str, msg_end: int) -> Job[d
     own: dict[str, Messages] = {}
     for log, name, crc in (yield Select("log", ("log", "name", "crc"), {"sid": sid}, order="log")):
         require_log(session_id, log, sid, name, crc)
-        own[name] = yield from read_bodies(log, {})
+        own[name] = yield from read_bodies(log)
         _require_all(session_id, log, name, own[name], ends.pop(log, 0))
     for missing in ends:
         raise CorruptRecord(session_id, f"log {missing}", "it is missing")
@@ -123,22 +157,25 @@ def _require_all(session_id: str, log: int | str, name: str, messages: Messages,
             raise CorruptRecord(session_id, f"message {position} of log {log}", "it is missing")
 
 
-def read_bodies(log: int | str, where: Where) -> Job[Messages]:
+def read_bodies(log: int | str, start: int = 0, stop: int | None = None) -> Job[Messages]:
     """Return messages of a log that are there, by position; CorruptRecord if one is damaged."""
     found: dict[int, bytes] = {}
-    for pos, crc, body in (yield Select("msg", ("pos", "crc", "body"), {"log": log, **where}, order="pos")):
-        if not is_message_sound(log, pos, crc, body):
-            raise CorruptRecord(None, f"message {pos} of log {log}", "its checksum does not match")
-        found[pos] = body
-    return found
-
-
-def read_stretch(log: int | str, start: int, stop: int) -> Job[Messages]:
-    return (yield from read_bodies(log, {"pos >=": start, "pos <": stop}))
+    below: Where = {} if stop is None else {"pos <": stop}
+    while True:
+        # In portions: freeing one very long list of rows keeps every other thread waiting.
+        where = {"log": log, "pos >=": start, **below}
+        rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos", limit=_READ_AT_ONCE)
+        for pos, crc, body in rows:
+            if not is_message_sound(log, pos, crc, body):
+                raise CorruptRecord(None, f"message {pos} of log {log}", "its checksum does not match")
+            found[pos] = body
+        if len(rows) < _READ_AT_ONCE:
+            return found
+        start = rows[-1][0] + 1
 
 
 def _all_messages(session_id: str, log: int | str, start: int, stop: int) -> Job[Messages]:
-    messages = yield from read_stretch(log, start, stop)
+    messages = yield from read_bodies(log, start, stop)
     for at in range(start, stop):
         if at not in messages:
             raise CorruptRecord(session_id, f"message {at} of log {log}", "it is missing")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from perdure import codec
 from perdure.errors import SessionNotFound
 from perdure.model.session import AgentSessionInfo
-from perdure.protocols import ArchivedSession
+from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Job, Lock, Select, Update
 from perdure.stores.format.heads import StoredHead, decode_info
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values, prepare_batch, prepare_entries
-from perdure.stores.jobs import saving
+from perdure.stores.jobs import attachments, saving
 from perdure.stores.jobs.archive.archived import (
     LENT,
     Messages,
@@ -26,7 +27,7 @@ from perdure.stores.jobs.archive.archived import (
     say_the_same,
     split_name,
 )
-from perdure.stores.jobs.archive.dumping import dump, read_stretch
+from perdure.stores.jobs.archive.dumping import dump, read_bodies
 from perdure.stores.jobs.claiming import require_absent
 from perdure.stores.jobs.record import write_inbox
 from perdure.stores.jobs.saving import Pack
@@ -95,7 +96,7 @@ class RestorePlan:
                 ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
                 is_same = held == stop - start
             else:
-                here = yield from read_stretch(log, start, stop)
+                here = yield from read_bodies(log, start, stop)
                 is_same = say_the_same(here, {at: lent[at] for at in range(start, stop)})
             if not is_same:
                 return False
@@ -131,11 +132,13 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
         if branch:
             logs[branch] = yield from saving.new_log(sid, branch)
         yield from _write_messages(logs[branch], messages)
+        yield from _attach(archived, logs[branch], {at: codec.hashes_in(body) for at, body in messages.items()})
     yield from saving.write_tags(sid, info.tags)
     yield from _write_heads(sid, plan, logs, pack)
     yield from saving.write_refs(sid, plan.shown_of_others())
     yield from _write_record(sid, archived, logs, pack)
     yield from write_inbox(sid, prepare_entries(archived.inbox))
+    yield from _attach(archived, main, {-seq: codec.hashes_in_post(item.body) for seq, item in _posted(archived)})
     for name, (digest, version) in archived.keys.items():
         yield from saving.write_key(sid, name, digest, version)
 
@@ -143,7 +146,7 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
 def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
     archived = plan.archived
     row = {**saving.info_columns(info), **saving.EMPTY_SESSION, "log": 0, "version": info.version}
-    row |= {"updated": info.updated_at.timestamp(), "msg_end": len(plan.own[""])}
+    row |= {**saving.update_columns(info.updated_at), "msg_end": len(plan.own[""])}
     row |= {"evt_end": len(archived.entries), "inbox_end": len(archived.inbox)}
     if archived.interrupted:
         row |= {"claim": msgspec.json.encode(MOVED), "expires": 0.0}
@@ -154,6 +157,18 @@ def _write_messages(log: int | str, messages: Messages) -> Job[None]:
     """Write messages at their positions, between which there may be gaps."""
     for _, start, stop in merged((log, at, at + 1) for at in messages):
         yield from saving.write_messages(log, start, [messages[at] for at in range(start, stop)])
+
+
+def _attach(archived: ArchivedSession, log: int | str, named: Mapping[int, Collection[str]]) -> Job[None]:
+    """Write the images and files that messages of a log, or items of an inbox, name."""
+    found = [(at, key, archived.blobs[key]) for at, hashes in named.items() for key in sorted(hashes)]
+    if found:
+        yield from attachments.write([(at, codec.Attachment(key, len(body), body)) for at, key, body in found], log, 0)
+
+
+def _posted(archived: ArchivedSession) -> Iterator[tuple[int, Entry]]:
+    """Yield the items of the inbox with the numbers that they get."""
+    return enumerate(archived.inbox, 1)
 
 
 def _write_heads(sid: int, plan: RestorePlan, logs: Logs, pack: Pack) -> Job[None]:

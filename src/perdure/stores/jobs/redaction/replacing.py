@@ -19,12 +19,13 @@ from perdure.stores.format.rows import (
     prepare_batch,
     prepare_entries,
 )
+from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.erasing import forget_unused
 from perdure.stores.jobs.record import read_inbox, read_record
 from perdure.stores.jobs.redaction.held import Held, Row
 from perdure.stores.jobs.redaction.versions import Version, changed_version, next_version
-from perdure.stores.jobs.saving import Pack, place_of, write_batch, write_head, write_values
+from perdure.stores.jobs.saving import Pack, place_of, update_columns, write_batch, write_head, write_values
 
 
 class Replacing:
@@ -38,6 +39,8 @@ class Replacing:
         self._held = held
         self._pack = pack
         self._changes: list[Statement] = []
+        self._detached: list[tuple[str, int | str, int]] = []
+        """The files that items of its inbox do not show any more, and the places of these items."""
         self._named: set[str] | None = None
         """The values that its versions name once they are changed; None if none is."""
 
@@ -48,7 +51,7 @@ class Replacing:
         yield from self._replace_inbox()
         self._told = prepare_batch([told], self._pack)
         self._next = self._pack(next_version(newest, at))
-        self._updated = at.timestamp()
+        self._updated = update_columns(at)
 
     def write(self) -> Job[None]:
         """Write it, and put it on record. A session that was interrupted keeps its version, so that it can resume."""
@@ -57,6 +60,7 @@ class Replacing:
             yield statement
         if self._named is not None:
             yield from _forget_values(sid, self._named)
+        yield from _detach(self._detached)
         # What a killed run was saying may repeat what is replaced, and nobody can tell.
         yield Delete("sketch", {"sid": sid})
         end = facts.evt_end + 1
@@ -64,7 +68,7 @@ class Replacing:
         if facts.claim is None:
             # A further version: one who has loaded an earlier one cannot save over this.
             yield from write_head(sid, facts.version + 1, self._next)
-            values = {"evt_end": end, "version": facts.version + 1, "updated": self._updated}
+            values = {"evt_end": end, "version": facts.version + 1, **self._updated}
             yield Update("session", values, {"sid": sid})
         else:
             yield Update("session", {"evt_end": end}, {"sid": sid})
@@ -116,6 +120,10 @@ class Replacing:
             seq = posted[place].seq
             crc = entry_checksum(sid, seq, entry.run, entry.kind, body)
             self._changes.append(Update("inbox", {"crc": crc, "body": body}, {"sid": sid, "seq": seq}))
+            kept = codec.hashes_in_post(entry.body)
+            self._detached += [
+                (key, self._place.log, -seq) for key in codec.hashes_in_post(posted[place].body) if key not in kept
+            ]
 
 
 def _plain(entries: Sequence[JournalEntry]) -> list[Entry]:
@@ -140,3 +148,12 @@ def replace_messages(rows: Iterable[Row], asked: Collection[str]) -> Job[None]:
     for row in sorted(rows, key=lambda row: codec.decode_plain(row.body)["id"] in asked):
         crc = checksum(row.body, row.log, row.position) if isinstance(row.log, int) else None
         yield Update("msg", {"crc": crc, "body": row.body}, {"log": row.log, "pos": row.position})
+        noted = yield Select("attached", ("hash",), {"log": row.log, "pos": row.position})
+        yield from _detach([(key, row.log, row.position) for (key,) in noted])
+
+
+def _detach(files: Iterable[tuple[str, int | str, int]]) -> Job[None]:
+    """Erase files from where they were shown, and their bytes if nothing else shows them."""
+    for key, log, pos in files:
+        yield Delete("attached", {"log": log, "pos": pos, "hash": key})
+        yield from attachments.forget_unused([key])

@@ -1,0 +1,64 @@
+"""Conversations on the command line: OpenAI's messages in and out, Markdown out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from .conftest import Said
+
+Perdure = Callable[..., Said]
+CHAT = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5"}]
+
+
+def test_messages_go_in_and_out(perdure: Perdure, home: Path) -> None:
+    """An import prints the id of the session that it has made, which can be sent to; an export gives the messages."""
+    (home / "chat.json").write_text(json.dumps(CHAT))
+    made = perdure("import", "--format", "openai", "chat.json")
+    assert "imported 1 session with 2 messages" in made.err
+    [session_id] = made.lines
+    assert perdure("export", session_id, "--format", "openai").json == CHAT
+    perdure("send", session_id, "Thanks.")
+    assert perdure("export", session_id, "--format", "openai").json[:3] == [
+        *CHAT,
+        {"role": "user", "content": "Thanks."},
+    ]
+    assert "## Assistant\n\n> 5\n" in perdure("export", session_id, "--format", "markdown").out
+
+
+def test_several_sessions_are_lines(perdure: Perdure) -> None:
+    """From stdin and to stdout, so that they go through a pipe."""
+    lines = "\n".join(json.dumps({"messages": CHAT[:count]}) for count in (1, 2))
+    made = perdure("import", "--format", "openai", "-", "--json", stdin=lines).json
+    assert (made["sessions"], made["messages"], len(made["created"])) == (2, 3, 2)
+    out = perdure("export", "--format", "openai")
+    assert sorted(len(each["messages"]) for each in out.json_lines) == [1, 2]
+
+
+def test_all_is_what_was_trimmed_too(perdure: Perdure, home: Path) -> None:
+    """Without it, what the model is shown."""
+    (home / "chat.json").write_text(json.dumps(CHAT))
+    [session_id] = perdure("import", "--format", "openai", "chat.json").lines
+    perdure("trim", session_id, "1")
+    assert perdure("export", session_id, "--format", "openai").json == CHAT[1:]
+    assert perdure("export", session_id, "--format", "openai", "--all").json == CHAT
+
+
+def test_an_agent_of_ones_own(perdure: Perdure, home: Path) -> None:
+    """What is taken in belongs to the agent that --agent names."""
+    (home / "clerk.md").write_text("---\nname: clerk\n---\nYou add.\n")
+    (home / "chat.json").write_text(json.dumps(CHAT))
+    [session_id] = perdure("import", "--format", "openai", "chat.json", "--agent", "clerk.md").lines
+    first = perdure("export", session_id, "--format", "openai").json[0]
+    assert first == {"role": "system", "content": "You add."}
+    refused = perdure("import", "chat.json", "--agent", "clerk.md", code=2)
+    assert "--agent goes with --format openai" in refused.err
+
+
+def test_what_is_wrong_is_told_with_its_place(perdure: Perdure, home: Path) -> None:
+    """A line that is no message is named; options that mean nothing together are refused."""
+    (home / "chat.jsonl").write_text(json.dumps(CHAT[0]) + '\n{"role": "robot"}\n')
+    refused = perdure("import", "--format", "openai", "chat.jsonl", code=2)
+    assert "line 2: $.role" in refused.err
+    assert "--all goes with" in perdure("export", "--all", code=2).err
