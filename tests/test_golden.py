@@ -14,11 +14,14 @@ from tests.golden.make import CURRENT, HERE, RECORD, STORES, describe, describe_
 from perdure import MemoryStore, load_session, save_session
 from perdure.archive import import_sessions
 from perdure.model.session import AgentSession
+from perdure.protocols import said_in
 from perdure.testing.samples import say, show, texts
 
 FORMATS = sorted(path for path in HERE.glob("format-*") if path.is_dir())
 RECORDS = sorted(path for path in HERE.glob("record-*") if path.is_dir())
 STORED = [(path, name) for path in FORMATS for name in STORES if (path / name).exists()]
+SKETCHED = [(path, name) for path, name in STORED if int(path.name.rpartition("-")[2]) >= 9]
+"""Those that keep the text of an answer while it is being written."""
 
 
 def expected(directory: Path) -> dict[str, Any]:
@@ -92,6 +95,15 @@ async def test_blocks_of_any_format_come_off(directory: Path, name: str, tmp_pat
         while any(session.state.transcript.blocks()):
             session = await store.save(show(session, session.state.transcript.uncover()))
         assert texts(session)[:4] == ["One", "Two", "Three", "Said at 0"]
+
+
+@pytest.mark.parametrize(("directory", "name"), SKETCHED, ids=named)
+async def test_what_was_being_said_is_read(directory: Path, name: str, tmp_path: Path) -> None:
+    """The text of an answer whose process was killed, piece by piece."""
+    opened: Callable[[Path], Any] = STORES[name]
+    async with opened(copied(directory, name, tmp_path)) as store:
+        found = await store.progress("gamma")
+        assert (said_in(found.sketches), len(found.sketches), found.is_interrupted) == ("Half an answer", 2, True)
 
 
 @pytest.mark.parametrize("directory", FORMATS, ids=named)

@@ -112,6 +112,17 @@ async def test_a_cursor_leads_back_to_where_somebody_was(kind: str, tmp_path: Pa
         assert shown(followed, before) == "".join(WORDS)
 
 
+async def test_postgres_tells_followers_of_each_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need not look again and again."""
+    monkeypatch.setattr("perdure.sessions.following.LOOK_ANYWAY", 30.0)
+    async with connected("postgres", tmp_path, ScriptedDriver([SLOW])) as (app, elsewhere):
+        await (await app.open("s")).start("Go.")
+        async with asyncio.timeout(20):
+            chunks = await all_of(elsewhere.follow("s"))
+        assert len(chunks) > 3
+        assert shown(chunks) == "".join(WORDS)
+
+
 async def test_a_model_that_begins_again_takes_back_what_was_shown(tmp_path: Path) -> None:
     """The chunk that restarts says from where on, in the stream and for those who follow. What was before stays."""
 

@@ -120,8 +120,8 @@ async def run_agent(
         owner=session.info.owner,
         context=caller.context,
         context_data=caller.data,
-        form=options.form,
         lost=options.lost,
+        form=options.form,
     )
     run = loop.start(state, start)
     try:

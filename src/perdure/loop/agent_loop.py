@@ -78,10 +78,10 @@ class RunStart(msgspec.Struct, frozen=True):
     context: object = None
     """What tools are given as their context."""
     context_data: Mapping[str, Any] | None = None
-    form: Form | None = None
-    """The form of answer that this run alone is asked for."""
     lost: LostAnswer | None = None
     """What the model was saying when the run that is continued was killed."""
+    form: Form | None = None
+    """The form of answer that this run alone is asked for."""
 
 
 BY_ITSELF = RunStart()

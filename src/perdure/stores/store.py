@@ -163,8 +163,8 @@ class Store:
             taken=taken,
             key=key,
             is_new=is_new,
-            erasures=erasures,
             drops_sketches=bool(self._sketched) and claim is not None and self._has_sketches(claim),
+            erasures=erasures,
             parent=self._cache.get(session.info.parent_id) if is_new and session.info.parent_id else None,
             remember=self._remember,
         )
@@ -335,6 +335,7 @@ class Store:
     ) -> Appended:
         checked.append(claim, messages, entries, log, taken)
         rows, attachments = _encoded(messages)
+        drops = bool(self._sketched) and bool(rows) and self._has_sketches(claim)
         change = Append(
             claim,
             self._origin,
@@ -343,7 +344,7 @@ class Store:
             taken=taken,
             branch=log,
             attachments=attachments,
-            drops_sketches=bool(self._sketched) and bool(rows) and self._has_sketches(claim),
+            drops_sketches=drops,
         )
         appended: Appended = await self._engine.commit(change)
         return appended

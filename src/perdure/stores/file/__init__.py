@@ -1,6 +1,7 @@
 """Sessions as files in a directory, which people can read and any number of processes may share.
 
 `{id}.json` is the current session; `{id}.jsonl` its log, the truth for every version; `{id}.lock` keeps writers apart.
+`{id}.sketch` is there while an answer is being written.
 """
 
 from __future__ import annotations

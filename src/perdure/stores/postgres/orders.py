@@ -139,9 +139,8 @@ class Order:
         columns = self._of_keep(parcel, n, change) if isinstance(change, Keep) else self._of_append(parcel, change)
         said = parcel.messages(log, start, change.messages)
         self._put_files(parcel, n, log, start)
-        parcel.put(
-            "ops", {**self._common(parcel, n, change), **columns, **said, **self._of_batch(parcel, n, log, start)}
-        )
+        recorded = self._of_batch(parcel, n, log, start)
+        parcel.put("ops", {**self._common(parcel, n, change), **columns, **said, **recorded})
 
     def _put_files(self, parcel: Parcel, n: int, log: int, start: int) -> None:
         """Send the images and files of messages; those that have to be there already, by name."""

@@ -79,6 +79,10 @@ def damages(at: Numbers) -> Sequence[Damage]:
         Damage(Delete("msg", {"log": at.log, "pos": 1}), "talk", "its messages are not numbered from 0 on"),
         Damage(Delete("head", {**talk, "version": 2}), "talk", "its versions: they are not numbered from 1 on"),
         Damage(Delete("inbox", {**talk, "seq": 1}), "talk", "its inbox: an item is missing from it"),
+        Damage(Update("sketch", {"body": b"[]"}, {"sid": at.killed, "start": 1}), "killed", "a piece of it is not"),
+        Damage(Update("sketch", {"start": 9}, {"sid": at.killed, "start": 2}), "killed", "a piece of it is not"),
+        Damage(Update("session", {"claim": None, "expires": None}, {"sid": at.killed}), "killed", "a run that is over"),
+        Damage(Insert("sketch", ("sid", "start", "crc", "body"), [(10**9, 0, 0, b"")]), None, "belongs to no session"),
         Damage(Delete("blob", {}), "album", "it is missing"),
         Damage(Update("blob", {"body": b"x"}, {}), None, "its hash or its size does not match"),
         Damage(Update("blob", {"size": 7}, {}), None, "its hash or its size does not match"),
@@ -86,10 +90,6 @@ def damages(at: Numbers) -> Sequence[Damage]:
         Damage(Delete("attached", {"log": at.album, "pos": 1}), "album", "is not noted where erasures look"),
         Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, at.album, 1)]), "album", "and does not"),
         Damage(Insert("attached", ("hash", "log", "pos"), [("f" * 64, 999, 1)]), None, "attached 999: it belongs to"),
-        Damage(Update("sketch", {"body": b"[]"}, {"sid": at.killed, "start": 1}), "killed", "a piece of it is not"),
-        Damage(Update("sketch", {"start": 9}, {"sid": at.killed, "start": 2}), "killed", "a piece of it is not"),
-        Damage(Update("session", {"claim": None, "expires": None}, {"sid": at.killed}), "killed", "a run that is over"),
-        Damage(Insert("sketch", ("sid", "start", "crc", "body"), [(10**9, 0, 0, b"")]), None, "belongs to no session"),
         Damage(Delete("session", talk), None, "it belongs to no session"),
     )  # fmt: skip
 
