@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.stores.files import (
+    AFTER_ERASURES,
     OF_THE_STORE,
     TORTURE,
     files_in,
@@ -254,7 +255,7 @@ class TestTornTails:
                 session = await store.save(session)
             assert [(tmp_path / f"s.torn-{n}").read_bytes()[-1:] for n in (1, 2)] == [b"1", b"2"]
             await store.delete("s")
-        assert names(tmp_path) == OF_THE_STORE
+        assert names(tmp_path) == AFTER_ERASURES
 
     async def test_zeros_that_a_power_cut_has_left_are_torn(self, tmp_path: Path) -> None:
         """Bytes that were never written, at the end or before a last page that was, are no damage."""

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import InvalidData, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, now
-from perdure.model.session import AgentSession, SessionInfoList
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.protocols import SessionQuery, SessionStore
 from perdure.stores.jobs.listing import matches
 from perdure.stores.memory import MemoryStore
@@ -74,22 +74,26 @@ class DocumentStore:
 
     async def list(self, **filters: Any) -> SessionInfoList:
         query = SessionQuery.of(filters)
-        before = None if query.after is None else page_start(query.after)
+        before = None if query.after is None else page_start(query.after, query.order)
         loaded = [(number, await self.load(key)) for key, number in self.numbers.items()]
         matching = [
-            ((s.info.created_at.timestamp(), number), s.info) for number, s in loaded if s and matches(s.info, query)
+            ((time_of(s.info, query.order), number), s.info) for number, s in loaded if s and matches(s.info, query)
         ]
         found = sorted((each for each in matching if before is None or each[0] < before), reverse=True)
         page = found[: query.limit]
-        cursor = "{!r} {}".format(*page[-1][0]) if len(found) > len(page) else None
+        cursor = "{} {!r} {}".format(query.order, *page[-1][0]) if len(found) > len(page) else None
         return SessionInfoList([info for _, info in page], next=cursor)
 
 
-def page_start(after: str) -> tuple[float, int]:
-    created, _, number = after.partition(" ")
-    if not number.isdecimal():
-        raise InvalidData("$.after", "not a page")
-    return float(created), int(number)
+def time_of(info: AgentSessionInfo, order: str) -> float:
+    return (info.updated_at if order == "updated" else info.created_at).timestamp()
+
+
+def page_start(after: str, order: str) -> tuple[float, int]:
+    of_order, *place = after.split(" ")
+    if of_order != order or len(place) != 2 or not place[1].isdecimal():
+        raise InvalidData("$.after", "not a page of this list")
+    return float(place[0]), int(place[1])
 
 
 class TestDocumentStore(StoreContract):
