@@ -238,6 +238,7 @@ async def test_a_queued_message_keeps_its_output(lasting: str) -> None:
             await chat.send("Which city?", output=City, when_busy="steer")
         go.set()
         await first
+        await sessions.runtime.idle()  # the queued message is being sent
         assert (await chat.send("Which city?", output=City, key="k")).value == City("Bern", 134591)
     assert [request.response_format is None for request in driver.requests] == [True, True, False]
 
