@@ -980,6 +980,11 @@ class Attachments(Protocol):
         ...
 
 
+def keeps_files(store: object) -> TypeGuard[Attachments]:
+    """Tell whether a store is an Attachments. `isinstance` would walk the protocol's members at every run."""
+    return callable(getattr(store, "attachments", None))
+
+
 @runtime_checkable
 class Archive(Protocol):
     """A store that gives out and takes in sessions whole. `stores.jobs.archive` does it for every engine."""

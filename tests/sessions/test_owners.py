@@ -252,3 +252,13 @@ async def test_a_deleted_session_is_hidden_until_it_is_restored(store: Any) -> N
         await ann.erase("hers")
         with pytest.raises(SessionNotFound):
             await ann.restore("hers")
+
+
+async def test_a_session_that_cannot_be_erased_is_named_and_not_tried_without_end(store: Any) -> None:
+    """One that runs elsewhere and does not stop in time is left, and the receipt says so."""
+    async with two_owners(store) as (ann, _):
+        held = (await ann.info("hers")).id
+        await ann.runtime.journal.claim(held, version=2, owner="another process")
+        receipt = await ann.erase_owner(wait=0.1)
+        assert (receipt.left, receipt.is_complete) == ((held,), False)
+        assert len(receipt.erased) == 1

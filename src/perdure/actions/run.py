@@ -32,7 +32,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
-from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel
+from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel, keeps_files
 from perdure.run_journal import LEASE
 
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
@@ -144,8 +144,9 @@ async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOpti
 
 def reader_of_files(session_id: str, context: ActionContext | None) -> ReadFiles | None:
     """Return what reads the images and files of a session; None if its store keeps none apart."""
-    read = None if context is None else getattr(context.store, "attachments", None)
-    return None if read is None else partial(read, session_id)
+    if context is None or not keeps_files(context.store):
+        return None
+    return partial(context.store.attachments, session_id)
 
 
 def _definition_for(session: AgentSession, options: RunOptions) -> AgentDefinition:

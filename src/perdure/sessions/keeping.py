@@ -238,8 +238,10 @@ class Keeping(Looking):
         erased: list[SessionId] = []
         deadline = time.monotonic() + wait
         while found := await self._all_of(whose):
-            erased += await self._erase(await self._stopped(found, deadline))
-            if time.monotonic() >= deadline:
+            await self._stop(found, deadline)
+            gone = await self._erase(found)
+            erased += gone
+            if not gone:  # those that are left have not stopped, or cannot be read
                 break
         return ErasureReceipt(whose, tuple(dict.fromkeys(erased)), tuple(await self._all_of(whose)), now())
 
@@ -252,11 +254,11 @@ class Keeping(Looking):
                 found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord)]
         return [SessionId(each) for each in found if each is not None]
 
-    async def _stopped(self, session_ids: Sequence[SessionId], deadline: float) -> Sequence[SessionId]:
-        """Ask the runs of sessions to stop, and return the ids once they have, or at the deadline."""
+    async def _stop(self, session_ids: Sequence[SessionId], deadline: float) -> None:
+        """Ask the runs of sessions to stop, and wait until they have, or until the deadline."""
         journal = self.runtime.journal
         if journal is None:
-            return session_ids
+            return
         running = [each for each in session_ids if await journal.is_claimed(each)]
         for each in running:
             with suppress(SessionNotFound):
@@ -264,7 +266,6 @@ class Keeping(Looking):
         while running and time.monotonic() < deadline:
             await asyncio.sleep(_PAUSE)
             running = [each for each in running if await journal.is_claimed(each)]
-        return session_ids
 
     async def _with_children(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
         """Return ids, each once and after those of the sessions that its sub-agents have."""
