@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shutil
 import signal
 import statistics
@@ -89,6 +90,7 @@ async def prepare(bench: Bench, sizes: Sizes) -> None:
 
 async def timed(call: Callable[[], Awaitable[object]]) -> Sample:
     """How long it takes, and the bytes that the kernel was made to write by this process meanwhile."""
+    os.sync()  # or the first one that waits for the disk would pay for what others have left unwritten
     gc.disable()
     written = bytes_written()
     start, start_cpu = time.perf_counter(), time.process_time()
