@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.loop.scenes import HeldDriver
@@ -12,7 +13,7 @@ from tests.waiting import until
 
 import perdure
 from perdure import Chat, Entry, MemoryStore, Message, StoreError, ToolCall
-from perdure.actions.inbox import RunInbox
+from perdure.actions.inbox import Inbox, RunInbox
 from perdure.testing import FailingStore
 from perdure.testing.scripted import Delay, ScriptedDriver
 
@@ -311,3 +312,27 @@ async def test_a_run_that_is_over_soon_is_never_watched(monkeypatch: pytest.Monk
         assert (await quick.send("Quick.")).text == "Soon."
         assert (await slow.send("Slow.")).text == "Late."
     assert watched == ["slow"]
+
+
+async def test_a_look_that_is_cancelled_between_its_reads_loses_no_message() -> None:
+    """What was queued before the claim is seen by the first read, and the watch may be ended during the second."""
+    is_reading = asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def read(self, session_id: str, *, after: int = 0, **options: Any) -> Any:
+            if options.get("inbox") and after:
+                is_reading.set()
+                await asyncio.sleep(3600)
+            return await super().read(session_id, after=after, **options)
+
+    async with Slow() as store, perdure.connect(store, driver=ScriptedDriver(echo)) as sessions:
+        chat = await sessions.open("s")
+        await Inbox(store, chat.id).post("queue", [Message.user("Wait.")])
+        record = SimpleNamespace(session_id=chat.id, claim=object(), taken=0, posted=1, posted_at_claim=1)
+        inbox = RunInbox(None, cast(Any, record), Inbox(store, chat.id))
+        look = asyncio.create_task(inbox._look(newer=True))
+        await is_reading.wait()
+        look.cancel()
+        await asyncio.wait({look})
+        await inbox.deliver()
+        assert record.taken == 0

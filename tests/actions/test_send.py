@@ -259,8 +259,11 @@ async def test_a_message_may_steer_the_run(tmp_path: Path, monkeypatch: pytest.M
         assert await busy.store.read(busy.id, inbox=True) == []
 
 
-async def test_a_message_that_comes_after_the_last_step_is_not_lost(tmp_path: Path) -> None:
+async def test_a_message_that_comes_after_the_last_step_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Too late to steer by, it is sent as a message of its own when the run has ended."""
+    monkeypatch.setattr("perdure.actions.inbox.LOOK_EVERY", 3600)  # a run that looks in time is steered
     async with Scene(tmp_path, echo) as scene:
         busy = await scene.start()
         await busy.send("Late.", "steer")

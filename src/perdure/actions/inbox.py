@@ -242,34 +242,42 @@ class RunInbox:
             await self._look_calmly()
 
     async def _look(self, newer: bool) -> None:
-        """Take note of what is new, one look at a time. A wish to cancel from before the claim was for another run."""
-        async with self._looking:
-            found = await self._older()
-            found += await self._newer() if newer else ()
-        self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
-        self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
-        self._take()
-        if any(entry.kind == CANCEL and entry.seq > self._posted_before for entry in found):
-            self._cancel()
+        """Take note of what is new, one look at a time.
 
-    async def _older(self) -> list[JournalEntry]:
-        """Return the next lot of items from before the claim."""
+        What one read has found is noted before the next: a look may be cancelled in between, and what was seen and
+        not noted would be taken by the run's save as if it had been dealt with.
+        """
+        async with self._looking:
+            await self._look_at_older()
+            if newer:
+                await self._look_at_newer()
+
+    async def _look_at_older(self) -> None:
+        """Look at the next lot of items from before the claim."""
         before = self._posted_before
         if self._seen_older >= before:
-            return []
+            return
         found = await self._inbox.items(self._seen_older, OLDER_AT_ONCE)
         # What is not found up to there has been taken.
         self._seen_older = min(found[-1].seq, before) if len(found) == OLDER_AT_ONCE else before
-        return [entry for entry in found if entry.seq <= before]
+        self._note([entry for entry in found if entry.seq <= before])
 
-    async def _newer(self) -> Sequence[JournalEntry]:
-        """Return all items from after the claim that were not seen yet."""
+    async def _look_at_newer(self) -> None:
+        """Look at all items from after the claim that were not seen yet."""
         told = self._record.posted or 0  # before it is read: what is not found up to there has been taken
         found = await self._inbox.items(max(self._seen, self._posted_before))
         self._seen = max(self._seen, self._posted_before, told, found[-1].seq if found else 0)
         if self._record.posted_at_claim is None:
             self._seen_older = self._seen  # before the claim there is no difference
-        return found
+        self._note(found)
+
+    def _note(self, found: Sequence[JournalEntry]) -> None:
+        """Keep what waits. A wish to cancel from before the claim was for another run."""
+        self._steering += [entry for entry in found if entry.kind == STEER and not self._is_answered(entry)]
+        self._queued += [entry for entry in found if entry.kind == QUEUE and not self._is_answered(entry)]
+        self._take()
+        if any(entry.kind == CANCEL and entry.seq > self._posted_before for entry in found):
+            self._cancel()
 
     def _cancel(self) -> None:
         """End the run, once for each wish: what it does to end in good order must not be cancelled."""
