@@ -520,7 +520,10 @@ def end_of_log(log: int | str) -> Job[int]:
 
 def write_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Job[None]:
     if bodies:
-        yield Insert("msg", ("log", "pos", "crc", "body"), rows_of_messages(log, start, bodies))
+        yield Insert("msg", MESSAGE_COLUMNS, rows_of_messages(log, start, bodies))
+
+
+MESSAGE_COLUMNS = ("log", "pos", "crc", "body")
 
 
 def rows_of_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Iterable[Row]:
