@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.01
 _BRIEF = 64
 """A change of at most this many messages may be made in an event loop's thread."""
+_MAY_BE_BRIEF = (Keep, Append)
 _ERASURES = "(SELECT value FROM meta WHERE key = 'erasures')"
 _PEEK = f"SELECT version, {_ERASURES} FROM session WHERE id = ?"
 _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE id = ?"
@@ -128,7 +129,7 @@ class SqliteEngine(IndexedEngine):
     async def commit(self, change: Change) -> Any:
         opened = self.opened
         job = partial(_commit, change, now().timestamp(), opened.deferred)
-        is_brief = isinstance(change, Keep | Append) and len(change.messages) <= _BRIEF and not change.attachments
+        is_brief = isinstance(change, _MAY_BE_BRIEF) and len(change.messages) <= _BRIEF and not change.attachments
         return await opened.writer.ask(job, change.finish, brief=is_brief)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
