@@ -620,7 +620,7 @@ class Entry(Value, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
             expect(self.kind, str, "$.kind")
-        if not isinstance(self.run, str | None):
+        if self.run is not None and not isinstance(self.run, str):
             expect(self.run, str, "$.run")
 
 

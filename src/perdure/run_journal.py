@@ -194,12 +194,15 @@ class _Unwritten:
             return
         if isinstance(event, MessageEnd):
             self.say((event.message,))
+        elif kind in _NEED_NOT_WAIT_FOR:
+            self._events.append(event)
+            return
         elif isinstance(event, Compaction):
             self.say(part.message for part in event.shown if part.message is not None)
         elif isinstance(event, _STARTS):
             self.begins_a_run = self.begins_a_run or event.base_version is not None
         self._events.append(event)
-        self._is_urgent = self._is_urgent or kind not in _NEED_NOT_WAIT_FOR
+        self._is_urgent = True
 
     def say(self, messages: Iterable[Message]) -> None:
         for message in messages:

@@ -23,7 +23,7 @@ def check_fields(value: object, path: str) -> None:
                 check(item, path + where)
         if value.unknown:
             _check_unknown(value.unknown, plan.names, path)
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, _SEVERAL):
         for place, item in enumerate(value):
             check_fields(item, f"{path}[{place}]")
     elif isinstance(value, Mapping):
@@ -61,5 +61,6 @@ def _check_for(kind: inspect.Type) -> Callable[[object, str], None] | None:
     return check_fields if any(isinstance(member, _HOLDS_VALUES) for member in members) else None
 
 
+_SEVERAL = (tuple, list)  # a union would be made anew at each of many calls
 _FREE = (inspect.AnyType, inspect.DictType, inspect.IntType, inspect.FloatType)
 _HOLDS_VALUES = (inspect.StructType, inspect.VarTupleType, inspect.ListType)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from perdure.loop.response_format import Form
 from perdure.loop.subagents import SubagentPolicy, SubagentTool
 from perdure.loop.tokens import TokenEstimator
 from perdure.loop.tool_use import Concurrency
-from perdure.loop.tools import ToolRegistry
+from perdure.loop.tools import FunctionTool, ToolRegistry
 from perdure.model.checks import expect, expect_function, expect_method, expect_several
 from perdure.model.definition import OWN_DRIVER, AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget
@@ -31,6 +31,8 @@ from perdure.model.state import AgentState
 from perdure.protocols import Driver, EventHandler, Tool, Toolset, is_toolset
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from perdure.loop.compaction.compactor import Compactor
     from perdure.loop.compaction.summary import NoteTaker
     from perdure.loop.toolsets import Toolsets
@@ -103,7 +105,7 @@ class LoopFactory:
         self._policy = SubagentPolicy() if subagent_policy is None else subagent_policy
         expect(self._policy, SubagentPolicy, "$.subagent_policy")
         self._driver = None if driver is None else expect_method(driver, "respond", "$.driver")
-        self._own_model = None if driver is None else ModelConfig(f"{OWN_DRIVER}:{type(driver).__name__}")
+        self._own_model = None if driver is None else _model_of_driver(type(driver).__name__)
         self._model = None if model is None else ModelConfig.of(model)
         expect(capabilities or {}, Mapping, "$.capabilities")  # type: ignore[type-abstract]
         self._capabilities = dict(capabilities or {})
@@ -123,8 +125,8 @@ class LoopFactory:
         self._clients = ProviderDriver()
         self._provider = RetryingDriver(self._clients)
         Interceptors(self._interceptors)
-        self._toolsets = _opened([each for each in given if is_toolset(each)])
-        self._tools = self._own_tools = ToolRegistry(each for each in given if not is_toolset(each))
+        self._toolsets = _opened([each for each in given if _is_toolset(each)])
+        self._tools = self._own_tools = ToolRegistry(each for each in given if not _is_toolset(each))
         self._forms: dict[str, Form] = {}
         for each in self._subagents:
             self.learn_output(each)
@@ -306,6 +308,16 @@ class LoopFactory:
             known = ", ".join(sorted(self._capabilities)) or "none"
             raise ConfigurationError(f"There is no capability named {name!r}. Registered are: {known}.")
         return found
+
+
+@lru_cache(64)
+def _model_of_driver(name: str) -> ModelConfig:
+    """Return what stands for the model of a caller's own driver: the same each time, so that it is described once."""
+    return ModelConfig(f"{OWN_DRIVER}:{name}")
+
+
+def _is_toolset(given: Tool | Toolset | Callable[..., Any]) -> TypeIs[Toolset]:
+    return type(given) is not FunctionTool and is_toolset(given)
 
 
 def _opened(toolsets: Sequence[Toolset]) -> Toolsets | None:

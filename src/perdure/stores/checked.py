@@ -214,7 +214,7 @@ def _as_session_id(kind: type, value: object) -> SessionId:
 
 
 def _check_all(given: Sequence[T], kind: type[T], path: str) -> None:
-    if not isinstance(given, tuple | list) and (isinstance(given, str | bytes) or not isinstance(given, Sequence)):
+    if type(given) is not list and (isinstance(given, str | bytes) or not isinstance(given, Sequence)):
         raise InvalidData(path, f"expected a list, got {brief(given)}")
     for at, each in enumerate(given):
         if not isinstance(each, kind):

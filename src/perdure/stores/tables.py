@@ -138,6 +138,7 @@ class Rows:
         self._likes = [(self._ways[way], self._key_of[way], way == (table.number,)) for way in table.unique]
         self._blank: Record = dict.fromkeys(table.columns)
         self._ways_by = {name: [way for way in self._ways if name in way] for name in table.columns}
+        self._unindexed = {name for name, ways in self._ways_by.items() if not ways}
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
     def find(self, where: Where) -> list[Record]:
@@ -205,6 +206,9 @@ class Rows:
         """Give a row other values; `"column +"` adds to the one there."""
         before, moved = dict(row), set[tuple[str, ...]]()
         for key, value in values.items():
+            if key in self._unindexed:
+                row[key] = value
+                continue
             column, sign = condition_of(key)
             row[column] = row[column] + value if sign == "+" else value
             if row[column] != before[column]:

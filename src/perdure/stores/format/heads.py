@@ -24,6 +24,9 @@ from perdure.stores.format.rows import Stretch, Values, check_row, hash_of
 from perdure.stores.format.settled import Settled
 
 INLINE = 256
+INLINE_RUN = 2048
+"""How long a run may be that stands in the first head which tells of it. Later heads name it by hash, as all do that
+is longer: most runs are told of by one head alone, and a row for them with its indexes takes four pages more."""
 PREFIX = 32
 FORMAT = 2
 """The newest format of a head. One that names no block is in the first, which every release reads."""
@@ -32,7 +35,8 @@ _BLOCK = "block "
 
 
 class Head(Value, frozen=True):
-    """One version of a session, as it is stored. A part over INLINE bytes is named by hash in `hashed`.
+    """One version of a session, as it is stored. A part over INLINE bytes is named by hash in `hashed`; a new run over
+    INLINE_RUN bytes.
 
     So are the blocks that its views name; and these may name further ones.
     """
@@ -73,14 +77,15 @@ class _SpawnedHead(msgspec.Struct, frozen=True):
     info: _SpawnedInfo
 
 
-def encode_head(session: AgentSession, op: str) -> tuple[bytes, Values]:
-    """The head of a settled session, and the values it takes to read it."""
+def encode_head(session: AgentSession, op: str, *, tells_of_new_run: bool = False) -> tuple[bytes, Values]:
+    """Return the head of a settled session, and the values it takes to read it."""
     blocks = BlocksApart()
+    inline_run = INLINE_RUN if tells_of_new_run else INLINE
     values: Values = {}
     parts: dict[str, msgspec.Raw] = {}
     hashed: dict[str, str] = {}
     for name, raw in _parts_of(session, blocks):
-        if len(raw) > INLINE and name != "transcript":
+        if len(raw) > (inline_run if name == "execution" else INLINE) and name != "transcript":
             hashed[name] = key = hash_of(raw)
             values[key] = raw
         else:

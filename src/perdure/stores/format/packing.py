@@ -60,11 +60,21 @@ _DICTIONARY = (
 )
 
 
+def _deflating(window: int, memory: int) -> zlib._Compress:
+    return zlib.compressobj(6, zlib.DEFLATED, -window, memory, zdict=_DICTIONARY)
+
+
+_SMALL = 4096
+# A window of 8 KB holds the dictionary and what is small. A larger one, or a larger table, takes longer to copy.
+_small = _deflating(window=13, memory=5)
+
+
 def pack(plain: bytes) -> bytes:
     """JSON packed, or as it is where that is no shorter, or where nobody would unpack it again."""
     if len(plain) > MOST:
         return plain
-    deflate = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=_DICTIONARY)
+    # To read the dictionary takes longer than to pack what is small: there a copy is used that has read it.
+    deflate = _small.copy() if len(plain) <= _SMALL else _deflating(zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL)
     packed = _MARK + deflate.compress(plain) + deflate.flush()
     return packed if len(packed) < len(plain) else plain
 

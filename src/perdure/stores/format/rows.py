@@ -153,6 +153,11 @@ class Batch(msgspec.Struct, frozen=True):
     reach: Mapping[str, tuple[int, int]]
     body: bytes
 
+    @property
+    def is_of_one_run(self) -> bool:
+        """Tell whether all entries that name a run name the run of the first."""
+        return len(self.reach) == 1 and self.run in self.reach
+
 
 def prepare_batch(entries: Sequence[Entry], smaller: Callable[[bytes], bytes] | None = None) -> Batch | None:
     """Entries made ready for the writer; InvalidData before anything is written."""

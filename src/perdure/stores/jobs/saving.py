@@ -199,7 +199,7 @@ class Keep(Change):
         settled = self._placement.settle(own, place.msg_end)
         kept = AgentSession.reconstitute(settled, version=self.version, updated_at=self.at)
         note_settled(kept.state.transcript, self.origin)
-        body, values = encode_head(kept, self.op)
+        body, values = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run)
         if kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
             body = self._pack(body)
@@ -217,6 +217,11 @@ class Keep(Change):
             None if is_tagged else tuple(kept.info.tags),
         )
 
+    @property
+    def _tells_of_new_run(self) -> bool:
+        """Tell whether the version to be replaced is known to be without this version's run."""
+        return self.known is not None and self.known.session.state.execution is not self.session.state.execution
+
     def made_to(self, facts: Facts) -> Job[CachedSession]:
         self.refuse(facts)
         draft = self.draft_of(facts, (yield from self._new_session()) if self.is_new else None)
@@ -228,9 +233,9 @@ class Keep(Change):
         return self.draft(place_of(facts) if place is None else place, known)
 
     def is_plain(self, draft: Draft) -> bool:
-        """Tell whether a save writes no rows but that of its session, messages, and a head."""
-        is_alone = self.known is not None and self.batch is None and self.key is None and not self.attachments
-        is_alone = is_alone and not self.drops_sketches
+        """Tell whether a save writes no rows but that of its session, messages, a head, and entries of one run."""
+        is_alone = self.known is not None and self.key is None and not self.attachments and not self.drops_sketches
+        is_alone = is_alone and (self.batch is None or self.batch.is_of_one_run)
         return is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
 
     def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:
@@ -372,6 +377,12 @@ class Append(Change):
     def entries(self) -> int:
         return self.batch.count if self.batch else 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether it writes no rows but that of its session, messages of its own log, and entries of one run."""
+        is_alone = not self.branch and not self.attachments and not self.drops_sketches
+        return is_alone and self.batch is not None and self.batch.is_of_one_run
+
     def refuse(self, facts: Facts) -> None:
         refused = refusal(self.session_id, facts, self.claim)
         if refused is not None:
@@ -509,7 +520,10 @@ def end_of_log(log: int | str) -> Job[int]:
 
 def write_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Job[None]:
     if bodies:
-        yield Insert("msg", ("log", "pos", "crc", "body"), rows_of_messages(log, start, bodies))
+        yield Insert("msg", MESSAGE_COLUMNS, rows_of_messages(log, start, bodies))
+
+
+MESSAGE_COLUMNS = ("log", "pos", "crc", "body")
 
 
 def rows_of_messages(log: int | str, start: int, bodies: Sequence[bytes]) -> Iterable[Row]:
@@ -540,13 +554,25 @@ def write_batch(sid: int, last: int, batch: Batch | None, stretch: Stretch) -> J
     if batch is None:
         return
     numbers: dict[str | None, int] = {}
+    for row in rows_of_runs(sid, last, batch, stretch):
+        ((numbers[row[1]],),) = yield Insert("run", RUN_COLUMNS, [row], or_set=RUN_GROWS)
+    yield Insert("batch", BATCH_COLUMNS, [row_of_batch(sid, last, batch, numbers.get(batch.run))])
+
+
+BATCH_COLUMNS = ("sid", "last", "count", "run", "crc", "body")
+RUN_COLUMNS = ("sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
+RUN_GROWS = ("last_seq", "end_pos")
+"""What changes in the row of a run that is there already."""
+
+
+def rows_of_runs(sid: int, last: int, batch: Batch, stretch: Stretch) -> list[Row]:
+    """Return how far each run of a batch reaches on record and in the log."""
     first = last - batch.count + 1
-    columns = ("sid", "loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
-    for loop, (begin, end) in batch.reach.items():
-        reach = (sid, loop, first + begin, first + end, *stretch)
-        ((numbers[loop],),) = yield Insert("run", columns, [reach], or_set=("last_seq", "end_pos"))
-    row = (sid, last, batch.count, numbers.get(batch.run), batch_checksum(sid, last, batch), batch.body)
-    yield Insert("batch", ("sid", "last", "count", "run", "crc", "body"), [row])
+    return [(sid, loop, first + begin, first + end, *stretch) for loop, (begin, end) in batch.reach.items()]
+
+
+def row_of_batch(sid: int, last: int, batch: Batch, run: int | None) -> Row:
+    return sid, last, batch.count, run, batch_checksum(sid, last, batch), batch.body
 
 
 def write_key(sid: int, name: str, digest: str, version: int) -> Job[None]:

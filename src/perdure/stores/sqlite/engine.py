@@ -38,10 +38,24 @@ from perdure.stores.engine import (
     drive,
 )
 from perdure.stores.file_lock import FileLock
+from perdure.stores.format.rows import Batch
 from perdure.stores.jobs.claiming import COLUMNS_OF_FACTS, Facts
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded
-from perdure.stores.jobs.saving import Append, Draft, Keep, row_of_head, rows_of_messages
+from perdure.stores.jobs.saving import (
+    BATCH_COLUMNS,
+    RUN_COLUMNS,
+    RUN_GROWS,
+    Append,
+    Draft,
+    Keep,
+    Place,
+    place_of,
+    row_of_batch,
+    row_of_head,
+    rows_of_messages,
+    rows_of_runs,
+)
 from perdure.stores.sql import Adapter, Again, Dialect, Steps, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
@@ -57,6 +71,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.01
 _BRIEF = 64
 """A change of at most this many messages may be made in an event loop's thread."""
+_MAY_BE_BRIEF = (Keep, Append)
 _ERASURES = "(SELECT value FROM meta WHERE key = 'erasures')"
 _PEEK = f"SELECT version, {_ERASURES} FROM session WHERE id = ?"
 _FACTS = f"SELECT {', '.join(COLUMNS_OF_FACTS)}, {_ERASURES} FROM session WHERE id = ?"
@@ -114,7 +129,7 @@ class SqliteEngine(IndexedEngine):
     async def commit(self, change: Change) -> Any:
         opened = self.opened
         job = partial(_commit, change, now().timestamp(), opened.deferred)
-        is_brief = isinstance(change, Keep | Append) and len(change.messages) <= _BRIEF and not change.attachments
+        is_brief = isinstance(change, _MAY_BE_BRIEF) and len(change.messages) <= _BRIEF and not change.attachments
         return await opened.writer.ask(job, change.finish, brief=is_brief)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
@@ -342,24 +357,66 @@ def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection)
         change.refuse(facts)
         draft = change.draft_of(facts)
         if change.is_plain(draft):
-            _write_plain(change, draft, facts, db, deferred)
+            _keep_plainly(change, draft, facts, _Written(db, deferred))
             return change.made(draft, facts)
         return drive(change.kept_as(draft, facts), Rows(db, at, deferred).answer)
+    if isinstance(change, Append) and change.is_plain:
+        change.refuse(facts)
+        place = place_of(facts)
+        _append_plainly(change, place, facts, at, _Written(db, deferred))
+        return change.made(place, (place.log, place.msg_end), facts)
     return drive(change.made_to(facts), Rows(db, at, deferred).answer)
 
 
 _MESSAGES = "INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)"
 _HEADS = "INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)"
+_BATCHES, _ = TRANSLATOR.insert(Insert("batch", BATCH_COLUMNS, []))
+_RUN, _ = TRANSLATOR.insert(Insert("run", RUN_COLUMNS, [], or_set=RUN_GROWS))
 
 
-def _write_plain(keep: Keep, draft: Draft, facts: Facts, db: apsw.Connection, deferred: DeferredRows) -> None:
-    """Write what most saves write, by statements that are written out: the row of the session, messages, a head."""
-    place, columns = draft.place, keep.columns(draft, facts, keep.known_listing)
-    db.execute(_update_of(tuple(columns)), (*columns.values(), place.sid))
-    messages = rows_of_messages(place.log, place.msg_end, keep.messages)
-    for text, rows in ((_MESSAGES, messages), (_HEADS, [row_of_head(place.sid, keep.version, draft.head)])):
-        if not deferred.take(text, rows):
-            db.executemany(text, rows)
+def _keep_plainly(keep: Keep, draft: Draft, facts: Facts, rows: _Written) -> None:
+    """Write what most saves write, by statements that are written out."""
+    place, batch = draft.place, keep.batch
+    rows.change_session(place.sid, keep.columns(draft, facts, keep.known_listing))
+    if batch is not None:
+        rows.add_batch(place, batch, len(keep.messages))
+    rows.add(_MESSAGES, rows_of_messages(place.log, place.msg_end, keep.messages))
+    rows.add(_HEADS, [row_of_head(place.sid, keep.version, draft.head)])
+
+
+def _append_plainly(append: Append, place: Place, facts: Facts, at: float, rows: _Written) -> None:
+    """Write what a run writes ahead, a claim among it, by statements that are written out."""
+    assert append.batch is not None
+    columns = append.columns(place, facts)
+    columns["expires"] = at + append.claim.lease
+    rows.change_session(place.sid, columns)
+    rows.add_batch(place, append.batch, len(append.messages))
+    if append.messages:
+        rows.add(_MESSAGES, rows_of_messages(place.log, place.msg_end, append.messages))
+
+
+class _Written:
+    """Writes rows by statements that are written out, to a connection inside a transaction."""
+
+    __slots__ = ("_db", "_deferred")
+
+    def __init__(self, db: apsw.Connection, deferred: DeferredRows) -> None:
+        self._db = db
+        self._deferred = deferred
+
+    def add(self, text: str, rows: Iterable[Row]) -> None:
+        if not self._deferred.take(text, rows):
+            self._db.executemany(text, rows)
+
+    def change_session(self, sid: int, columns: dict[str, Any]) -> None:
+        self._db.execute(_update_of(tuple(columns)), (*columns.values(), sid))
+
+    def add_batch(self, place: Place, batch: Batch, messages: int) -> None:
+        """Put a batch on record all of whose entries are of one run, which it begins or makes longer."""
+        last, stretch = place.evt_end + batch.count, (place.log, place.msg_end, place.msg_end + messages)
+        (row,) = rows_of_runs(place.sid, last, batch, stretch)
+        number: Any = self._db.execute(_RUN, row).fetchone()
+        self.add(_BATCHES, [row_of_batch(place.sid, last, batch, number[0])])
 
 
 @cache
