@@ -810,6 +810,49 @@ async def test_lists_use_their_indexes_at_100_000_sessions(schema: str) -> None:
             assert index in plan, plan
 
 
+MANY_AT_ONCE = (
+    "ALTER TABLE session SET (autovacuum_enabled = off)",
+    "INSERT INTO session (id, log, version, status, agent, owner, created, updated, op, spawned)"
+    " SELECT 's' || n, n, 1, 'active', 'a', 'ann', n, n, '', 1 FROM generate_series(1, 5000) AS n",
+)
+
+
+KNOWN = "SELECT tablename FROM pg_stats WHERE schemaname = %s AND tablename IN ('session', 'tag') LIMIT 1"
+
+
+async def test_lists_are_planned_well_soon_after_an_import(schema: str) -> None:
+    """The first list has the planner look at the sessions: it need not wait for autovacuum, which may be off."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        for statement in MANY_AT_ONCE:
+            await execute(statement)
+        assert await execute(KNOWN, schema) == []
+        await store.list(limit=1)
+        await store._engine.opened.statistics._task
+        assert await execute(KNOWN, schema) == [("session",)]
+
+
+async def test_a_store_can_be_closed_while_the_planner_looks(schema: str) -> None:
+    """Nobody waits for it: the next one to list will have it look again."""
+    async with sql(schema) as execute:
+        async with store_in(schema) as store:
+            for statement in MANY_AT_ONCE:
+                await execute(statement)
+            await execute("BEGIN")
+            await execute("LOCK TABLE session IN EXCLUSIVE MODE")  # under which it can be read
+            await store.list(limit=1)
+        await execute("ROLLBACK")
+
+
+async def test_few_sessions_are_not_looked_at(schema: str) -> None:
+    """Any plan finds them quickly."""
+    async with store_in(schema) as store, sql(schema) as execute:
+        await execute("ALTER TABLE session SET (autovacuum_enabled = off)")
+        await store.create(new_session())
+        await store.list()
+        await store._engine.opened.statistics._task
+        assert await execute(KNOWN, schema) == []
+
+
 async def test_a_full_batch_does_not_wait_for_another(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one connection is writing, the other takes as many changes as make a batch."""
     async with store_in(schema) as store:

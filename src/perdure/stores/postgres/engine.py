@@ -25,6 +25,7 @@ from perdure.stores.postgres.listener import Listener
 from perdure.stores.postgres.looks import Looks
 from perdure.stores.postgres.rows import SQL, given_time, queries_of
 from perdure.stores.postgres.schema import migrate
+from perdure.stores.postgres.statistics import Statistics
 from perdure.stores.postgres.writer import Writer
 from perdure.stores.search import Query
 from perdure.stores.tapes import TapeCache
@@ -150,6 +151,7 @@ class PostgresEngine(IndexedEngine):
 
     async def page(self, page: Request[T]) -> T:
         assert isinstance(page, Page)
+        self.opened.statistics.look()
         steps = SQL.page(page)
         text, values = next(steps)
         try:
@@ -184,6 +186,7 @@ class _Open:
         self.inbox = Inbox(link)
         self.writer = Writer(link, self.inbox)
         self.listener = Listener(link)
+        self.statistics = Statistics(link)
 
     async def close(self) -> None:
         """Carry out what is waiting, and let go of the connections."""
@@ -193,6 +196,7 @@ class _Open:
         finally:
             self.link.closed = True
             await self.listener.close()
+            await self.statistics.close()
             await self.link.close()
 
 
