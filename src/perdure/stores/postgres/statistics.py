@@ -14,18 +14,13 @@ import psycopg
 from perdure.errors import StoreError
 from perdure.stores.postgres.link import Link
 
-_BETWEEN_LOOKS = 60.0
-# A table out of a dump has its size on record, and nothing else. A few pages are read quickly by any plan.
+_BETWEEN_LOOKS = 1_000
+"""How many sessions are created until it is looked again."""
+# A few pages are read quickly by any plan.
 _OUTDATED = """
-    WITH size AS (
-        SELECT relname, relpages, pg_relation_size(oid) / current_setting('block_size')::bigint AS pages
-        FROM pg_class WHERE oid IN ('session'::regclass, 'tag'::regclass)
-    )
-    SELECT 1 FROM size
-    WHERE pages > 10 AND (
-        pages > 2 * relpages
-        OR NOT EXISTS (SELECT FROM pg_stats WHERE schemaname = current_schema() AND tablename = relname)
-    )
+    SELECT 1 FROM pg_class
+    WHERE oid IN ('session'::regclass, 'tag'::regclass)
+        AND pg_relation_size(oid) / current_setting('block_size')::bigint > greatest(10, 2 * relpages)
 """
 # Whoever has a table locked is at the same work.
 _ANALYZE = "ANALYZE (SKIP_LOCKED) session, tag"
@@ -37,17 +32,17 @@ class Statistics:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._task: asyncio.Task[None] | None = None
-        self._looked_at = float("-inf")
+        self._created = 0
 
-    def look(self) -> None:
-        """Look beside what is being asked for, if the last look is a while ago."""
-        loop = asyncio.get_running_loop()
-        if loop.time() > self._looked_at + _BETWEEN_LOOKS and (self._task is None or self._task.done()):
-            self._looked_at = loop.time()
-            self._task = loop.create_task(self._bring_up_to_date(), name="perdure statistics")
+    def note(self) -> None:
+        """Count a session that has been created. After many, look beside what is being done."""
+        self._created += 1
+        if self._created >= _BETWEEN_LOOKS and (self._task is None or self._task.done()):
+            self._created = 0
+            self._task = asyncio.get_running_loop().create_task(self._bring_up_to_date(), name="perdure statistics")
 
     async def _bring_up_to_date(self) -> None:
-        with suppress(StoreError, psycopg.Error, OSError):  # lists are right without it, and somebody may look later
+        with suppress(StoreError, psycopg.Error, OSError):  # lists are right without it, and the next look is to come
             if await self._link.rows(_OUTDATED):
                 async with await self._link.connect() as connection:  # outside of the pool: it may take a second
                     await connection.execute(_ANALYZE, prepare=False)
