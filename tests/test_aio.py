@@ -10,7 +10,8 @@ from contextvars import ContextVar
 import pytest
 from tests.turns import counted_turns
 
-from perdure.aio import aside, in_slices
+from perdure import aio
+from perdure.aio import aside, in_slices, in_turns
 
 WHO: ContextVar[str] = ContextVar("who")
 
@@ -43,3 +44,22 @@ async def test_work_aside_does_not_wait_for_tools_that_block() -> None:
     finally:
         go_on.set()
         await blocked
+
+
+async def test_a_thread_pauses_between_items_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items come whole and in order. A pause in the loop's own thread would keep all tasks waiting."""
+    paused_in: list[int] = []
+    monkeypatch.setattr(aio, "_TURN", -1)
+    monkeypatch.setattr(aio, "sleep", lambda _: paused_in.append(threading.get_ident()))
+    assert list(in_turns(range(5))) == [0, 1, 2, 3, 4]
+    assert paused_in == []
+    assert await asyncio.to_thread(lambda: list(in_turns(range(5)))) == [0, 1, 2, 3, 4]
+    assert len(paused_in) == 5
+    assert threading.get_ident() not in paused_in
+
+
+def test_a_thread_that_is_not_due_does_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done within a turn takes no longer than it would."""
+    monkeypatch.setattr(aio, "_TURN", 60)
+    monkeypatch.setattr(aio, "sleep", lambda _: pytest.fail("it has paused"))
+    assert list(in_turns(range(100))) == list(range(100))

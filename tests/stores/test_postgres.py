@@ -35,7 +35,7 @@ from perdure.model.lineage import SpawnRef
 from perdure.model.message import Message
 from perdure.protocols import Entry, Key, SessionQuery, Sketch
 from perdure.stores.jobs.listing import Page
-from perdure.stores.postgres import link, parcel, rows, writer
+from perdure.stores.postgres import link, parcel, rows, statistics, writer
 from perdure.stores.postgres import schema as migrating
 from perdure.stores.urls import store_of
 from perdure.testing import ScriptedDriver
@@ -808,6 +808,65 @@ async def test_lists_use_their_indexes_at_100_000_sessions(schema: str) -> None:
             statement, values = next(rows.SQL.page(Page(SessionQuery.of(lists()[index][0]))))
             plan = "\n".join(row[0] for row in await execute(f"EXPLAIN {statement}", *values))
             assert index in plan, plan
+
+
+MANY_AT_ONCE = (
+    "ALTER TABLE session SET (autovacuum_enabled = off)",
+    "INSERT INTO session (id, log, version, status, agent, owner, created, updated, op, spawned)"
+    " SELECT 's' || n, n, 1, 'active', 'a', 'ann', n, n, '', 1 FROM generate_series(1, 5000) AS n",
+)
+
+
+KNOWN = "SELECT tablename FROM pg_stats WHERE schemaname = %s AND tablename IN ('session', 'tag') LIMIT 1"
+
+
+async def test_lists_are_planned_well_soon_after_an_import(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After many sessions the planner looks at them: it need not wait for autovacuum, which may be off."""
+    monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 2)
+    async with store_in(schema) as store, sql(schema) as execute:
+        for statement in MANY_AT_ONCE:
+            await execute(statement)
+        await store.create(new_session())
+        assert store._engine.opened.statistics._task is None, "one is not many"
+        assert await execute(KNOWN, schema) == []
+        await store.create(new_session())
+        await store._engine.opened.statistics._task
+        assert await execute(KNOWN, schema) == [("session",)]
+
+
+async def test_sessions_that_are_brought_in_count_as_well(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import writes them in another way than `create`."""
+    monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 2)
+    async with store_in(schema) as store, sql(schema) as execute:
+        for statement in MANY_AT_ONCE:
+            await execute(statement)
+        session = await store.create(new_session())
+        archived = await store.dump(session.id)
+        await store.delete(session.id)
+        await store.restore(archived)
+        await store._engine.opened.statistics._task
+        assert await execute(KNOWN, schema) == [("session",)]
+
+
+async def test_a_store_can_be_closed_while_the_planner_looks(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it: another one will look."""
+    monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(statistics, "_ANALYZE", "SELECT pg_sleep(60)")
+    async with sql(schema) as execute, asyncio.timeout(30), store_in(schema) as store:
+        for statement in MANY_AT_ONCE:
+            await execute(statement)
+        await store.create(new_session())
+        await asyncio.sleep(0.1)
+
+
+async def test_few_sessions_are_not_looked_at(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any plan finds them quickly."""
+    monkeypatch.setattr(statistics, "_BETWEEN_LOOKS", 1)
+    async with store_in(schema) as store, sql(schema) as execute:
+        await execute("ALTER TABLE session SET (autovacuum_enabled = off)")
+        await store.create(new_session())
+        await store._engine.opened.statistics._task
+        assert await execute(KNOWN, schema) == []
 
 
 async def test_a_full_batch_does_not_wait_for_another(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:

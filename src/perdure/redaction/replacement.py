@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.protocols import Entry
@@ -37,7 +37,7 @@ class Replacement:
         """Return a run as a version has it, with what its steps tell of the messages replaced."""
         return self.walked(plain, is_touched=plain.get("execution_id") in self._traces.runs)
 
-    def changed_entries(self, entries: Sequence[Entry]) -> dict[int, Entry]:
+    def changed_entries(self, entries: Iterable[Entry]) -> dict[int, Entry]:
         changed: dict[int, Entry] = {}
         for place, entry in enumerate(entries):
             body = self._entry(entry)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.aio import in_turns
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
 from perdure.model.transcript import LogRef
 from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord
@@ -58,6 +59,27 @@ def read_record(session_id: str, asked: Asked = ALL) -> Job[list[JournalEntry]]:
     if asked.run is not None and found:
         _require_ends(session_id, asked.run, *(entry for entry in (found[0], found[-1]) if entry.seq in reach))
     return asked.cut(found)
+
+
+def read_by_batch(session_id: str) -> Job[Iterator[list[JournalEntry]]]:
+    """Return all entries of a record, batch by batch. Each is unpacked when it is come to: together they are large."""
+    sid, end, _ = yield from _ends(session_id, "evt_end", "batch", "last")
+    return _by_batch(session_id, sid, end, *(yield from _rows_of({"sid": sid})))
+
+
+def _by_batch(
+    session_id: str, sid: int, end: int, rows: Iterable[Row], loops: Mapping[int, str]
+) -> Iterator[list[JournalEntry]]:
+    """Yield the entries of batches; CorruptRecord if one is missing."""
+    following = 1
+    for last, count, run, crc, body in in_turns(rows):
+        entries = entries_of(session_id, sid, last, count, loops.get(run), crc, body)
+        if last - count + 1 != following:
+            break
+        yield entries
+        following = last + 1
+    if following != end + 1:
+        raise CorruptRecord(session_id, f"event {following}", "it is missing")
 
 
 def _ends(session_id: str, end: str, table: str, column: str) -> Job[tuple[int, int, int]]:
@@ -158,7 +180,7 @@ def _rows_of(where: Where) -> Job[tuple[list[Row], dict[int, str]]]:
 
 
 def _unpacked(session_id: str, sid: int, rows: Iterable[Row], loops: Mapping[int, str]) -> Iterator[JournalEntry]:
-    for last, count, run, crc, body in rows:
+    for last, count, run, crc, body in in_turns(rows):
         yield from entries_of(session_id, sid, last, count, loops.get(run), crc, body)
 
 

@@ -16,7 +16,7 @@ from perdure.stores.format.rows import Values
 from perdure.stores.jobs import record, sketching
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages
-from perdure.stores.jobs.saving import Place
+from perdure.stores.jobs.saving import Keep, Place
 from perdure.stores.jobs.values import unpacked_value
 from perdure.stores.postgres import quick, sketches
 from perdure.stores.postgres.inbox import Inbox
@@ -25,6 +25,7 @@ from perdure.stores.postgres.listener import Listener
 from perdure.stores.postgres.looks import Looks
 from perdure.stores.postgres.rows import SQL, given_time, queries_of
 from perdure.stores.postgres.schema import migrate
+from perdure.stores.postgres.statistics import Statistics
 from perdure.stores.postgres.writer import Writer
 from perdure.stores.search import Query
 from perdure.stores.tapes import TapeCache
@@ -117,6 +118,8 @@ class PostgresEngine(IndexedEngine):
         if is_read and not long:
             with suppress(quick.Odd):
                 return await quick.answered(link, job)  # type: ignore[no-any-return]  # what the job would return
+        if kind == "write" and long:  # as an import writes a session
+            self.opened.statistics.note()
         transact = link.transact_in_thread if long else link.transact
         try:
             if is_read and not long:
@@ -126,7 +129,11 @@ class PostgresEngine(IndexedEngine):
             return await transact(queries, snapshot=is_read)
 
     async def commit(self, change: Change) -> Any:
-        return await self.opened.writer.make(change)  # type: ignore[arg-type]  # there are no others
+        opened = self.opened
+        made = await opened.writer.make(change)  # type: ignore[arg-type]  # there are no others
+        if isinstance(change, Keep) and change.is_new:
+            opened.statistics.note()
+        return made
 
     async def fetch(self, load: Fetch[T]) -> T | None:
         assert isinstance(load, Load)
@@ -184,6 +191,7 @@ class _Open:
         self.inbox = Inbox(link)
         self.writer = Writer(link, self.inbox)
         self.listener = Listener(link)
+        self.statistics = Statistics(link)
 
     async def close(self) -> None:
         """Carry out what is waiting, and let go of the connections."""
@@ -193,6 +201,7 @@ class _Open:
         finally:
             self.link.closed = True
             await self.listener.close()
+            await self.statistics.close()
             await self.link.close()
 
 

@@ -194,18 +194,19 @@ class Order:
         }
 
     def _need_parts(self, parcel: Parcel, draft: Draft, change: Keep) -> None:
-        parts = {
-            "head": True,
-            "create": change.is_new,
-            "give_back": change.claim is not None,
-            "key": change.key is not None,
-            "tags": draft.tags if change.is_new else draft.tags is not None,
-            "values": draft.new_values,
-            "refs": self.refs,
-        }
-        for part, is_needed in parts.items():
-            if is_needed:
-                parcel.need(part)
+        parcel.need("head")
+        if change.is_new:
+            parcel.need("create")
+        if change.claim is not None:
+            parcel.need("give_back")
+        if change.key is not None:
+            parcel.need("key")
+        if draft.tags if change.is_new else draft.tags is not None:
+            parcel.need("tags")
+        if draft.new_values:
+            parcel.need("values")
+        if self.refs:
+            parcel.need("refs")
 
     def _of_create(self, draft: Draft, change: Keep) -> dict[str, Any]:
         info = draft.session.info
@@ -275,4 +276,4 @@ def wanted_of(session: AgentSession) -> list[int] | None:
 
 def _outputs(session: AgentSession) -> Iterable[Any]:
     """Return the views of outputs: those of a state come as its transcript, then an input and an output a step."""
-    return list(transcripts_of(session.state))[2::2]
+    return () if session.state.execution is None else list(transcripts_of(session.state))[2::2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -46,13 +47,15 @@ class Parcel:
         if not bodies:
             return {}
         self.need("messages")
-        seed = seed_of(log) + start
+        sizes, first = [*map(len, bodies)], self._size + 1
+        self._pieces += bodies
+        self._size += sum(sizes)
         return {
             "said_in": log,
             "said_from": start,
-            "said_sums": [crc32(body, seed + place) for place, body in enumerate(bodies)],
-            "said_starts": [self.bytes_at(body) for body in bodies],
-            "said_sizes": [*map(len, bodies)],
+            "said_sums": [*map(crc32, bodies, count(seed_of(log) + start))],
+            "said_starts": [*accumulate(sizes[:-1], initial=first)],
+            "said_sizes": sizes,
         }
 
     def statement(self, channel: str, *, waits: bool) -> tuple[str, dict[str, Any]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 from perdure import codec
+from perdure.aio import in_turns
 from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import Traces, is_replaced
 from perdure.stores.engine import Job
 from perdure.stores.jobs.claiming import Facts, facts_of
-from perdure.stores.jobs.record import read_record
+from perdure.stores.jobs.record import read_by_batch
 from perdure.stores.jobs.redaction.blocks import BlocksMet, MetBlock, stretch_of
 from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_of
 from perdure.stores.jobs.redaction.places import Log, Places
@@ -99,7 +101,7 @@ class Findings:
         met = BlocksMet(held.values)
         for session_id in sessions:
             blocks: set[str] = set()
-            for head in (yield from held.heads(session_id)):
+            for head in in_turns((yield from held.heads(session_id))):
                 version = yield from held.version(session_id, head, blocks)
                 for block in met.new_ones(version):
                     yield from self._look_at(block)
@@ -109,7 +111,8 @@ class Findings:
 
         Such a record does not tell which messages a summary covers, so it may tell of any.
         """
-        made = self._traces.made_by_unsaved((yield from read_record(session_id)))
+        batches = yield from read_by_batch(session_id)
+        made = self._traces.made_by_unsaved(chain.from_iterable(batches))
         for row, plain in (yield from messages_of(session_id, made)) if made else ():
             if (row.log, row.position) not in self._places and self._traces.tells(plain):
                 self._take(row, plain)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure import codec
+from perdure.aio import in_turns
 from perdure.errors import CorruptRecord
 from perdure.stores.engine import Job, Select
 from perdure.stores.engine import Row as Columns
@@ -52,7 +53,7 @@ class Held:
         missing = [key for (key,) in (yield Select("uses", ("hash",), {"sid": sid})) if key not in self.values]
         for first in range(0, len(missing), _VALUES_AT_ONCE):
             some = missing[first : first + _VALUES_AT_ONCE]
-            for key, body in (yield Select("value", ("hash", "body"), {"hash in": some})):
+            for key, body in in_turns((yield Select("value", ("hash", "body"), {"hash in": some}))):
                 with suppress(CorruptRecord):  # it is met again by the version that names it
                     self.values[key] = unpacked_value(session_id, key, body)
 
@@ -85,7 +86,7 @@ def _look_through(
     while True:
         where = {"log": log, "pos >=": start, "pos <": stop}
         rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos", limit=_READ_AT_ONCE)
-        found += _named((_sound(session_id, log, *row) for row in rows), ids)
+        found += _named((_sound(session_id, log, *row) for row in in_turns(rows)), ids)
         if len(rows) < _READ_AT_ONCE:
             return
         start = rows[-1][0] + 1

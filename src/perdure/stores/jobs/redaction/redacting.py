@@ -12,7 +12,7 @@ from perdure.redaction.traces import MARK, Traces
 from perdure.stores.engine import Job, Lock, Pledge
 from perdure.stores.jobs.claiming import require_free
 from perdure.stores.jobs.erasing import count_erasure
-from perdure.stores.jobs.record import read_record
+from perdure.stores.jobs.record import read_by_batch
 from perdure.stores.jobs.redaction.findings import Findings
 from perdure.stores.jobs.redaction.held import Held
 from perdure.stores.jobs.redaction.replacing import Replacing, replace_messages
@@ -67,7 +67,8 @@ def _planned(request: Request, at: datetime, pack: Pack) -> Job[_Plan]:
     if not found.rows:
         return plan
     for session_id in sessions:
-        traces.find_runs((yield from read_record(session_id)))
+        for entries in (yield from read_by_batch(session_id)):
+            traces.find_runs(entries)
     told = Entry(MARK, {"at": at.isoformat().replace("+00:00", "Z"), "message_ids": list(request.ids)})
     for session_id in sessions:
         replacing = Replacing(session_id, found.facts[session_id], replacement, held, pack)

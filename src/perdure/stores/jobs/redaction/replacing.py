@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from perdure import codec
+from perdure.aio import in_turns
 from perdure.protocols import Entry, JournalEntry
 from perdure.redaction.replacement import Replacement
 from perdure.stores.engine import Delete, Job, Select, Statement, Update
@@ -22,7 +23,7 @@ from perdure.stores.format.rows import (
 from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import Facts
 from perdure.stores.jobs.erasing import forget_unused
-from perdure.stores.jobs.record import read_inbox, read_record
+from perdure.stores.jobs.record import read_by_batch, read_inbox
 from perdure.stores.jobs.redaction.held import Held, Row
 from perdure.stores.jobs.redaction.versions import Version, changed_version, next_version
 from perdure.stores.jobs.saving import Pack, place_of, update_columns, write_batch, write_head, write_values
@@ -78,7 +79,7 @@ class Replacing:
         named: set[str] = set()
         blocks: set[str] = set()
         newest, is_changed = b"", False
-        for head in (yield from self._held.heads(self._session_id)):
+        for head in in_turns((yield from self._held.heads(self._session_id))):
             version = yield from self._held.version(self._session_id, head, blocks)
             changed = changed_version(self._replacement, version)
             if changed is not None:
@@ -100,16 +101,13 @@ class Replacing:
     def _replace_entries(self) -> Job[None]:
         """Replace entries of the record, each in its batch."""
         sid = self._place.sid
-        entries = _plain((yield from read_record(self._session_id)))
-        changed = self._replacement.changed_entries(entries)
-        if not changed:
-            return
-        for last, count in (yield Select("batch", ("last", "count"), {"sid": sid}, order="last")):
-            places = range(last - count, last)
-            if any(place in changed for place in places):
-                given = [changed.get(place, entries[place]) for place in places]
+        for batch in (yield from read_by_batch(self._session_id)):
+            entries = _plain(batch)
+            if changed := self._replacement.changed_entries(entries):
+                given = [changed.get(place, entry) for place, entry in enumerate(entries)]
                 run, body = pack_entries(prepare_entries(given), self._pack)
-                crc = batch_checksum(sid, last, Batch(count, run, {}, body))
+                last = batch[-1].seq
+                crc = batch_checksum(sid, last, Batch(len(batch), run, {}, body))
                 self._changes.append(Update("batch", {"crc": crc, "body": body}, {"sid": sid, "last": last}))
 
     def _replace_inbox(self) -> Job[None]:
