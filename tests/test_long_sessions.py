@@ -14,14 +14,17 @@ from msgspec.structs import replace
 from tests.turns import counted_turns
 
 import perdure
-from perdure import CompactTranscript, MemoryStore, Message, Sessions, ToolCall, Transcript, codec
+from perdure import CompactTranscript, InvalidData, MemoryStore, Message, Sessions, ToolCall, Transcript, codec
 from perdure.aio import AT_ONCE
 from perdure.archive import fsck
-from perdure.archive.lines import encode_session, first_line
+from perdure.archive.lines import Pages, encode_session, first_line, message_count
 from perdure.archive.moving import export_sessions, import_sessions
 from perdure.loop.tokens import TokenEstimator
 from perdure.model.session import AgentSession
+from perdure.model.transcript import Tape
 from perdure.sessions import history
+from perdure.stores import checked
+from perdure.stores.jobs import saving
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import new_session
 
@@ -147,6 +150,8 @@ async def test_the_collector_is_spared_a_long_session() -> None:
         session = new_session(id="long")
         await store.create(session.with_state(session.state.with_messages(*messages)))
         store.evict("long")
+        await store.load("long")  # which imports what it needs
+        store.evict("long")
         gc.collect()
         before = len(gc.get_objects())
         loaded = await store.load("long")
@@ -188,6 +193,72 @@ async def test_an_export_is_written_in_pages_by_another_thread() -> None:
         target.seek(0)
         await import_sessions(other, target)
         assert await other.dump("long") == await store.dump("long")
+
+
+async def test_an_archive_is_freed_page_by_page() -> None:
+    """Freeing all messages at once would keep every thread waiting."""
+    async with MemoryStore() as store:
+        await store.create(long_session(id="long"))
+        archived = await store.dump("long")
+        pages = Pages(archived)
+        async with counted_turns() as turns:
+            await pages.let_go()
+            assert turns.count >= LENGTH // 1_024
+    assert message_count(archived) == LENGTH  # whoever still uses it has it whole
+
+
+async def test_an_import_writes_its_rows_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No list of rows is long: one of 100,000 would bring on collections for which all threads wait."""
+    rows: list[int] = []
+    write = saving.write_messages
+
+    def counted(log: Any, start: int, bodies: Any) -> Any:
+        rows.append(len(bodies))
+        return write(log, start, bodies)
+
+    monkeypatch.setattr(saving, "write_messages", counted)
+    async with MemoryStore() as store, MemoryStore() as other:
+        await store.create(long_session(id="long"))
+        rows.clear()
+        assert await other.restore(await store.dump("long"))
+        assert (sum(rows), max(rows)) == (LENGTH, 1_024)
+        assert await other.dump("long") == await store.dump("long")
+
+
+async def test_what_an_import_is_given_is_checked_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every message of it is looked at, while the loop goes on."""
+    threads: list[int] = []
+    check = checked.restore
+
+    def noted(archived: Any) -> None:
+        threads.append(threading.get_ident())
+        check(archived)
+
+    monkeypatch.setattr(checked, "restore", noted)
+    async with MemoryStore() as store:
+        await store.create(long_session(id="long"))
+        archived = await store.dump("long")
+        assert await store.restore(archived) is False
+        bad = replace(archived, logs={"long": {**archived.logs["long"], 7: "no bytes"}})  # type: ignore[dict-item]
+        with pytest.raises(InvalidData, match=r"bytes.*\$\.archived"):
+            await store.restore(bad)
+    assert threading.get_ident() not in threads
+
+
+async def test_a_compaction_leaves_nothing_to_the_garbage_collector() -> None:
+    """Once nobody uses the view from before, it is free: a collection would stop all threads for it."""
+    async with perdure.connect("memory://", driver=ScriptedDriver(["yes"]), compaction=None) as sessions:
+        await sessions.store.create(long_session(id="long"))
+        sessions.store.evict("long")  # type: ignore[attr-defined]
+        gc.collect()
+        gc.disable()
+        try:
+            await sessions.compact("long", compact_strategy="truncate", keep_last=12)
+            sessions.store.evict("long")  # type: ignore[attr-defined]
+            left = [each for each in gc.get_objects() if type(each) is Tape and len(each.items or ()) == LENGTH]
+            assert not left
+        finally:
+            gc.enable()
 
 
 async def test_an_export_is_the_same_bytes_as_ever() -> None:

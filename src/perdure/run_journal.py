@@ -305,7 +305,8 @@ class JournalRecord(_WriteAhead):
     ) -> None:
         super().__init__(journal, session.id)
         self._is_immediate = is_immediate(journal)
-        self._session = session
+        # Not the session: a long one would wait for the garbage collector, which stops all threads to free it.
+        self._version = session.version
         self._owner = owner
         self.lease = lease
         self.claim: Claim | None = None
@@ -365,8 +366,8 @@ class JournalRecord(_WriteAhead):
     async def _claimed(self, messages: list[Message], entries: list[Entry]) -> tuple[Claim, Appended]:
         try:
             return await self._journal.claim(
-                self._session.id,
-                version=self._session.version,
+                self.session_id,
+                version=self._version,
                 owner=self._owner,
                 lease=self.lease,
                 messages=messages,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.aio import aside
-from perdure.archive.lines import encode_session
+from perdure.archive.lines import Pages, encode_session
 from perdure.archive.moving import MoveReport, Progress, dump_for, in_order
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
@@ -34,6 +34,9 @@ async def copy(source: ArchivingStore, target: ArchivingStore, *, progress: Prog
         is_new = await target.restore(archived)
         size = await aside(_size, archived) if is_new else 0
         report = report.plus(archived, size, is_new=is_new)
+        pages = await aside(Pages, archived)
+        del archived
+        await pages.let_go()
         present.add(session_id)
         tell(done, 2 * len(ids))
     differing: list[SessionId] = []

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from perdure.aio import aside
-from perdure.archive.lines import Found, encode_session, first_line, last_line, message_count, read_sessions
+from perdure.archive.lines import Found, Pages, encode_session, first_line, last_line, message_count, read_sessions
 from perdure.archive.whole_file import checked_path, whole_file
 from perdure.errors import InvalidData, SessionNotFound, StoreError
 from perdure.model.ids import SessionId, mark_of
@@ -63,6 +63,9 @@ async def export_sessions(
     for done, session_id in enumerate(ids, 1):
         archived = await dump_for(store, session_id, exported)
         report = report.plus(archived, await _write(archived, target))
+        pages = await aside(Pages, archived)
+        del archived
+        await pages.let_go()
         exported.add(session_id)
         if progress is not None:
             progress(done, len(ids))
@@ -108,6 +111,9 @@ async def import_sessions(
         is_new = await _take_in(store, found, present)
         present.add(found.archived.session_id)
         report = report.plus(found.archived, found.size, is_new=is_new)
+        pages = await aside(Pages, found.archived)
+        del found
+        await pages.let_go()
         if progress is not None:
             progress(report.sessions + report.skipped, 0)
     return report

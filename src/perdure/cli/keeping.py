@@ -223,20 +223,20 @@ def _confirm(yes: bool, what: str) -> None:
 
 @store_command()
 @session_argument("sessions", nargs=-1, metavar="[SESSION]...")
-@click.option("--of", "owner", metavar="OWNER", help="Erase all sessions of this owner, hidden ones too.")
+@click.option("--of", "whose", metavar="OWNER", help="Erase all sessions of this owner, hidden ones too.")
 @_yes
-def erase(ctx: click.Context, sessions: tuple[str, ...], owner: str | None, yes: bool) -> None:
+def erase(ctx: click.Context, sessions: tuple[str, ...], whose: str | None, yes: bool) -> None:
     """Erase each SESSION for good, with their sub-agents' sessions, or all that an owner has. Prints how many.
 
     What forks of a SESSION show stays. Runs of the owner that are under way are asked to stop first.
     """
-    if bool(sessions) == bool(owner):
+    if bool(sessions) == bool(whose):
         raise click.UsageError("Name the sessions, or whose by --of.")
-    if owner is None:
+    if whose is None:
         _erase_each(ctx, sessions, yes)
         return
-    _confirm(yes, f"erase all that {owner!r} has")
-    receipt = on_sessions(ctx, lambda store: store.erase_owner(owner))
+    _confirm(yes, f"erase all that {whose!r} has")
+    receipt = on_sessions(ctx, lambda store: store.erase_owner(whose))
     say(f"sessions erased: {len(receipt.erased)}")
     if not receipt.is_complete:
         left = ", ".join(receipt.left[:_SHOWN])

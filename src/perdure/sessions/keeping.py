@@ -62,7 +62,8 @@ class Keeping(Looking):
             key = None if session_id is None else (await self.info(session_id)).id
             return await recover(self.runtime, self.loops, session_id=key)
         lapsed = await self.runtime.journal.lapsed() if self.runtime.journal is not None else ()
-        own = [each for each in reversed(lapsed) if await self._find(each) is not None]  # children first
+        # By their whole ids: an owner may have a session that has another's id as its name. Children come first.
+        own = [each for each in reversed(lapsed) if await self._own(each) is not None]
         return RecoveryReport.joined([await recover(self.runtime, self.loops, session_id=each) for each in own])
 
     async def export(

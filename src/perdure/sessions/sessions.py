@@ -143,8 +143,7 @@ class Sessions(Talking, Changing, Keeping):
 
     async def close(self, session_id: str) -> None:
         """Let go of a session: its subscribers hear nothing more, and it leaves the memory. The store keeps it."""
-        await self.info(session_id)
-        self.live.close(session_id)
+        self.live.close((await self.info(session_id)).id)
 
     async def subscribe(self, session_id: str, subscriber: Subscriber) -> LiveSubscription:
         """Call a function, plain or async, with every event of a session in this process."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import asdict
@@ -203,10 +203,24 @@ def dump(alone: bool) -> None:
 
 def restore(archived: ArchivedSession) -> None:
     parts = asdict(expect(archived, ArchivedSession, "$.archived"))
+    for field in ("logs", "lent"):
+        if _are_logs(parts[field]):  # else the conversion says what is wrong, in one call for which all threads wait
+            parts[field] = {}
     try:
         msgspec.convert(parts, ArchivedSession, builtin_types=(bytes,), dec_hook=_as_session_id)
     except msgspec.ValidationError as error:
         raise InvalidData("$.archived", str(error)) from None
+
+
+def _are_logs(given: object) -> bool:
+    return isinstance(given, Mapping) and all(
+        type(name) is str and isinstance(messages, Mapping) and _are_messages(messages)
+        for name, messages in given.items()
+    )
+
+
+def _are_messages(given: Mapping[Any, Any]) -> bool:
+    return all(type(at) is int and type(body) is bytes for at, body in given.items())
 
 
 def _as_session_id(kind: type, value: object) -> SessionId:

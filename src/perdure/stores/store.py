@@ -11,6 +11,7 @@ from typing import Self, Unpack
 from msgspec.structs import replace
 
 from perdure import codec
+from perdure.aio import aside
 from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
@@ -471,7 +472,7 @@ class Store:
     async def restore(self, archived: ArchivedSession) -> bool:
         from perdure.stores.jobs import archive
 
-        checked.restore(archived)
+        await aside(checked.restore, archived)
         return await self._engine.run(partial(archive.restore, archived, self._origin, self._pack), "write", long=True)
 
     async def check(self) -> Sequence[Problem]:

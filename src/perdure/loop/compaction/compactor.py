@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any
 
@@ -86,6 +87,7 @@ class Compactor:
         if threshold is not None and before < threshold:
             return None
         work = _Work(self, Draft(view, open_calls), step)
+        await asyncio.sleep(0)  # a long view takes ten milliseconds to be listed
         has_model = self._summariser is not None and self._summariser.is_language_model
         strategy = self.options.strategy(has_model=has_model)
         try:
@@ -143,6 +145,7 @@ class _Work:
         }
         was = self.draft.items()
         await by_name[strategy](cut)
+        await asyncio.sleep(0)  # and as long to be changed
         if self.draft.items() != was and strategy not in self._done_by:
             self._done_by.append(strategy)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import apsw
 
+# Beyond that a call more costs nothing, and a long list of rows keeps every thread waiting when it is freed.
+_MOST = 4_096
+
 
 class DeferredRows:
     """New rows of the jobs that share a transaction, kept until its end and then written with one call a table."""
@@ -29,7 +32,7 @@ class DeferredRows:
 
     def take(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> bool:
         """Keep rows for later, and return whether that was possible."""
-        if self._connection is None:
+        if self._connection is None or self.count >= _MOST:
             return False
         kept = self._rows.setdefault(sql, [])
         before = len(kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,11 +31,11 @@ from perdure.stores.jobs.archive.dumping import dump, read_bodies
 from perdure.stores.jobs.claiming import require_absent
 from perdure.stores.jobs.record import write_inbox
 from perdure.stores.jobs.saving import Pack
-from perdure.stores.tapes import merged
 
 MOVED = Holder("a run that was interrupted before its session was moved here")
 """Who holds the claim on an interrupted session that has been taken in: nobody that could come back."""
 _ENTRIES_AT_ONCE = 32
+_MESSAGES_AT_ONCE = 1_024
 
 Logs = Mapping[str, int | str]
 """The keys of logs, by branch."""
@@ -132,7 +132,8 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
         if branch:
             logs[branch] = yield from saving.new_log(sid, branch)
         yield from _write_messages(logs[branch], messages)
-        yield from _attach(archived, logs[branch], {at: codec.hashes_in(body) for at, body in messages.items()})
+        named = {at: hashes for at, body in messages.items() if (hashes := codec.hashes_in(body))}
+        yield from _attach(archived, logs[branch], named)
     yield from saving.write_tags(sid, info.tags)
     yield from _write_heads(sid, plan, logs, pack)
     yield from saving.write_refs(sid, plan.shown_of_others())
@@ -154,9 +155,22 @@ def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
 
 
 def _write_messages(log: int | str, messages: Messages) -> Job[None]:
-    """Write messages at their positions, between which there may be gaps."""
-    for _, start, stop in merged((log, at, at + 1) for at in messages):
+    """Write messages at their positions, between which there may be gaps.
+
+    In portions: one list of 100,000 rows brings on full garbage collections, for which every thread waits.
+    """
+    for start, stop in _portions(sorted(messages)):
         yield from saving.write_messages(log, start, [messages[at] for at in range(start, stop)])
+
+
+def _portions(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield stretches without gaps, none of them long, that together are these positions."""
+    start = 0
+    for place, at in enumerate(positions, 1):
+        is_last = place == len(positions) or positions[place] != at + 1
+        if is_last or place - start == _MESSAGES_AT_ONCE:
+            yield positions[start], at + 1
+            start = place
 
 
 def _attach(archived: ArchivedSession, log: int | str, named: Mapping[int, Collection[str]]) -> Job[None]:

@@ -1,0 +1,156 @@
+"""`--owner`: on the command line too, no other owner's session exists."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from tests.cli.conftest import Said
+
+import perdure as library
+from perdure.cli.main import COMMANDS, cli
+from perdure.cli.session_ids import ids_beginning_with
+from perdure.model.ids import mark_of
+
+STORE = "sqlite:///s.db"
+IT = "<it>"
+# Each command with a session of another owner's, or without one where it takes none.
+LINES: dict[str, list[list[str]]] = {
+    "chat": [["-s", IT]],
+    "send": [[IT, "hi"], ["mine", "hi", "--key", "bobs-key"]],
+    "approve": [[IT]],
+    "deny": [[IT, "no"]],
+    "cancel": [[IT]],
+    "recover": [[IT], []],
+    "inject": [[IT, "hi"]],
+    "ls": [[], ["--all", "--json"], ["--parent", IT], ["--status", "deleted"]],
+    "show": [[IT], [IT, "--json"]],
+    "tree": [[IT]],
+    "events": [[IT]],
+    "diff": [["mine", IT], [IT, "mine"]],
+    "search": [["zanzibar"], ["zanzibar", "--in", IT]],
+    "stats": [[], ["--json"]],
+    "fork": [[IT], ["mine", IT]],
+    "trim": [[IT, "1"]],
+    "compact": [[IT]],
+    "uncompact": [[IT]],
+    "reset": [[IT]],
+    "rewind": [[IT, "1"]],
+    "undo": [[IT]],
+    "suspend": [[IT]],
+    "resume": [[IT]],
+    "rename": [[IT, "mine now"]],
+    "tag": [[IT, "x"]],
+    "delete": [[IT]],
+    "restore": [[IT]],
+    "export": [[IT], [IT, "--format", "markdown"], ["--format", "openai"]],
+    "import": [["../bobs.jsonl"]],
+    "fsck": [[IT], []],
+    "erase": [[IT, "--yes"], ["--of", "bob", "--yes"]],
+    "purge": [["--status", "completed", "--yes"], [IT, "--yes"]],
+    "redact": [[IT, "x", "--yes"]],
+    "gc": [[]],
+    "doctor": [[]],
+}
+# These are about no owner's sessions: a first directory, a shell, a whole store.
+OTHERS = {"tour", "init", "completion", "copy"}
+
+
+def test_no_command_is_forgotten() -> None:
+    """A new command needs a line in LINES."""
+    assert set(LINES) | OTHERS == set(COMMANDS)
+
+
+async def _ann_begins() -> None:
+    async with library.connect(STORE, model="offline") as app:
+        await (await app.of("ann").open("mine")).inject({"role": "user", "content": "hello"})
+
+
+async def _bob_begins() -> list[str]:
+    """Give Bob some sessions, and return all by which they could be named."""
+    async with library.connect(STORE, model="offline") as app:
+        bob = app.of("bob")
+        await (await bob.open("order-7")).send("zanzibar", key="bobs-key")
+        await bob.fork("order-7", "order-8")
+        await bob.delete("order-8")
+        await bob.export("../bobs.jsonl")
+        mark = mark_of("bob")
+        return ["order-7", f"{mark}order-7", f"{mark}order-8", f"{mark}order", mark[:6], "@"]
+
+
+async def _state() -> list[object]:
+    async with library.connect(STORE) as app:
+        found = [*await app.list(owner="bob"), *await app.list(owner="bob", status="deleted")]
+        return [(info, await app.store.dump(info.id)) for info in found]  # type: ignore[attr-defined]
+
+
+def told_by(name: str, line: list[str], it: str) -> str:
+    """Return what a command says, but not numbers and new ids, which are of sizes, times and chance."""
+    arguments = [it if each == IT else each for each in line]
+    options = ["--store", STORE, "--owner", "ann"]
+    done = CliRunner().invoke(cli, [name, *arguments, *options], input="", prog_name="perdure")
+    assert done.exception is None or isinstance(done.exception, SystemExit), (name, line, done.exception)
+    text = re.sub("[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}", "<id>", f"{done.exit_code}: {done.stdout}\n{done.stderr}")
+    return re.sub(r"[\d.,]+", "#", text)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_command_says_what_it_says_where_the_other_owner_is_not(
+    name: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stores, and Bob has sessions in one of them: Ann, who has her own, is told the same in both."""
+    heard: dict[str, list[str]] = {}
+    tried: list[str] = []
+    for where in ("with", "without"):
+        (home / where).mkdir()
+        monkeypatch.chdir(home / where)
+        asyncio.run(_ann_begins())
+        tried = asyncio.run(_bob_begins()) if where == "with" else tried
+        before = asyncio.run(_state())
+        lines = [(line, it) for line in LINES[name] for it in (tried if IT in line else [""])]
+        heard[where] = [told_by(name, line, it) for line, it in lines]
+        assert asyncio.run(_state()) == before
+        assert bool(before) == (where == "with")
+    assert heard["with"] == heard["without"]
+    assert not any("Traceback" in each or "No such option" in each for each in heard["with"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_two_options_of_a_command_share_a_name(name: str) -> None:
+    """Or one would be given what was said of the other: `--of` what `--owner` says."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    names = [param.name for param in command.params]
+    assert sorted(names, key=str) == sorted(set(names), key=str)
+
+
+def test_an_owner_erases_a_session_of_its_own_and_nobody_else(perdure: Callable[..., Said], home: Path) -> None:
+    """`--owner` says who asks, and `--of` whose sessions are to go."""
+    asyncio.run(_ann_begins())
+    asyncio.run(_bob_begins())
+    common = ("--store", STORE, "--yes", "--owner", "ann")
+    refused = perdure("erase", "--of", "bob", *common, code=9)
+    assert "nobody else's" in refused.err
+    perdure("erase", *common, code=2)
+    assert len(asyncio.run(_state())) == 2
+    assert perdure("erase", "mine", *common).out == "sessions erased: 1\n"
+    assert perdure("erase", "--of", "ann", *common).out == "sessions erased: 0\n"
+
+
+def test_no_id_of_anothers_is_offered_to_complete(home: Path) -> None:
+    """A shell that asks what an id could begin with is told of the owner's own."""
+    asyncio.run(_ann_begins())
+    asyncio.run(_bob_begins())
+    for owner, found in (("ann", 1), ("bob", 1), ("dan", 0)):
+        with (
+            cli.make_context("perdure", ["show", "x"]) as above,
+            cli.get_command(above, "show").make_context(  # type: ignore[union-attr]
+                "show", ["x", "--store", STORE, "--owner", owner], parent=above
+            ) as context,
+        ):
+            assert len(ids_beginning_with(context, "o")) == found
