@@ -23,7 +23,7 @@ from typing import (
 
 import msgspec
 
-from perdure.errors import ConfigurationError, InvalidData
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
@@ -496,6 +496,28 @@ class SessionStore(Protocol):
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         """A page of headers, newest first. Never reads a transcript."""
+        ...
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """What a list shows of what is said in a session. A part that could not be read is None."""
+
+    title: str | None = None
+    """The session's name, or else the first words of the first text that a user has said in it."""
+    last_words: str | None = None
+    """The beginning of the last text of a user or the assistant that the session shows."""
+    message_count: int | None = None
+    """How many messages the session shows."""
+    damage: CorruptRecord | None = None
+    """Why a part could not be read."""
+
+
+@runtime_checkable
+class Previews(Protocol):
+    """A store that reads a few words of each of many sessions, without loading any of them."""
+
+    async def previews(self, session_ids: Iterable[str]) -> Mapping[str, Preview]:
+        """Return a preview of each session. One that is not there is left out; a damaged one stops no other."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -66,6 +66,20 @@ class AgentSessionInfo(Value, frozen=True):
         if self.tags:
             for place, tag in enumerate(self.tags):
                 expect(tag, str, f"$.tags[{place}]")
+
+
+class ListedSession(AgentSessionInfo, frozen=True):
+    """A session in a list: its header, and a few words of what is said in it.
+
+    What the store does not tell, or what is damaged, is None.
+    """
+
+    title: str | None = None
+    """The session's name, or else the first words of the first text that a user has said in it."""
+    last_words: str | None = None
+    """The beginning of the last text of a user or the assistant that the session shows."""
+    message_count: int | None = None
+    """How many messages the session shows."""
 
 
 class AgentSession(Value, frozen=True):
@@ -188,7 +202,16 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-class SessionInfoList(Sequence[AgentSessionInfo]):
+if TYPE_CHECKING:
+    # With a default, a plain `SessionInfoList` is complete for type checkers. Python has them from 3.13 on.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    I_co = TypeVarWithDefault("I_co", bound=AgentSessionInfo, default=AgentSessionInfo, covariant=True)
+else:
+    I_co = TypeVar("I_co", covariant=True)
+
+
+class SessionInfoList(Sequence[I_co]):
     """One page of headers, newest first. `next` goes into `after=` for the next page; None at the end.
 
     `damaged` names the sessions of this page whose header could not be read; they stop nobody else's listing.
@@ -196,7 +219,7 @@ class SessionInfoList(Sequence[AgentSessionInfo]):
 
     def __init__(
         self,
-        infos: Iterable[AgentSessionInfo] = (),
+        infos: Iterable[I_co] = (),
         *,
         next: str | None = None,
         damaged: Iterable[CorruptRecord | InvalidSessionFile | UnreadableFile] = (),
@@ -205,13 +228,13 @@ class SessionInfoList(Sequence[AgentSessionInfo]):
         self.next = next
         self.damaged = tuple(damaged)
 
-    def all(self) -> tuple[AgentSessionInfo, ...]:
+    def all(self) -> tuple[I_co, ...]:
         return self._infos
 
     def __len__(self) -> int:
         return len(self._infos)
 
-    def __iter__(self) -> Iterator[AgentSessionInfo]:
+    def __iter__(self) -> Iterator[I_co]:
         return iter(self._infos)
 
     def __getitem__(self, index: Any) -> Any:

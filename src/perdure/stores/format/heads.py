@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -236,14 +237,36 @@ class StoredHead:
 
     def wanted(self, values: Mapping[str, bytes]) -> list[Stretch]:
         """The stretches of logs that the session shows: its view, and its last run's output."""
-        try:
+        with self._damage():
             found = [*_shown(self._pieces(values), values)]
             execution = self._part("execution", values)
             if execution is not None:
                 found += _outputs(codec.decode_plain(execution), values)
+        return found
+
+    def unread(self, values: Mapping[str, bytes]) -> list[str]:
+        """Return the values that it takes to tell what the view shows, and that are not at hand.
+
+        The pieces of a long view have to be read before it is known which blocks are among them.
+        """
+        prefix = self.head.hashed.get("prefix")
+        if prefix is not None and prefix not in values:
+            return [prefix]
+        with self._damage():
+            return [piece for piece in self._pieces(values) if isinstance(piece, str) and piece not in values]
+
+    def shown(self, values: Mapping[str, bytes]) -> list[Stretch]:
+        """Return the stretches of logs that the view shows."""
+        with self._damage():
+            return [*_shown(self._pieces(values), values)]
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Raise CorruptRecord for whatever is wrong with the pieces of a view."""
+        try:
+            yield
         except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptRecord(*self._where, str(error)) from None
-        return found
 
     def session(
         self, values: Mapping[str, bytes], span_of: codec.SpanOf, definition: AgentDefinition | None = None
