@@ -32,6 +32,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoLis
 from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
+from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, Value, brief
 
 if TYPE_CHECKING:
@@ -508,6 +509,8 @@ class Preview(msgspec.Struct, frozen=True):
     """The beginning of the last text of a user or the assistant that the session shows."""
     message_count: int | None = None
     """How many messages the session shows."""
+    usage: Usage | None = None
+    """What all runs of the session have used so far. A session that has never run has used nothing."""
     damage: CorruptRecord | None = None
     """Why a part could not be read."""
 

@@ -16,6 +16,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
 from perdure.model.lineage import SpawnRef
 from perdure.model.state import AgentState
+from perdure.model.usage import Usage
 from perdure.model.value import Value, brief, plain_text
 
 
@@ -53,6 +54,8 @@ class AgentSessionInfo(Value, frozen=True):
     owner: str | None = None
     tags: tuple[str, ...] = ()
     name: str | None = None
+    usage: Usage | None = None
+    """What all runs of the session have used so far; None if there were none, or if an older release did not count."""
 
     def __post_init__(self) -> None:
         if type(self.id) is not SessionId:
@@ -71,7 +74,8 @@ class AgentSessionInfo(Value, frozen=True):
 class ListedSession(AgentSessionInfo, frozen=True):
     """A session in a list: its header, and a few words of what is said in it.
 
-    What the store does not tell, or what is damaged, is None.
+    What the store does not tell, or what is damaged, is None. So is the `usage` of a session that has run under a
+    release that did not count it; one that has never run has used nothing.
     """
 
     title: str | None = None
@@ -95,8 +99,10 @@ class AgentSession(Value, frozen=True):
 
         A view that is new is shown since this version: see `AgentState.shown_since`.
         """
-        info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at)
-        return msgspec.structs.replace(session, info=info, state=session.state.kept_as(version))
+        state = session.state
+        usage = None if state.spent is None else state.total_usage
+        info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at, usage=usage)
+        return msgspec.structs.replace(session, info=info, state=state.kept_as(version))
 
     @property
     def id(self) -> SessionId:

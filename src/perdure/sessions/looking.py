@@ -46,7 +46,7 @@ class Looking(Reach):
         store = self.store
         found = await store.previews([info.id for info in page]) if page and isinstance(store, Previews) else {}
         damaged = [*page.damaged, *(each.damage for each in found.values() if each.damage is not None)]
-        listed = [_listed(info, found.get(info.id, Preview(title=info.name))) for info in page]
+        listed = [_listed(info, found.get(info.id)) for info in page]
         return SessionInfoList(listed, next=page.next, damaged=damaged)
 
     async def headers(self, **filters: Unpack[Filters]) -> SessionInfoList:
@@ -140,8 +140,11 @@ class Looking(Reach):
             yield event
 
 
-def _listed(info: AgentSessionInfo, preview: Preview) -> ListedSession:
+def _listed(info: AgentSessionInfo, preview: Preview | None) -> ListedSession:
     header = {name: getattr(info, name) for name in info.__struct_fields__}
+    if preview is None:  # the store has none to give
+        return ListedSession(**header, title=info.name)
+    header["usage"] = preview.usage
     return ListedSession(
         **header, title=preview.title, last_words=preview.last_words, message_count=preview.message_count
     )

@@ -17,6 +17,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
 from perdure.model.tool_refs import dehydrated, hydrated
 from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, Value
 from perdure.stores.cache import LRU
 from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
@@ -62,6 +63,12 @@ class _NewHead(Value, frozen=True):
 class _InfoOfHead(msgspec.Struct, frozen=True):
     info: AgentSessionInfo
     format: int = codec.FORMAT
+
+
+class _RanState(msgspec.Struct, frozen=True):
+    """As much of a state as tells whether its session has run."""
+
+    execution_count: int = 0
 
 
 class _SpawnedInfo(msgspec.Struct, frozen=True):
@@ -259,6 +266,13 @@ class StoredHead:
         """Return the stretches of logs that the view shows."""
         with self._damage():
             return [*_shown(self._pieces(values), values)]
+
+    @property
+    def usage(self) -> Usage | None:
+        """Return what all runs of the session have used so far; None if an older release did not count it."""
+        with self._damage():
+            ran = msgspec.json.decode(self.head.state, type=_RanState).execution_count
+        return Usage() if self.head.info.usage is None and not ran else self.head.info.usage
 
     @contextmanager
     def _damage(self) -> Iterator[None]:

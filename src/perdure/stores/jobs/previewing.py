@@ -14,6 +14,7 @@ import msgspec
 from perdure.errors import CorruptRecord
 from perdure.model.message import Message
 from perdure.model.session import forked_from
+from perdure.model.usage import Usage
 from perdure.model.words import first_words
 from perdure.protocols import Preview
 from perdure.stores.engine import Job, Select
@@ -37,6 +38,7 @@ class Standing(NamedTuple):
     log: int | str
     msg_end: int
     head: StoredHead
+    usage: Usage | None
     first: StoredHead | None
 
     @classmethod
@@ -44,7 +46,8 @@ class Standing(NamedTuple):
         """Return how a session stands, by its row and its heads, each as (crc, body); an empty head is missing."""
         session_id, sid, log, msg_end, version = row
         began = _head(session_id, sid, 1, first) if first is not None else None
-        return cls(session_id, sid, log, msg_end, _head(session_id, sid, version, newest), began)
+        head = _head(session_id, sid, version, newest)
+        return cls(session_id, sid, log, msg_end, head, head.usage, began)
 
 
 def _head(session_id: str, sid: int, version: int, row: Sequence[Any]) -> StoredHead:
@@ -74,7 +77,7 @@ def previews(
         if standing is not None:
             title = yield from caught(title_of(standing, cached), is_strict)
             view = yield from caught(view_of(standing, cached, is_strict), is_strict)
-            found[session_id] = previewed(title, view)
+            found[session_id] = previewed(standing, title, view)
     return found
 
 
@@ -113,12 +116,11 @@ def caught(job: Job[Any], is_strict: bool) -> Job[Any]:
         return damage
 
 
-def previewed(title: str | CorruptRecord | None, view: View | CorruptRecord) -> Preview:
+def previewed(session: Standing, title: str | CorruptRecord | None, view: View | CorruptRecord) -> Preview:
     """Return a preview of what its two jobs came to."""
     seen = View(None, None, view) if isinstance(view, CorruptRecord) else view
-    if isinstance(title, CorruptRecord):
-        return Preview(None, seen.last_words, seen.count, title)
-    return Preview(title, seen.last_words, seen.count, seen.damage)
+    words, damage = (None, title) if isinstance(title, CorruptRecord) else (title, seen.damage)
+    return Preview(words, seen.last_words, seen.count, session.usage, damage)
 
 
 def title_of(session: Standing, cached: Mapping[str, bytes]) -> Job[str | None]:

@@ -50,7 +50,7 @@ async def read(
     jobs += [caught(view_of(each, cached, is_strict), is_strict) for each in standing.values()]
     came_to = await _side_by_side(link, jobs)
     views = dict(zip(standing, came_to[len(standing) :], strict=True))
-    found = {key: previewed(title, views[key]) for key, title in zip(standing, came_to, strict=False)}
+    found = {key: previewed(standing[key], title, views[key]) for key, title in zip(standing, came_to, strict=False)}
     found |= {key: Preview(damage=damage) for key, damage in damaged.items()}
     return {key: found[key] for key in session_ids if key in found}
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from perdure.errors import InvalidData, InvalidSessionId
 from perdure.model.message import Message, ToolCall
 from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
 from perdure.protocols import Erasure, Preview, Previews
 from perdure.testing.parts.journal import JournaledStore
 from perdure.testing.samples import fork, new_session, run_of, say, show, tell
@@ -30,10 +31,10 @@ class Previewing(Contract):
         await store.save(run_of(await store.create(new_session("Is it there?", id="ran"))))
         found = await store.previews(["said", "nobody", "ran", "empty", "named", "said"])
         assert found == {
-            "said": Preview("Where is order 7?", "Thanks and bye", 3),
-            "ran": Preview("Is it there?", "It was sent.", 4),
-            "empty": Preview(None, None, 0),
-            "named": Preview("Order 7", "Hello", 1),
+            "said": Preview("Where is order 7?", "Thanks and bye", 3, Usage()),
+            "ran": Preview("Is it there?", "It was sent.", 4, Usage(20, 8, cost=0.25)),
+            "empty": Preview(None, None, 0, Usage()),
+            "named": Preview("Order 7", "Hello", 1, Usage()),
         }
         assert await store.previews([]) == {}
 
@@ -49,31 +50,31 @@ class Previewing(Contract):
         assert await _title(store, "branch") == "First words"
         branch = await store.save(say(branch, "The branch's own", "g"))
         await store.save(_trimmed(branch))
-        assert await store.previews(["branch"]) == {"branch": Preview("First words", "g", 1)}
+        assert await _seen(store, "branch") == ("First words", "g", 1)
 
     @in_store
     async def test_the_last_words_are_among_those_shown(self, store: PreviewingStore) -> None:
         """What is covered, trimmed or rewound is not said any more; what tools say is not shown in a list."""
         session = await store.create(new_session("One", "Two", "Three", "Four", id="it"))
         session = await store.save(show(session, session.state.transcript[:2]))
-        assert await store.previews(["it"]) == {"it": Preview("One", "Two", 2)}
+        assert await _seen(store, "it") == ("One", "Two", 2)
         calls = [ToolCall("look", {}, id=f"c{number}") for number in range(3)]
         busy = [Message.assistant("", tool_calls=calls), *(Message.tool(call.id, "found") for call in calls)]
         session = await store.save(tell(session, *busy))
-        assert await store.previews(["it"]) == {"it": Preview("One", "Two", 6)}
+        assert await _seen(store, "it") == ("One", "Two", 6)
         session = await store.save(tell(session, *(Message.tool("c0", "more") for _ in range(40))))
-        assert await store.previews(["it"]) == {"it": Preview("One", None, 46)}
+        assert await _seen(store, "it") == ("One", None, 46)
         session = await store.save(_covered(session))
-        assert await store.previews(["it"]) == {"it": Preview("One", "What was said.", 1)}
+        assert await _seen(store, "it") == ("One", "What was said.", 1)
         await store.save(_emptied(session))
-        assert await store.previews(["it"]) == {"it": Preview("One", None, 0)}
+        assert await _seen(store, "it") == ("One", None, 0)
 
     @in_store
     async def test_a_view_of_many_pieces_is_counted(self, store: PreviewingStore) -> None:
         """However many blocks and stretches there are, and wherever a store keeps them."""
         session = await store.create(new_session(*(f"Text {number}" for number in range(300)), id="it"))
         session = await store.save(_small_blocks(session))
-        assert await store.previews(["it"]) == {"it": Preview("Text 0", "Text 299", len(session.state.transcript))}
+        assert await _seen(store, "it") == ("Text 0", "Text 299", len(session.state.transcript))
         branch = await store.create(fork(session, id="branch"))
         for number in range(70):
             branch = await store.save(say(branch, f"Said {number}"))
@@ -88,9 +89,8 @@ class Previewing(Contract):
         await store.create(tell(new_session(id="long"), Message.user(long), Message.assistant("y" * 500)))
         odd = Message.user("  \n\x1b[31mHello\u202e\n\tthere\x00 ")
         await store.create(tell(new_session(id="odd"), Message.system("Be kind."), Message.user(""), odd))
-        found = await store.previews(["long", "odd"])
-        assert found["long"] == Preview("word " * 11 + "word…", "y" * 119 + "…", 2)
-        assert found["odd"] == Preview("[31mHello there", "[31mHello there", 3)
+        assert await _seen(store, "long") == ("word " * 11 + "word…", "y" * 119 + "…", 2)
+        assert await _seen(store, "odd") == ("[31mHello there", "[31mHello there", 3)
 
     @in_store
     async def test_what_is_redacted_or_erased_is_not_previewed(self, store: PreviewingStore) -> None:
@@ -101,7 +101,8 @@ class Previewing(Contract):
         await store.redact("it", [session.state.messages[0].id])
         assert {await _title(store, "it"), await _title(store, "branch")} == {"[redacted]"}
         await store.delete("it")
-        assert await store.previews(["it", "branch"]) == {"branch": Preview("Kept", "Kept", 2)}
+        assert {*await store.previews(["it", "branch"])} == {"branch"}
+        assert await _seen(store, "branch") == ("Kept", "Kept", 2)
         assert branch.state.messages[0].text == "Secret two"
 
     @in_store
@@ -113,8 +114,13 @@ class Previewing(Contract):
             await store.previews(["../it"])
 
 
+async def _seen(store: PreviewingStore, session_id: str) -> tuple[str | None, str | None, int | None]:
+    found = (await store.previews([session_id]))[session_id]
+    return found.title, found.last_words, found.message_count
+
+
 async def _title(store: PreviewingStore, session_id: str) -> str | None:
-    return (await store.previews([session_id]))[session_id].title
+    return (await _seen(store, session_id))[0]
 
 
 def _trimmed(session: Any) -> Any:
