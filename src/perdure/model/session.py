@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,10 +14,11 @@ from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, Inva
 from perdure.model.checks import expect, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
+from perdure.model.indexed import MARK, indexed_in, marks_of
 from perdure.model.lineage import SpawnRef
 from perdure.model.state import AgentState
 from perdure.model.usage import Usage
-from perdure.model.value import Value, brief, plain_text
+from perdure.model.value import EMPTY, Value, brief, freeze, plain_text
 
 
 class SessionStatus(StrEnum):
@@ -56,6 +57,8 @@ class AgentSessionInfo(Value, frozen=True):
     name: str | None = None
     usage: Usage | None = None
     """What all runs of the session have used so far; None if there were none, or if an older release did not count."""
+    indexed: Mapping[str, str | int | bool] = EMPTY
+    """The metadata that lists can be narrowed by: what was declared for it when this version was saved."""
 
     def __post_init__(self) -> None:
         if type(self.id) is not SessionId:
@@ -66,6 +69,8 @@ class AgentSessionInfo(Value, frozen=True):
             force_setattr(self, "owner", plain_text(expect(self.owner, str, "$.owner")))
         if self.name is not None:
             force_setattr(self, "name", plain_text(expect(self.name, str, "$.name")))
+        if self.indexed is not EMPTY:
+            freeze(self, "indexed")
         if self.tags:
             for place, tag in enumerate(self.tags):
                 expect(tag, str, f"$.tags[{place}]")
@@ -102,6 +107,8 @@ class AgentSession(Value, frozen=True):
         state = session.state
         usage = None if state.spent is None else state.total_usage
         info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at, usage=usage)
+        if info.indexed:  # which is what the metadata says now, whoever saves it
+            info = msgspec.structs.replace(info, indexed=indexed_in(state.metadata, info.indexed))
         return msgspec.structs.replace(session, info=info, state=state.kept_as(version))
 
     @property
@@ -135,6 +142,7 @@ class AgentSession(Value, frozen=True):
             parent_id=self.id,
             owner=self.info.owner,
             tags=self.info.tags,
+            indexed=self.info.indexed,
         )
         return msgspec.structs.replace(self, info=info, state=state.for_another_session())
 
@@ -144,6 +152,13 @@ class AgentSession(Value, frozen=True):
 
     def with_tags(self, tags: Iterable[str]) -> AgentSession:
         return self._with_info(tags=check_tags(tags), updated_at=now())
+
+    def with_indexed(self, keys: Iterable[str]) -> AgentSession:
+        """The metadata under these keys, and under those indexed before, as what lists can be narrowed by."""
+        found = indexed_in(self.state.metadata, dict.fromkeys((*self.info.indexed, *keys)))
+        if marks_of(found) == marks_of(self.info.indexed):
+            return self
+        return msgspec.structs.replace(self, info=msgspec.structs.replace(self.info, indexed=found))
 
     def with_name(self, name: str | None) -> AgentSession:
         return self._with_info(name=name, updated_at=now())
@@ -202,8 +217,8 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
         raise InvalidData("$.tags", f"expected several tags, got one {type(tags).__name__}; write ('vip',)")
     kept: dict[str, None] = {}
     for place, tag in enumerate(tags):
-        if not isinstance(tag, str) or not tag or len(tag) > 200:
-            raise InvalidData(f"$.tags[{place}]", "a tag is a text of 1 to 200 characters")
+        if not isinstance(tag, str) or not tag or len(tag) > 200 or tag.startswith(MARK):
+            raise InvalidData(f"$.tags[{place}]", "a tag is a text of 1 to 200 characters that begins with no U+001F")
         kept[plain_text(tag)] = None
     return tuple(kept)
 
@@ -215,6 +230,13 @@ if TYPE_CHECKING:
     I_co = TypeVarWithDefault("I_co", bound=AgentSessionInfo, default=AgentSessionInfo, covariant=True)
 else:
     I_co = TypeVar("I_co", covariant=True)
+
+
+def tag_rows(info: AgentSessionInfo) -> tuple[str, ...]:
+    """Return what lists find a session by: its tags, and marks for its indexed metadata."""
+    if not info.indexed:
+        return tuple(info.tags)
+    return (*(tag for tag in info.tags if not tag.startswith(MARK)), *marks_of(info.indexed))
 
 
 class SessionInfoList(Sequence[I_co]):

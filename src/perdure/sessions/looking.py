@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
 from perdure.aio import in_slices
-from perdure.errors import SessionNotFound
+from perdure.errors import InvalidData, SessionNotFound
 from perdure.model.checks import expect
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent
@@ -52,11 +52,20 @@ class Looking(Reach):
     async def headers(self, **filters: Unpack[Filters]) -> SessionInfoList:
         """Return the same page of headers alone, which costs less: no message is read."""
         self._require_open()
+        self._require_declared(filters.get("metadata"))
         if self.owner is not None:
             if filters.get("owner", self.owner) != self.owner:
                 return SessionInfoList(())
             filters["owner"] = self.owner
         return await self.store.list(**filters)
+
+    def _require_declared(self, metadata: object) -> None:
+        declared = self.runtime.filters
+        for key in metadata if isinstance(metadata, Mapping) else ():
+            if key not in declared:
+                known = f"declared are {', '.join(declared)}" if declared else "none is declared"
+                problem = f"lists are not indexed by {key!r}; {known}. Name it in connect(filters=(…))"
+                raise InvalidData("$.metadata", problem)
 
     async def length(self, session_id: str) -> int:
         """How many messages the model is shown."""

@@ -9,7 +9,7 @@ import msgspec
 
 from perdure import codec
 from perdure.errors import SessionNotFound
-from perdure.model.session import AgentSessionInfo
+from perdure.model.session import AgentSessionInfo, tag_rows
 from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Job, Lock, Select, Update
@@ -133,7 +133,7 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
             logs[branch] = yield from saving.new_log(sid, branch)
         yield from _write_messages(logs[branch], messages)
         yield from _attach(archived, logs[branch], {at: codec.hashes_in(body) for at, body in messages.items()})
-    yield from saving.write_tags(sid, info.tags)
+    yield from saving.write_tags(sid, tag_rows(info))
     yield from _write_heads(sid, plan, logs, pack)
     yield from saving.write_refs(sid, plan.shown_of_others())
     yield from _write_record(sid, archived, logs, pack)
