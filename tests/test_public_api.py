@@ -110,6 +110,7 @@ InvalidSessionId
 Journal
 JournalEntry
 Judge
+ListedSession
 LongestAnswer
 LoopBuilder
 LoopEvent

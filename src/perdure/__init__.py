@@ -150,6 +150,7 @@ if TYPE_CHECKING:
     from perdure.model.schema import schema_of as schema_of
     from perdure.model.session import AgentSession as AgentSession
     from perdure.model.session import AgentSessionInfo as AgentSessionInfo
+    from perdure.model.session import ListedSession as ListedSession
     from perdure.model.session import SessionInfoList as SessionInfoList
     from perdure.model.session import SessionStatus as SessionStatus
     from perdure.model.state import AgentContext as AgentContext
@@ -279,7 +280,7 @@ _HOMES = {
     "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
     "model.schema": "schema_of",
-    "model.session": "AgentSession AgentSessionInfo SessionInfoList SessionStatus",
+    "model.session": "AgentSession AgentSessionInfo ListedSession SessionInfoList SessionStatus",
     "model.state": "AgentContext AgentState",
     "model.step": "AgentStep AgentStepType InferenceResponse StepExecution ToolExecution",
     "model.stop": "ExecutionContinuation StopReason StopSignal",

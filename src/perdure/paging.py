@@ -12,22 +12,22 @@ _PAGE = 1000
 
 
 class Listing(Protocol):
-    """What lists sessions: a store, or the face."""
+    """A verb that lists sessions: `store.list`, or `sessions.headers`."""
 
-    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList: ...
+    async def __call__(self, **filters: Unpack[Filters]) -> SessionInfoList: ...
 
 
-async def pages(source: Listing, **filters: Unpack[Filters]) -> AsyncIterator[SessionInfoList]:
+async def pages(listing: Listing, **filters: Unpack[Filters]) -> AsyncIterator[SessionInfoList]:
     """Yield the pages of a list one by one, the newest sessions first."""
     wanted: Filters = {"limit": _PAGE, **filters}
     while True:
-        page = await source.list(**wanted)
+        page = await listing(**wanted)
         yield page
         if page.next is None:
             return
         wanted["after"] = page.next
 
 
-async def all_infos(source: Listing, **filters: Unpack[Filters]) -> list[AgentSessionInfo]:
+async def all_infos(listing: Listing, **filters: Unpack[Filters]) -> list[AgentSessionInfo]:
     """Return every header of a list, the newest first. Damaged ones are left out."""
-    return [info async for page in pages(source, **filters) for info in page]
+    return [info async for page in pages(listing, **filters) for info in page]

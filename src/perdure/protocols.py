@@ -23,15 +23,17 @@ from typing import (
 
 import msgspec
 
-from perdure.errors import ConfigurationError, InvalidData
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
+from perdure.model.indexed import check_asked, marks_of
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, SessionStatus
 from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
+from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, JSON, Value, brief
 
 if TYPE_CHECKING:
@@ -402,7 +404,8 @@ class OpenToolset(Protocol):
 class Filters(TypedDict, total=False):
     """What a list of sessions can be narrowed to. Sessions that are deleted show only when asked for.
 
-    `owner=None` asks for sessions without an owner. `top_level` leaves out the sessions of sub-agents. `order` is
+    `owner=None` asks for sessions without an owner. `metadata` has values under keys that were declared for it when the
+    sessions were saved. `top_level` leaves out the sessions of sub-agents. `order` is
     "created" unless it is given; a page's `next` belongs to the order of its list.
     """
 
@@ -411,6 +414,7 @@ class Filters(TypedDict, total=False):
     status: SessionStatus | str
     owner: str | None
     tag: str
+    metadata: Mapping[str, str | int | bool]
     parent: str
     top_level: bool
     created_after: datetime
@@ -431,6 +435,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     owner: str | msgspec.UnsetType | None = msgspec.UNSET
     """None asks for sessions without an owner; UNSET for everybody's."""
     tag: str | None = None
+    metadata: Mapping[str, str | int | bool] = EMPTY
     parent: str | None = None
     top_level: bool = False
     created_after: datetime | None = None
@@ -451,6 +456,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             query = msgspec.convert(given, cls, dec_hook=_as_text)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise InvalidData("$", f"a filter has the wrong type or value: {error}") from None
+        check_asked(query.metadata)
         if not 1 <= query.limit <= 1000:
             raise InvalidData("$.limit", f"a page holds 1 to 1000 sessions, not {query.limit}")
         for name in ("created_after", "created_before", "updated_after", "updated_before"):
@@ -458,6 +464,11 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if time is not None and time.tzinfo is None:
                 raise InvalidData(f"$.{name}", "a time needs a time zone")
         return query
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return what a session has to be found by among tags: the tag, and marks for its metadata."""
+        return (*(() if self.tag is None else (self.tag,)), *marks_of(self.metadata))
 
     @property
     def shows_deleted(self) -> bool:
@@ -496,6 +507,30 @@ class SessionStore(Protocol):
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         """A page of headers, newest first. Never reads a transcript."""
+        ...
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """What a list shows of what is said in a session. A part that could not be read is None."""
+
+    title: str | None = None
+    """The session's name, or else the first words of the first text that a user has said in it."""
+    last_words: str | None = None
+    """The beginning of the last text of a user or the assistant that the session shows."""
+    message_count: int | None = None
+    """How many messages the session shows."""
+    usage: Usage | None = None
+    """What all runs of the session have used so far. A session that has never run has used nothing."""
+    damage: CorruptRecord | None = None
+    """Why a part could not be read."""
+
+
+@runtime_checkable
+class Previews(Protocol):
+    """A store that reads a few words of each of many sessions, without loading any of them."""
+
+    async def previews(self, session_ids: Iterable[str]) -> Mapping[str, Preview]:
+        """Return a preview of each session. One that is not there is left out; a damaged one stops no other."""
         ...
 
 

@@ -167,7 +167,8 @@ async def test_first_is_the_strategy_if_none_is_named(a_store: Any) -> None:
 
 async def test_what_a_judge_has_used_is_on_record(a_store: Any) -> None:
     """Its usage stands with the group, and counts in the session's total."""
-    async with evaluated(a_store, Judge("judge")) as (_, _after, record):
+    async with evaluated(a_store, Judge("judge")) as (_, after, record):
+        assert after.info.usage == record.total_usage()
         assert [loop.parallel_group.evaluation_usage for loop in record.loops if loop.parallel_group] == [JUDGED] * 3
         assert record.total_usage() == sum((loop.usage for loop in record.loops), start=JUDGED)
 

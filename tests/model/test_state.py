@@ -160,6 +160,7 @@ CHANGES = {
     "with_parent_agent": lambda s: s.with_parent_agent("new"),
     "with_execution": lambda s: s.with_execution(ExecutionState.fresh()),
     "with_execution_started": lambda s: s.with_execution_started(),
+    "with_spent": lambda s: s.with_spent(Usage(1)),
     "for_next_execution": lambda s: s.for_next_execution(),
     "for_another_session": lambda s: s.for_another_session(),
     "with_stop_signal": lambda s: s.with_stop_signal(SIGNAL),

@@ -1,4 +1,4 @@
-"""The nine promises, each checked on a world that has settled. A broken one is a line that begins with its number."""
+"""The ten promises, each checked on a world that has settled. A broken one is a line that begins with its number."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 
+from msgspec.structs import replace
 from tests.pairs.bank import REPEATABLE
 from tests.pairs.model import Made, words_in
 from tests.pairs.world import World, pending_in
 
-from perdure import AgentSession, LoopRecord, LoopStatus
+from perdure import AgentSession, LoopRecord, LoopStatus, SessionRecord, Usage
 from perdure.archive import fsck
 from perdure.model.session import SessionStatus
 
@@ -182,6 +183,26 @@ async def versions_load_and_nothing_is_damaged(world: World) -> AsyncIterator[st
         yield f"9: fsck: {problem.where}: {problem.what}"
 
 
+async def what_was_spent_is_counted(world: World) -> AsyncIterator[str]:
+    for session in await _all(world):
+        record = await world.face.record(session.id)
+        counted, spent = session.info.usage or Usage(), _saved_usage(record)
+        if counted != spent:
+            yield f"10: {_kind(session)} counts {counted.total_tokens} tokens, and its record {spent.total_tokens}"
+
+
+def _saved_usage(record: SessionRecord) -> Usage:
+    """Return what the loops of a record have used, without those that came to no version."""
+    loops = tuple(loop for loop in record.loops if not _has_no_version(loop))
+    return replace(record, loops=loops).total_usage()
+
+
+def _has_no_version(loop: LoopRecord) -> bool:
+    group, how = loop.parallel_group, loop.continuation_kind
+    is_given_up = group is not None and group.selected_loop_id is None
+    return is_given_up or (how.kind == "compaction" and loop.status is not LoopStatus.COMPLETED)
+
+
 async def _all(world: World) -> list[AgentSession]:
     """Return every session that there is, hidden ones too, as of its newest version."""
     infos = {info.id for status in SessionStatus for info in await world.look.list(status=status, limit=1000)}
@@ -198,5 +219,6 @@ PROMISES: tuple[Promise, ...] = (
     key_and_reply_agree,
     redacted_text_is_nowhere,
     versions_load_and_nothing_is_damaged,
+    what_was_spent_is_counted,
 )
 """All but the fourth, that a request is valid: the model itself sees to that one as it is asked."""

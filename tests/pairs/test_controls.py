@@ -19,7 +19,7 @@ from tests.pairs.settling import settle
 from tests.pairs.steps import key, kill_a_run, say, undo
 from tests.pairs.world import MAIN, World, opened
 
-from perdure import Message, ModelConfig, SessionBusy, ToolCall
+from perdure import AgentState, Message, ModelConfig, SessionBusy, ToolCall, Usage
 from perdure.protocols import ModelRequest
 
 Play = Callable[[World], Awaitable[None]]
@@ -306,3 +306,10 @@ async def test_a_run_that_begins_between_two_looks_is_seen(begins: int) -> None:
     look = SimpleNamespace(exists=exists, is_claimed=is_claimed, is_interrupted=is_interrupted)
     world: Any = SimpleNamespace(main=MAIN, look=look, waiting_in=waiting_in)
     assert await _is_busy(world)
+
+
+async def test_what_is_not_counted_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10: a state that forgets what a run has used as soon as another begins."""
+    assert await played(tmp_path, said("ask"), said("ask")) == set()
+    monkeypatch.setattr(AgentState, "_spent_before", lambda state, _: state.spent or Usage())
+    assert await played(tmp_path, said("ask"), said("ask")) == {"10"}

@@ -37,7 +37,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 OPEN_ENDED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 ID_NAMES = ("session_id", "src", "left")
 # Verbs that are about no one session, each with a test of its own below; `open` and the two that tolerate any id too.
-OTHERS = {"open", "exists", "snapshot", "run", "list", "export", "import_", "purge", "gc", "erase_owner"}
+OTHERS = {"open", "exists", "snapshot", "run", "list", "headers", "export", "import_", "purge", "gc", "erase_owner"}
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -155,6 +155,7 @@ async def test_lists_and_searches_are_ones_own(store: Any) -> None:
         mine = (await bob.info("mine")).id
         assert [info.id for info in await bob.list()] == [mine]
         assert [info.id for info in await bob.list(owner="bob", order="updated", top_level=True)] == [mine]
+        assert [info.id for info in await bob.headers()] == [mine]
         assert len(await bob.list(owner="ann")) == len(await bob.list(owner=None)) == 0
         assert {hit.session_id for hit in await bob.search("hello")} == {mine}
         assert mine not in {hit.session_id for hit in await ann.search("hello")}

@@ -21,6 +21,7 @@ from perdure.testing import (
     ErasureContract,
     JournalContract,
     NamesContract,
+    PreviewsContract,
     SearchContract,
     SketchContract,
     StoreContract,
@@ -37,6 +38,7 @@ class EveryContract(
     CheckContract,
     ChronicleContract,
     NamesContract,
+    PreviewsContract,
     SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

@@ -12,10 +12,11 @@ from tests.stores.test_postgres import cut_off, schema, sql, store_in
 
 from perdure import PostgresStore
 from perdure.errors import SessionConflict, StoreError
+from perdure.model.message import Message, ToolCall
 from perdure.protocols import Entry
 from perdure.stores.engine import Insert, Job
 from perdure.stores.postgres import link, parcel
-from perdure.testing.samples import fork, new_session, note, say, texts
+from perdure.testing.samples import fork, new_session, note, say, tell, texts
 
 __all__ = ["schema"]
 
@@ -303,3 +304,41 @@ async def test_a_row_that_is_there_already_is_told_after_a_few_tries(schema: str
         with pytest.raises(StoreError):
             await store._engine.run(job, "write")
     assert tries == 3
+
+
+async def test_previews_are_few_round_trips(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all heads and one for all messages, however many sessions there are; one more if some do not speak."""
+    async with store_in(schema) as store:
+        for number in range(40):
+            await store.create(new_session(f"Title {number}", "Bye", id=f"s{number}"))
+        names = [f"s{number}" for number in range(40)]
+        with round_trips(monkeypatch) as made:
+            found = await store.previews(names)
+        assert [found[name].title for name in names] == [f"Title {number}" for number in range(40)]
+        assert len(made) == 2
+        for number in range(40):
+            asked = tell(new_session(id=f"t{number}"), Message.system("Be kind."), Message.user("Hi"))
+            asked = tell(asked, Message.assistant("", tool_calls=[ToolCall("f", {}, id="c")]))
+            await store.create(asked)
+        with round_trips(monkeypatch) as made:
+            found = await store.previews([*names, *(f"t{number}" for number in range(40))])
+        assert {each.last_words for each in found.values()} == {"Bye", "Hi"}
+        assert len(made) == 3
+
+
+async def test_damage_is_found_in_one_state(schema: str) -> None:
+    """A damaged session stops no other preview."""
+    async with store_in(schema) as store:
+        for name in ("a", "b", "c"):
+            await store.create(new_session("Hello", "Bye", id=name))
+        async with sql(schema) as execute:
+            of_b = "(SELECT log FROM session WHERE id = 'b')"
+            await execute(f"UPDATE msg SET crc = crc + 1 WHERE pos = 1 AND log = {of_b}")
+            await execute("DELETE FROM head WHERE sid = (SELECT sid FROM session WHERE id = 'c')")
+        found = await store.previews(["a", "b", "c"])
+        assert {name: (each.title, each.last_words, each.message_count) for name, each in found.items()} == {
+            "a": ("Hello", "Bye", 2),
+            "b": ("Hello", None, 2),
+            "c": (None, None, None),
+        }
+        assert [name for name, each in found.items() if each.damage is not None] == ["b", "c"]

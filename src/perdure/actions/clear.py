@@ -16,15 +16,16 @@ from perdure.protocols import ActionContext, ActionResult
 
 @dataclass(frozen=True, slots=True)
 class ClearSession:
-    """Give the state back what the definition gives; keep the session's identity and its count of executions.
+    """Give the state back what the definition gives; keep the session's identity.
 
-    A run that waits for a person ends, and its session is active.
+    The count of its executions, and of what they have used, goes on. A run that waits for a person
+    ends, and its session is active.
     """
 
     may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         fresh = AgentState.of(session.definition)
-        emptied = session.state.with_context(fresh.context)
-        state = replace(emptied, model=None, task=None, execution=None, updated_at=now())
+        emptied = session.state.for_next_execution().with_context(fresh.context)
+        state = replace(emptied, model=None, task=None, updated_at=now())
         return await end_waiting(session, session.with_state(state), context, "the session was cleared")

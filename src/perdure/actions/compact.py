@@ -205,4 +205,5 @@ async def _read_span(span: Span, journal: Journal) -> Span:
 
 
 def _overlaid(session: AgentSession, made: Compacted) -> AgentSession:
-    return session.with_state(session.state.with_transcript(overlaid(session.state.transcript, made)))
+    state = session.state.with_transcript(overlaid(session.state.transcript, made))
+    return session.with_state(state.with_spent(made.usage))

@@ -267,7 +267,13 @@ class Group:
         except BaseException:
             await finish_despite_cancel(self._settle() if self._is_interrupted else self._give_up())
             raise
-        return self._work.next(self._session.with_state(self._continued(self._runs[selection.index].state)))
+        state = self._continued(self._runs[selection.index].state).with_spent(self._beside(selection))
+        return self._work.next(self._session.with_state(state))
+
+    def _beside(self, selection: Selection) -> Usage:
+        """Return what was used beside the selected branch: by the others that have begun, and by those who judged."""
+        others = (each for each in map(self._ended, range(len(self._runs))) if each.index != selection.index)
+        return sum((each.state.usage for each in others if each.has_begun), start=selection.usage)
 
     @property
     def _is_interrupted(self) -> bool:

@@ -126,7 +126,7 @@ class _Survey:
         wanted: list[Filters] = [{"id": session_id}] if session_id else [{}, {"status": SessionStatus.DELETED}]
         for filters in wanted:
             with self.watching(session_id, "the list of sessions"):
-                async for page in pages(self._store, **filters):
+                async for page in pages(self._store.list, **filters):
                     self.problems += [_problem(error, session_id, "header") for error in page.damaged]
                     found |= {info.id: info for info in page}
         if session_id is not None and not found and not self.problems:

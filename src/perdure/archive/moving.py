@@ -200,7 +200,7 @@ async def in_order(store: SessionStore, session_ids: Iterable[str] | None = None
 
 async def _all_infos(store: SessionStore) -> list[AgentSessionInfo]:
     wanted: tuple[Filters, ...] = ({}, {"status": SessionStatus.DELETED})
-    return [info for each in wanted async for page in pages(store, **each) for info in _sound(page)]
+    return [info for each in wanted async for page in pages(store.list, **each) for info in _sound(page)]
 
 
 async def _info(store: SessionStore, session_id: str) -> AgentSessionInfo:

@@ -90,7 +90,7 @@ def _offer_offline(ctx: click.Context) -> None:
 
 async def _last_used(sessions: Sessions) -> SessionId:
     """Return the session that was changed last, and is not a sub-agent's."""
-    for info in await sessions.list(order="updated", top_level=True, limit=1):
+    for info in await sessions.headers(order="updated", top_level=True, limit=1):
         return info.id
     raise ConfigurationError(f"There is no session to go on with yet. Begin one: {command('chat', begins=True)}")
 

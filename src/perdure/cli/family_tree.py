@@ -78,7 +78,7 @@ class _Grown:
         loops = [await self._sessions.loop(info.id, header.loop_id) for header in record.loops]
         subagents: dict[str, list[Node]] = {}
         forks: list[Node] = []
-        for child in reversed(await all_infos(self._sessions, parent=info.id)):
+        for child in reversed(await all_infos(self._sessions.headers, parent=info.id)):
             if child.spawn_ref is None:
                 forks.append(await self.session(child, "fork", depth + 1))
             else:

@@ -45,7 +45,7 @@ async def _calls_tools(sessions: Sessions, session_id: str) -> bool:
 
 async def subagents_of(sessions: Sessions, session_id: str) -> set[str]:
     """Return the names of the tools that have spawned sub-agents in a session."""
-    children = await sessions.list(parent=session_id, limit=1000)
+    children = await sessions.headers(parent=session_id, limit=1000)
     return {child.spawn_ref.tool_name for child in children if child.spawn_ref is not None}
 
 

@@ -136,7 +136,7 @@ async def runs_in(sessions: Sessions, since: datetime | None = None) -> list[Run
     runs: dict[Key, Run] = {}
     spawned: list[tuple[Key, Usage]] = []
     with progress("counting") as tell:
-        infos = await (all_infos(sessions, updated_after=since) if since else all_infos(sessions))
+        infos = await (all_infos(sessions.headers, updated_after=since) if since else all_infos(sessions.headers))
         for done, info in enumerate(infos, 1):
             found = _runs_of(info, await _loops(sessions, info.id))
             runs |= found

@@ -55,7 +55,7 @@ async def named(sessions: Sessions, text: str) -> SessionId:
 
 
 async def _newest(sessions: Sessions) -> SessionId:
-    page = await sessions.list(limit=1)
+    page = await sessions.headers(limit=1)
     if not page:
         raise Failure(f"There is no session yet. Begin one: {command('chat', begins=True)}", NOT_FOUND)
     return page.all()[0].id

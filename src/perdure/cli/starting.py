@@ -188,7 +188,7 @@ def _looked_at(ctx: click.Context) -> dict[str, Any]:
     from perdure.errors import PerdureError
 
     async def work(sessions: Sessions) -> str:
-        page = await sessions.list(limit=1000)
+        page = await sessions.headers(limit=1000)
         return f"{len(page)}{'+' if page.next else ''}"
 
     try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -14,9 +14,11 @@ from perdure.errors import CorruptRecord, IllegalStatusChange, InvalidData, Inva
 from perdure.model.checks import expect, expect_text
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, Time, now
+from perdure.model.indexed import MARK, indexed_in, marks_of
 from perdure.model.lineage import SpawnRef
 from perdure.model.state import AgentState
-from perdure.model.value import Value, brief, plain_text
+from perdure.model.usage import Usage
+from perdure.model.value import EMPTY, Value, brief, freeze, plain_text
 
 
 class SessionStatus(StrEnum):
@@ -53,6 +55,10 @@ class AgentSessionInfo(Value, frozen=True):
     owner: str | None = None
     tags: tuple[str, ...] = ()
     name: str | None = None
+    usage: Usage | None = None
+    """What all runs of the session have used so far; None if there were none, or if an older release did not count."""
+    indexed: Mapping[str, str | int | bool] = EMPTY
+    """The metadata that lists can be narrowed by: what was declared for it when this version was saved."""
 
     def __post_init__(self) -> None:
         if type(self.id) is not SessionId:
@@ -63,9 +69,26 @@ class AgentSessionInfo(Value, frozen=True):
             force_setattr(self, "owner", plain_text(expect(self.owner, str, "$.owner")))
         if self.name is not None:
             force_setattr(self, "name", plain_text(expect(self.name, str, "$.name")))
+        if self.indexed is not EMPTY:
+            freeze(self, "indexed")
         if self.tags:
             for place, tag in enumerate(self.tags):
                 expect(tag, str, f"$.tags[{place}]")
+
+
+class ListedSession(AgentSessionInfo, frozen=True):
+    """A session in a list: its header, and a few words of what is said in it.
+
+    What the store does not tell, or what is damaged, is None. So is the `usage` of a session that has run under a
+    release that did not count it; one that has never run has used nothing.
+    """
+
+    title: str | None = None
+    """The session's name, or else the first words of the first text that a user has said in it."""
+    last_words: str | None = None
+    """The beginning of the last text of a user or the assistant that the session shows."""
+    message_count: int | None = None
+    """How many messages the session shows."""
 
 
 class AgentSession(Value, frozen=True):
@@ -81,8 +104,12 @@ class AgentSession(Value, frozen=True):
 
         A view that is new is shown since this version: see `AgentState.shown_since`.
         """
-        info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at)
-        return msgspec.structs.replace(session, info=info, state=session.state.kept_as(version))
+        state = session.state
+        usage = None if state.spent is None else state.total_usage
+        info = msgspec.structs.replace(session.info, version=version, updated_at=updated_at, usage=usage)
+        if info.indexed:  # which is what the metadata says now, whoever saves it
+            info = msgspec.structs.replace(info, indexed=indexed_in(state.metadata, info.indexed))
+        return msgspec.structs.replace(session, info=info, state=state.kept_as(version))
 
     @property
     def id(self) -> SessionId:
@@ -115,6 +142,7 @@ class AgentSession(Value, frozen=True):
             parent_id=self.id,
             owner=self.info.owner,
             tags=self.info.tags,
+            indexed=self.info.indexed,
         )
         return msgspec.structs.replace(self, info=info, state=state.for_another_session())
 
@@ -124,6 +152,13 @@ class AgentSession(Value, frozen=True):
 
     def with_tags(self, tags: Iterable[str]) -> AgentSession:
         return self._with_info(tags=check_tags(tags), updated_at=now())
+
+    def with_indexed(self, keys: Iterable[str]) -> AgentSession:
+        """The metadata under these keys, and under those indexed before, as what lists can be narrowed by."""
+        found = indexed_in(self.state.metadata, dict.fromkeys((*self.info.indexed, *keys)))
+        if marks_of(found) == marks_of(self.info.indexed):
+            return self
+        return msgspec.structs.replace(self, info=msgspec.structs.replace(self.info, indexed=found))
 
     def with_name(self, name: str | None) -> AgentSession:
         return self._with_info(name=name, updated_at=now())
@@ -182,13 +217,29 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
         raise InvalidData("$.tags", f"expected several tags, got one {type(tags).__name__}; write ('vip',)")
     kept: dict[str, None] = {}
     for place, tag in enumerate(tags):
-        if not isinstance(tag, str) or not tag or len(tag) > 200:
-            raise InvalidData(f"$.tags[{place}]", "a tag is a text of 1 to 200 characters")
+        if not isinstance(tag, str) or not tag or len(tag) > 200 or tag.startswith(MARK):
+            raise InvalidData(f"$.tags[{place}]", "a tag is a text of 1 to 200 characters that begins with no U+001F")
         kept[plain_text(tag)] = None
     return tuple(kept)
 
 
-class SessionInfoList(Sequence[AgentSessionInfo]):
+if TYPE_CHECKING:
+    # With a default, a plain `SessionInfoList` is complete for type checkers. Python has them from 3.13 on.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    I_co = TypeVarWithDefault("I_co", bound=AgentSessionInfo, default=AgentSessionInfo, covariant=True)
+else:
+    I_co = TypeVar("I_co", covariant=True)
+
+
+def tag_rows(info: AgentSessionInfo) -> tuple[str, ...]:
+    """Return what lists find a session by: its tags, and marks for its indexed metadata."""
+    if not info.indexed:
+        return tuple(info.tags)
+    return (*(tag for tag in info.tags if not tag.startswith(MARK)), *marks_of(info.indexed))
+
+
+class SessionInfoList(Sequence[I_co]):
     """One page of headers, newest first. `next` goes into `after=` for the next page; None at the end.
 
     `damaged` names the sessions of this page whose header could not be read; they stop nobody else's listing.
@@ -196,7 +247,7 @@ class SessionInfoList(Sequence[AgentSessionInfo]):
 
     def __init__(
         self,
-        infos: Iterable[AgentSessionInfo] = (),
+        infos: Iterable[I_co] = (),
         *,
         next: str | None = None,
         damaged: Iterable[CorruptRecord | InvalidSessionFile | UnreadableFile] = (),
@@ -205,13 +256,13 @@ class SessionInfoList(Sequence[AgentSessionInfo]):
         self.next = next
         self.damaged = tuple(damaged)
 
-    def all(self) -> tuple[AgentSessionInfo, ...]:
+    def all(self) -> tuple[I_co, ...]:
         return self._infos
 
     def __len__(self) -> int:
         return len(self._infos)
 
-    def __iter__(self) -> Iterator[AgentSessionInfo]:
+    def __iter__(self) -> Iterator[I_co]:
         return iter(self._infos)
 
     def __getitem__(self, index: Any) -> Any:

@@ -55,6 +55,8 @@ class AgentState(Value, frozen=True):
     """The last time that the session has taken over what a branch showed."""
     default_model: ModelConfig | None = None
     """The model that was given when the session was created. `model`, an override, and the definition's come first."""
+    spent: Usage | None = None
+    """What the session has used before the run that is in `execution`; see `total_usage`."""
 
     @classmethod
     def of(cls, definition: AgentDefinition) -> AgentState:
@@ -118,6 +120,16 @@ class AgentState(Value, frozen=True):
     @property
     def usage(self) -> Usage:
         return self.execution.usage if self.execution else Usage()
+
+    @property
+    def total_usage(self) -> Usage | None:
+        """Return what all runs of the session have used so far, whatever is shown of them.
+
+        None if that is not known: the session has run under a release that did not count it.
+        """
+        if self.spent is None:
+            return None if self.execution_count else self.usage
+        return self.spent + self.usage
 
     @property
     def errors(self) -> tuple[ErrorRecord, ...]:
@@ -199,8 +211,9 @@ class AgentState(Value, frozen=True):
         return msgspec.structs.replace(self.with_transcript(transcript), adopted=adoption)
 
     def for_another_session(self) -> AgentState:
-        """Return the state without what tells of this session's versions."""
-        return self._with(adopted=None, rewound_to=0, shown_since=0)
+        """Return the state without what tells of this session's versions and of what it has used."""
+        spent = Usage() if self.execution_count else None
+        return self._with(execution=None, adopted=None, rewound_to=0, shown_since=0, spent=spent)
 
     def with_messages(self, *messages: Message) -> AgentState:
         """Messages at the end of the transcript."""
@@ -236,18 +249,30 @@ class AgentState(Value, frozen=True):
         return self._with(parent_agent_id=agent_id)
 
     def with_execution(self, execution: ExecutionState | None) -> AgentState:
-        return self._with(execution=execution)
+        """Another run, or the same one further on. What a run has used stays counted when another takes its place."""
+        return self._with(execution=execution, spent=self._spent_before(execution))
+
+    def _spent_before(self, execution: ExecutionState | None) -> Usage | None:
+        now_there, then = self.execution, execution
+        is_same = (now_there and now_there.execution_id) == (then and then.execution_id)
+        return self.spent if is_same else self.total_usage
+
+    def with_spent(self, more: Usage) -> AgentState:
+        """Count what was used beside the run in `execution`: by branches that were not selected, or by a compaction."""
+        spent = self.spent if self.spent is not None or self.execution_count else Usage()
+        return self if more == Usage() or spent is None else self._with(spent=spent + more)
 
     def with_execution_started(self, execution_id: str | None = None) -> AgentState:
         """A fresh execution, counted."""
         fresh = ExecutionState.fresh()
         if execution_id is not None:
             fresh = msgspec.structs.replace(fresh, execution_id=execution_id)
-        return self._with(execution=fresh, execution_count=self.execution_count + 1)
+        spent = self._spent_before(fresh)
+        return self._with(execution=fresh, spent=spent, execution_count=self.execution_count + 1)
 
     def for_next_execution(self) -> AgentState:
         """The same state between runs."""
-        return self._with(execution=None)
+        return self.with_execution(None)
 
     def with_stop_signal(self, signal: StopSignal) -> AgentState:
         return self._with(execution=self._ensure_execution().with_stop_signal(signal))

@@ -29,6 +29,7 @@ from perdure.model.events import (
     SessionSaveFailed,
 )
 from perdure.model.ids import SessionId
+from perdure.model.indexed import check_keys
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.state import AgentState
 from perdure.protocols import (
@@ -72,7 +73,10 @@ class SessionRuntime:
         *,
         controller: SessionController | None = None,
         events: EventHandler | None = None,
+        filters: Iterable[str] = (),
     ) -> None:
+        self.filters = check_keys(filters)
+        """The keys of metadata that lists can be narrowed by: what is saved here is indexed by them."""
         self._repository = store if isinstance(store, SessionRepository) else SessionRepository(store)
         controller = PassThroughSessionController() if controller is None else controller
         SessionHookStack.empty().with_hook(controller)
@@ -125,7 +129,7 @@ class SessionRuntime:
         session = await self._pass(SessionStage.BEFORE_SAVE, session)
         is_kept = False
         try:
-            kept = await self._repository.create(session, saving, erasures=erasures)
+            kept = await self._repository.create(self._indexed(session), saving, erasures=erasures)
             is_kept = True
             kept = await self._pass(SessionStage.AFTER_SAVE, kept)
             kept = await self._pass(SessionStage.AFTER_CREATE, kept)
@@ -252,13 +256,16 @@ class SessionRuntime:
         """Save a session. Tell of a failure, and whether the version had moved by then."""
         is_kept = False
         try:
-            kept = await self._repository.save(session, saving)
+            kept = await self._repository.save(self._indexed(session), saving)
             is_kept = True
             held.was_saved(self._repository.may_be_waited_for(kept.id))
             return kept if self._controller is None else await self._pass(SessionStage.AFTER_SAVE, kept)
         except Exception as error:
             await self._emit_save_failed(session, error, persisted=is_kept)
             raise
+
+    def _indexed(self, session: AgentSession) -> AgentSession:
+        return session.with_indexed(self.filters) if self.filters else session
 
     async def get_session(self, session_id: str, *, version: int | None = None) -> AgentSession:
         """A session as of a version, the newest by default."""

@@ -48,6 +48,7 @@ def connect(
     events: EventBus | None = None,
     controller: SessionController | None = None,
     grace: float = 5.0,
+    filters: Iterable[str] = (),
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -55,14 +56,15 @@ def connect(
     Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
     sessions are kept in memory; `events` hears everything; `controller` is called at every stage of creating, loading
     and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
-    later; the rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
-    `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller.
+    later; `filters` are the keys of sessions' metadata that `list(metadata=…)` can narrow a list by. The rest goes to
+    the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the `context_data` that a
+    caller left: it makes what tools find in `ToolContext.context` where there is no caller.
 
     A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
-        known = ", ".join(("owner", "live", "events", "controller", "grace", *LoopOptions.__annotations__))
+        known = ", ".join(("owner", "live", "events", "controller", "grace", "filters", *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
     loops = LoopFactory(events=bus, **options)
@@ -75,6 +77,7 @@ def connect(
         model=loops.model,
         controller=controller,
         grace=grace,
+        filters=filters,
     )
 
 
@@ -86,6 +89,7 @@ def connect_blocking(
     events: EventBus | None = None,
     controller: SessionController | None = None,
     grace: float = 5.0,
+    filters: Iterable[str] = (),
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -95,5 +99,5 @@ def connect_blocking(
     from perdure.sessions.blocking import BlockingSessions
 
     store = store_of(url, cache=live, commit_in_loop=True)
-    made = connect(store, owner=owner, live=live, events=events, controller=controller, grace=grace, **options)
-    return BlockingSessions(made)
+    shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters}
+    return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
@@ -31,13 +32,14 @@ class Connection:
         model: ModelConfig | None = None,
         controller: SessionController | None = None,
         grace: float = 5.0,
+        filters: Iterable[str] = (),
     ) -> None:
         self.store = store
         self.loops = require_loops(loops)
         self.events = events
         self.model = model
         self.controller = controller
-        self.runtime = SessionRuntime(store, controller=controller, events=events)
+        self.runtime = SessionRuntime(store, controller=controller, events=events, filters=filters)
         self._runs: set[StartedRun[Any]] = set()
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""

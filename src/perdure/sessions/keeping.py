@@ -85,7 +85,7 @@ class Keeping(Looking):
         wanted = None if session_ids is None else expect_several(session_ids, "$.session_ids")
         chosen = None if wanted is None else [(await self.info(each)).id for each in wanted]
         if chosen is None and (self.owner is not None or format != "perdure"):
-            chosen = [info.id for info in await all_infos(self)]
+            chosen = [info.id for info in await all_infos(self.headers)]
         if format != "perdure":
             from perdure.sessions.conversations import export_conversations
 
@@ -186,7 +186,7 @@ class Keeping(Looking):
             filters: Filters = {"status": each}
             if before is not None:
                 filters |= {"updated_before": before, "order": "updated"}  # no page looks at sessions that stay
-            erased += len(await self._erase([info.id for info in await all_infos(self, **filters)]))
+            erased += len(await self._erase([info.id for info in await all_infos(self.headers, **filters)]))
         return erased
 
     async def _erase(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
@@ -250,7 +250,7 @@ class Keeping(Looking):
         """Return the ids of an owner's sessions, deleted ones too."""
         found: list[str | None] = []
         for filters in (Filters(owner=owner), Filters(owner=owner, status=SessionStatus.DELETED)):
-            async for page in pages(self.store, **filters):
+            async for page in pages(self.store.list, **filters):
                 found += [info.id for info in page]
                 found += [each.session_id for each in page.damaged if isinstance(each, CorruptRecord)]
         return [SessionId(each) for each in found if each is not None]

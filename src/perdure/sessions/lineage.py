@@ -26,7 +26,7 @@ class Ancestry(msgspec.Struct, frozen=True):
 
 
 async def ancestry_of(store: SessionStore, info: AgentSessionInfo) -> Ancestry:
-    children = [child.id for child in await all_infos(store, parent=info.id) if child.spawn_ref is None]
+    children = [child.id for child in await all_infos(store.list, parent=info.id) if child.spawn_ref is None]
     line = await _line_of(store, info)
     return Ancestry(forked_from(info), tuple(reversed(children)), line[0] if line else info.id, tuple(line))
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
 from perdure.aio import in_slices
-from perdure.errors import SessionNotFound
+from perdure.errors import InvalidData, SessionNotFound
 from perdure.model.checks import expect
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Media, Message
-from perdure.model.session import AgentSession, SessionInfoList
-from perdure.protocols import Attachments, Filters, Search, SearchHit
+from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession, SessionInfoList
+from perdure.protocols import Attachments, Filters, Preview, Previews, Search, SearchHit
 from perdure.sessions.reach import Reach, cannot
 
 if TYPE_CHECKING:
@@ -36,17 +36,36 @@ class Looking(Reach):
         """The session itself, as of a version."""
         return await self.runtime.get_session(await self._reach(session_id), version=version)
 
-    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
-        """Return a page of headers, the newest first, or by `order="updated"` the last updated first.
+    async def list(self, **filters: Unpack[Filters]) -> SessionInfoList[ListedSession]:
+        """Return a page of sessions, the newest first, or by `order="updated"` the last updated first.
 
-        Those of this owner's sessions, where there is one. `owner=None` asks for sessions without an owner.
+        Those of this owner's sessions, where there is one. `owner=None` asks for sessions without an owner. Each has a
+        title, its last words, and the number of messages that it shows.
         """
+        page = await self.headers(**filters)
+        store = self.store
+        found = await store.previews([info.id for info in page]) if page and isinstance(store, Previews) else {}
+        damaged = [*page.damaged, *(each.damage for each in found.values() if each.damage is not None)]
+        listed = [_listed(info, found.get(info.id)) for info in page]
+        return SessionInfoList(listed, next=page.next, damaged=damaged)
+
+    async def headers(self, **filters: Unpack[Filters]) -> SessionInfoList:
+        """Return the same page of headers alone, which costs less: no message is read."""
         self._require_open()
+        self._require_declared(filters.get("metadata"))
         if self.owner is not None:
             if filters.get("owner", self.owner) != self.owner:
                 return SessionInfoList(())
             filters["owner"] = self.owner
         return await self.store.list(**filters)
+
+    def _require_declared(self, metadata: object) -> None:
+        declared = self.runtime.filters
+        for key in metadata if isinstance(metadata, Mapping) else ():
+            if key not in declared:
+                known = f"declared are {', '.join(declared)}" if declared else "none is declared"
+                problem = f"lists are not indexed by {key!r}; {known}. Name it in connect(filters=(…))"
+                raise InvalidData("$.metadata", problem)
 
     async def length(self, session_id: str) -> int:
         """How many messages the model is shown."""
@@ -128,3 +147,13 @@ class Looking(Reach):
         key = (await self.info(session_id)).id
         async for event in self.runtime.events(key, after=after, last=last, follow=follow):
             yield event
+
+
+def _listed(info: AgentSessionInfo, preview: Preview | None) -> ListedSession:
+    header = {name: getattr(info, name) for name in info.__struct_fields__}
+    if preview is None:  # the store has none to give
+        return ListedSession(**header, title=info.name)
+    header["usage"] = preview.usage
+    return ListedSession(
+        **header, title=preview.title, last_words=preview.last_words, message_count=preview.message_count
+    )

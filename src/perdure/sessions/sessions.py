@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -41,10 +41,11 @@ class Sessions(Talking, Changing, Keeping):
         model: ModelConfig | None = None,
         controller: SessionController | None = None,
         grace: float = 5.0,
+        filters: Iterable[str] = (),
     ) -> None:
         check_owner(owner)
-        made = Connection(store, loops, events=events, live=live, model=model, controller=controller, grace=grace)
-        super().__init__(made, owner)
+        shared: dict[str, Any] = {"live": live, "model": model, "controller": controller, "grace": grace}
+        super().__init__(Connection(store, loops, events=events, filters=filters, **shared), owner)
 
     def of(self, owner: str) -> Sessions:
         """Return the sessions of one owner, with every verb, on the same connection: its store, cache and runs.

@@ -56,7 +56,7 @@ class PageText:
         self._other: Order = "updated" if self._order == "created" else "created"
         self._asked = {key: value for key, value in page.where.items() if key not in _APART}
         # A session has few children: what else is asked of them needs no index.
-        is_by_tag = page.query.tag is not None and page.query.parent is None
+        is_by_tag = bool(page.query.marks) and page.query.parent is None
         self._table = "tag" if is_by_tag else "session"
 
     def count(self) -> tuple[str, Sequence[Any]] | None:
@@ -133,7 +133,7 @@ class PageText:
     def _is_plain(self) -> bool:
         """Tell whether there is an index of all sessions that the list shows, whatever shelf they are on."""
         query = self._query
-        is_filtered = query.owner is not UNSET or any((query.status, query.agent, query.parent, query.tag))
+        is_filtered = query.owner is not UNSET or any((query.status, query.agent, query.parent, query.marks))
         return self._order == "created" and not is_filtered and not query.top_level
 
     def _shelves(self) -> Iterator[_Shelf]:
@@ -176,13 +176,16 @@ class PageText:
         for key, value in self._asked.items():
             is_own = table == "session" or condition_of(key)[0] in _OF_TAGS
             yield self._condition(table if is_own else "session", key, value)
-        if self._query.tag is not None:
-            tagged = self._condition("tag", "tag", self._query.tag)
-            if table == "tag":
-                yield from (tagged, _Condition("tag.created IS NOT NULL"))
-            else:
-                text = f"EXISTS (SELECT 1 FROM tag WHERE {tagged.text} AND tag.sid = session.sid)"
-                yield _Condition(text, tagged.values)
+        # The index of the first leads to the sessions, in their order; each of the others is looked up.
+        first, *others = self._query.marks or (None,)
+        if table == "tag":
+            yield from (self._condition("tag", "tag", first), _Condition("tag.created IS NOT NULL"))
+        elif first is not None:
+            others = [first, *others]
+        for mark in others:
+            text, values = self._condition("tag", "tag", mark)
+            tagged = text.replace("tag.", "other.")
+            yield _Condition(f"EXISTS (SELECT 1 FROM tag AS other WHERE {tagged} AND other.sid = {table}.sid)", values)
 
     def _bounds(self, table: str, time: Order) -> list[_Condition]:
         """Return the conditions on a time that an index can be entered by."""

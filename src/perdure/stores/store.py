@@ -28,6 +28,7 @@ from perdure.protocols import (
     Filters,
     JournalEntry,
     Key,
+    Preview,
     Problem,
     RunOnRecord,
     RunProgress,
@@ -249,6 +250,15 @@ class Store:
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         page = Page(SessionQuery.of(filters))
         return page.listed(await self._engine.page(page))
+
+    async def previews(self, session_ids: Iterable[str]) -> Mapping[str, Preview]:
+        from perdure.stores.jobs.previewing import previews
+
+        keys = checked.session_ids(session_ids)
+        try:
+            return await self._engine.run(partial(previews, keys, self._values))
+        except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
+            return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
 
     async def line_of(self, session_id: str) -> Sequence[SessionId]:
         from perdure.stores.jobs.lineage import line_of

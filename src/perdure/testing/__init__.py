@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ErasureContract,
         JournalContract,
         NamesContract,
+        PreviewsContract,
         SearchContract,
         SketchContract,
         StoreContract,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
-    "NamesContract SearchContract SketchContract StoreContract",
+    "NamesContract PreviewsContract SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -54,6 +55,7 @@ __all__ = [
     "FrozenClock",
     "JournalContract",
     "NamesContract",
+    "PreviewsContract",
     "ScriptedDriver",
     "SearchContract",
     "SketchContract",

@@ -8,7 +8,7 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract` and `SketchContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract` and `PreviewsContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -25,6 +25,7 @@ from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
 from perdure.testing.parts.naming import Naming
 from perdure.testing.parts.payloads import Payloads
+from perdure.testing.parts.previewing import Previewing
 from perdure.testing.parts.records import Records
 from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
@@ -72,3 +73,7 @@ class ChronicleContract(Chronicles):
 
 class SketchContract(Sketches):
     """The contract of `perdure.protocols.Sketchbook`, for a store with a journal, an erasure and an archive."""
+
+
+class PreviewsContract(Previewing):
+    """The contract of `perdure.protocols.Previews`, for a store with a journal and an erasure."""

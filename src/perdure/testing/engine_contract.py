@@ -22,6 +22,7 @@ from perdure.testing.contract import (
     ErasureContract,
     JournalContract,
     NamesContract,
+    PreviewsContract,
     SearchContract,
     SketchContract,
     StoreContract,
@@ -44,6 +45,7 @@ class EngineContract(
     CheckContract,
     ChronicleContract,
     NamesContract,
+    PreviewsContract,
     SketchContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""

@@ -11,6 +11,7 @@ import msgspec
 
 from perdure import codec
 from perdure.errors import CorruptRecord
+from perdure.model.session import tag_rows
 from perdure.protocols import Key
 from perdure.stores.engine import Delete
 from perdure.stores.file.log import LogKey, SessionLog
@@ -109,7 +110,7 @@ class LogRows:
             info = decode_info(log.heads.get(log.version, b""), log.stem, log.version)
             row |= {**info_columns(info), "id": log.stem, "version": log.version}
             row |= update_columns(info.updated_at)
-            tags = tuple(info.tags)
+            tags = tag_rows(info)
         except CorruptRecord:
             if not self.is_left_over:
                 raise

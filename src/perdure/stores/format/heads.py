@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
 from perdure.model.tool_refs import dehydrated, hydrated
 from perdure.model.transcript import Transcript
+from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, Value
 from perdure.stores.cache import LRU
 from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
@@ -65,6 +67,12 @@ class _NewHead(Value, frozen=True):
 class _InfoOfHead(msgspec.Struct, frozen=True):
     info: AgentSessionInfo
     format: int = codec.FORMAT
+
+
+class _RanState(msgspec.Struct, frozen=True):
+    """As much of a state as tells whether its session has run."""
+
+    execution_count: int = 0
 
 
 class _SpawnedInfo(msgspec.Struct, frozen=True):
@@ -241,14 +249,43 @@ class StoredHead:
 
     def wanted(self, values: Mapping[str, bytes]) -> list[Stretch]:
         """The stretches of logs that the session shows: its view, and its last run's output."""
-        try:
+        with self._damage():
             found = [*_shown(self._pieces(values), values)]
             execution = self._part("execution", values)
             if execution is not None:
                 found += _outputs(codec.decode_plain(execution), values)
+        return found
+
+    def unread(self, values: Mapping[str, bytes]) -> list[str]:
+        """Return the values that it takes to tell what the view shows, and that are not at hand.
+
+        The pieces of a long view have to be read before it is known which blocks are among them.
+        """
+        prefix = self.head.hashed.get("prefix")
+        if prefix is not None and prefix not in values:
+            return [prefix]
+        with self._damage():
+            return [piece for piece in self._pieces(values) if isinstance(piece, str) and piece not in values]
+
+    def shown(self, values: Mapping[str, bytes]) -> list[Stretch]:
+        """Return the stretches of logs that the view shows."""
+        with self._damage():
+            return [*_shown(self._pieces(values), values)]
+
+    @property
+    def usage(self) -> Usage | None:
+        """Return what all runs of the session have used so far; None if an older release did not count it."""
+        with self._damage():
+            ran = msgspec.json.decode(self.head.state, type=_RanState).execution_count
+        return Usage() if self.head.info.usage is None and not ran else self.head.info.usage
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Raise CorruptRecord for whatever is wrong with the pieces of a view."""
+        try:
+            yield
         except (InvalidData, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptRecord(*self._where, str(error)) from None
-        return found
 
     def session(
         self, values: Mapping[str, bytes], span_of: codec.SpanOf, definition: AgentDefinition | None = None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from perdure.codec import hash_of_bytes
 from perdure.errors import CorruptRecord, InvalidData
-from perdure.model.session import AgentSessionInfo
+from perdure.model.session import AgentSessionInfo, tag_rows
 from perdure.protocols import Problem
 from perdure.stores.engine import Count, Job, Select, Where
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
@@ -327,7 +327,7 @@ def wrong_columns(info: AgentSessionInfo, session: _Session, tags: Iterable[str]
         if found != said:
             what = f"it says {found!r}, and the newest version {said!r}"
             yield Problem(info.id, f"column {name}", what, repair)
-    if set(tags) != set(info.tags):
+    if set(tags) != set(tag_rows(info)):
         yield Problem(info.id, "tags", "they are not those of the newest version", _TAGS)
 
 

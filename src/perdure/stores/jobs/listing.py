@@ -11,7 +11,7 @@ from msgspec import UNSET
 from perdure.errors import CorruptRecord, InvalidSessionId
 from perdure.model.checks import expect, expect_count
 from perdure.model.ids import SessionId
-from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus, check_owner
+from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus, check_owner, tag_rows
 from perdure.protocols import SessionQuery
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import decode_info, unpacked_head
@@ -68,18 +68,19 @@ class Page:
         return where if query.shows_deleted else {**where, "status !=": SessionStatus.DELETED.value}
 
     def job(self) -> Job[list[HeaderRow]]:
-        sids = None
-        if self.query.tag is not None:
-            sids = {sid for (sid,) in (yield Select("tag", ("sid",), {"tag": self.query.tag}))}
+        sids: set[int] | None = None
+        for mark in self.query.marks:
+            found = {sid for (sid,) in (yield Select("tag", ("sid",), {"tag": mark}))}
+            sids = found if sids is None else sids & found
         order = self.query.order
         columns = (order, "sid", "id", "version", "status")
         rows = yield Select("session", columns, self.where, order=f"-{order} -sid")
         chosen = [row for row in rows if (sids is None or row[1] in sids) and self._is_behind_start(row)]
-        found = []
+        page = []
         for row in chosen[: self.most]:
             heads = yield Select("head", ("crc", "body"), {"sid": row[1], "version": row[3]})
-            found.append(HeaderRow(*row, *(heads[0] if heads else (None, None))))
-        return found
+            page.append(HeaderRow(*row, *(heads[0] if heads else (None, None))))
+        return page
 
     def _is_behind_start(self, row: Sequence[Any]) -> bool:
         return self.start is None or (row[0], row[1]) < self.start
@@ -138,7 +139,7 @@ def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
         return False
     if query.top_level and info.spawn_ref is not None:
         return False
-    if query.tag is not None and query.tag not in info.tags:
+    if not {*query.marks} <= {*tag_rows(info)}:
         return False
     return not (
         (query.created_after is not None and info.created_at <= query.created_after)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from perdure.errors import CorruptRecord, ErasedMeanwhile, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.model.session import AgentSession
+from perdure.model.session import AgentSession, tag_rows
 from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Key, StoredAt
 from perdure.stores.cache import CachedSession
@@ -107,7 +107,7 @@ class Draft(msgspec.Struct, frozen=True):
     new_refs: tuple[Stretch, ...]
     """Those that may not be noted yet."""
     tags: tuple[str, ...] | None
-    """Its tags; None if they are as they were."""
+    """Its tags, and marks for indexed metadata; None if they are as they were."""
 
 
 class Keep(Change):
@@ -205,7 +205,8 @@ class Keep(Change):
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else _NONE
-        is_tagged = known is not None and known.session.info.tags == kept.info.tags
+        tags = tag_rows(kept.info)
+        is_tagged = known is not None and tag_rows(known.session.info) == tags
         return Draft(
             kept,
             place,
@@ -214,7 +215,7 @@ class Keep(Change):
             {key: self._pack(values[key]) for key in values if key not in there},
             named,
             tuple(named - _noted(known, own)) if named else (),
-            None if is_tagged else tuple(kept.info.tags),
+            None if is_tagged else tags,
         )
 
     @property

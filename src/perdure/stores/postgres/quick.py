@@ -14,9 +14,9 @@ from perdure.errors import CorruptRecord
 from perdure.model.transcript import LogRef
 from perdure.protocols import JournalEntry, RunOnRecord, RunProgress
 from perdure.stores.format.rows import LAST
-from perdure.stores.jobs import record, sketching
+from perdure.stores.jobs import previewing, record, sketching
 from perdure.stores.jobs.record import Asked, entries_of, posted_of
-from perdure.stores.postgres import sketches
+from perdure.stores.postgres import previews, sketches
 from perdure.stores.postgres.link import Link
 from perdure.stores.postgres.rows import LOG_IS_SOUND, plain, restored
 
@@ -193,6 +193,7 @@ _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
     record.runs: _runs,
     record.log_of: _log_of,
     sketching.progress: _progress,
+    previewing.previews: previews.read,
 }
 
 
@@ -202,6 +203,6 @@ async def answered(link: Link, job: Callable[[], Any]) -> Any:
     if way is None:
         raise Odd
     try:
-        return await way(link, *job.args)  # type: ignore[attr-defined]  # it is a partial: it has a `func`
+        return await way(link, *job.args, **job.keywords)  # type: ignore[attr-defined]  # it is a partial: it has a `func`
     except CorruptRecord:
         raise Odd from None

@@ -13,7 +13,7 @@ from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SessionStore
 from perdure.stores.format.rows import Order
 from perdure.testing.clock import FrozenClock
-from perdure.testing.samples import fork, ids_of, new_session, say
+from perdure.testing.samples import fork, ids_of, new_session, note, say
 from perdure.testing.scene import Contract, in_store, refused
 
 
@@ -225,6 +225,54 @@ class Listing(Contract):
         there: list[dict[str, Any]] = [{"tag": "new"}, {"tag": "kept"}, {"agent": "sales"}, {"status": "suspended"}]
         assert [len(await store.list(**filters)) for filters in gone] == [0, 0, 0]
         assert [len(await store.list(**filters)) for filters in there] == [1, 1, 1, 1]
+
+    @in_store
+    async def test_lists_are_narrowed_by_indexed_metadata(self, store: SessionStore) -> None:
+        """By what was declared when a version was saved, and with every other filter; 1, true and "1" differ."""
+        values: list[Any] = ["acme", "1", 1, True, 0, False, -(2**63), "", "ä\\\x00\x1f'%", "x" * 200]
+        for number, value in enumerate(values):
+            made = note(new_session(id=f"s{number}", owner="ann" if number % 2 else "ben"), "customer", value)
+            await store.create(note(made, "plan", "pro").with_indexed(["customer", "plan"]))
+        orders: tuple[Order, ...] = ("created", "updated")
+        for order in orders:
+            for number, value in enumerate(values):
+                found = await store.list(metadata={"customer": value}, order=order, top_level=True, status="active")
+                assert (ids_of(found), found.damaged) == ([f"s{number}"], ())
+                both = {"customer": value, "plan": "pro"}
+                assert ids_of(await store.list(metadata=both, order=order)) == [f"s{number}"]
+                assert ids_of(await store.list(metadata={**both, "plan": "free"}, order=order)) == []
+            mine = await store.list(metadata={"plan": "pro"}, owner="ann", order=order, limit=3)
+            rest = await store.list(metadata={"plan": "pro"}, owner="ann", order=order, limit=3, after=mine.next)
+            assert {*ids_of(mine), *ids_of(rest)} == {"s1", "s3", "s5", "s7", "s9"}
+            assert len(mine) == 3
+        assert ids_of(await store.list(metadata={})) == ids_of(await store.list())
+        assert ids_of(await store.list(metadata={"other": "pro"})) == []
+        wrong: list[Any] = [{"customer": 1.5}, {"customer": None}, {"customer": "x" * 201}, {"customer": 2**63}, "acme"]
+        for each in wrong:
+            with refused(InvalidData):
+                await store.list(metadata=each)
+
+    @in_store
+    async def test_an_index_follows_the_metadata(self, store: SessionStore) -> None:
+        """Another value takes the place of the first, whoever saves it; tags beside it stay, and no tag is a value."""
+        session = note(new_session(id="it", tags=("vip",)), "customer", "acme")
+        session = await store.create(session.with_indexed(["customer", "plan"]))
+        assert (session.info.indexed, session.info.tags) == ({"customer": "acme"}, ("vip",))
+        session = await store.save(note(session, "customer", "other"))
+        assert (await store.list(metadata={"customer": "acme"})).all() == ()
+        assert (await store.list(metadata={"customer": "other"}, tag="vip")).all() == (session.info,)
+        session = await store.save(note(session.with_tags(["odd"]), "customer", {"not": "indexed"}))
+        assert session.info.indexed == {}
+        assert ids_of(await store.list(metadata={"customer": "other"})) == []
+        assert ids_of(await store.list(tag="odd")) == ["it"]
+        session = await store.save(note(session, "customer", True).with_indexed(["customer"]))
+        assert ids_of(await store.list(metadata={"customer": True})) == ["it"]
+        assert ids_of(await store.list(metadata={"customer": 1})) == []
+        await store.delete("it")
+        assert ids_of(await store.list(metadata={"customer": True})) == []
+        for tag in ("\x1fcustomer\x1ftrue", "\x1f"):
+            with refused(InvalidData):
+                session.with_tags([tag])
 
     @in_store
     async def test_deleted_sessions_show_only_when_asked_for(self, store: SessionStore) -> None:

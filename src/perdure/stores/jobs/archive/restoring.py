@@ -9,7 +9,7 @@ import msgspec
 
 from perdure import codec
 from perdure.errors import SessionNotFound
-from perdure.model.session import AgentSessionInfo
+from perdure.model.session import AgentSessionInfo, tag_rows
 from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Job, Lock, Select, Update
@@ -134,7 +134,7 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
         yield from _write_messages(logs[branch], messages)
         named = {at: hashes for at, body in messages.items() if (hashes := codec.hashes_in(body))}
         yield from _attach(archived, logs[branch], named)
-    yield from saving.write_tags(sid, info.tags)
+    yield from saving.write_tags(sid, tag_rows(info))
     yield from _write_heads(sid, plan, logs, pack)
     yield from saving.write_refs(sid, plan.shown_of_others())
     yield from _write_record(sid, archived, logs, pack)

@@ -7,9 +7,11 @@ from datetime import datetime
 
 from perdure import codec
 from perdure.aio import in_turns
+from perdure.model.session import tag_rows
 from perdure.protocols import Entry, JournalEntry
 from perdure.redaction.replacement import Replacement
 from perdure.stores.engine import Delete, Job, Select, Statement, Update
+from perdure.stores.format.heads import decode_info
 from perdure.stores.format.packing import pack_entries
 from perdure.stores.format.rows import (
     Batch,
@@ -26,7 +28,7 @@ from perdure.stores.jobs.erasing import forget_unused
 from perdure.stores.jobs.record import read_by_batch, read_inbox
 from perdure.stores.jobs.redaction.held import Held, Row
 from perdure.stores.jobs.redaction.versions import Version, changed_version, next_version
-from perdure.stores.jobs.saving import Pack, place_of, update_columns, write_batch, write_head, write_values
+from perdure.stores.jobs.saving import Pack, place_of, update_columns, write_batch, write_head, write_tags, write_values
 
 
 class Replacing:
@@ -42,6 +44,7 @@ class Replacing:
         self._changes: list[Statement] = []
         self._detached: list[tuple[str, int | str, int]] = []
         """The files that items of its inbox do not show any more, and the places of these items."""
+        self._tags: Sequence[str] | None = None
         self._named: set[str] | None = None
         """The values that its versions name once they are changed; None if none is."""
 
@@ -52,6 +55,8 @@ class Replacing:
         yield from self._replace_inbox()
         self._told = prepare_batch([told], self._pack)
         self._next = self._pack(next_version(newest, at))
+        if "indexed" in codec.decode_plain(newest)["info"]:  # the index may have what is replaced
+            self._tags = tag_rows(decode_info(newest, self._session_id, self._facts.version))
         self._updated = update_columns(at)
 
     def write(self) -> Job[None]:
@@ -64,6 +69,9 @@ class Replacing:
         yield from _detach(self._detached)
         # What a killed run was saying may repeat what is replaced, and nobody can tell.
         yield Delete("sketch", {"sid": sid})
+        if self._tags is not None:
+            yield Delete("tag", {"sid": sid})
+            yield from write_tags(sid, self._tags)
         end = facts.evt_end + 1
         yield from write_batch(sid, end, self._told, (facts.log, 0, 0))
         if facts.claim is None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure import codec
+from perdure.model.indexed import indexed_in
 from perdure.redaction.replacement import Replacement
 from perdure.stores.format.heads import INLINE
 from perdure.stores.format.rows import Values, hash_of, operation_id
@@ -58,6 +59,8 @@ def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[s
             kept[hashed[name]] = raw
         else:
             parts[name] = changed
+        if name == "metadata" and "indexed" in plain["info"]:
+            plain["info"]["indexed"] = indexed_in(changed, plain["info"]["indexed"])
     for name in ("parts", "hashed"):
         if not plain[name]:
             del plain[name]
