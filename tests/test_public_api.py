@@ -184,6 +184,7 @@ SessionStage
 SessionStatus
 SessionStore
 Sessions
+SharedStore
 SpawnRef
 Spent
 SqliteStore
@@ -246,6 +247,7 @@ recover
 redact_session
 save_session
 schema_of
+shared
 store_of
 tool
 """

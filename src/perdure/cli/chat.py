@@ -18,7 +18,7 @@ from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, needs_tools, subagents_of
 from perdure.cli.options import settings_of, store_command
 from perdure.cli.session_ids import LAST_USED, named
-from perdure.cli.setup import agent_of, begun, continued, data_directory, model_name, opened
+from perdure.cli.setup import agent_of, begun, continued, model_name, opened
 from perdure.cli.short_ids import learn
 from perdure.cli.talking import DENIED, why_stopped
 from perdure.cli.terminal import console, counted, line, note
@@ -27,6 +27,7 @@ from perdure.model.execution import PendingCall
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.sessions.chat import Chat
+from perdure.sessions.default_store import data_directory
 from perdure.sessions.reply import Reply
 from perdure.sessions.sessions import Sessions
 
