@@ -20,7 +20,8 @@ from perdure.stores.store import Store
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # a table, and the number of a row
-COMPARE: dict[str, Any] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge, "in": lambda a, b: a in b}
+COMPARE: dict[str, Any] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+COMPARE |= {"in": lambda a, b: a in b, "ends": str.endswith}
 BODY = msgspec.msgpack.Decoder(tuple[int, list[tuple[Key, Row | None]]])  # the last number given out, and rows
 
 

@@ -185,6 +185,7 @@ SessionStage
 SessionStatus
 SessionStore
 Sessions
+SharedStore
 SpawnRef
 Spent
 SqliteStore
@@ -247,6 +248,7 @@ recover
 redact_session
 save_session
 schema_of
+shared
 store_of
 tool
 """

@@ -222,6 +222,8 @@ if TYPE_CHECKING:
     from perdure.sessions.reply import Chunk as Chunk
     from perdure.sessions.reply import Reply as Reply
     from perdure.sessions.sessions import Sessions as Sessions
+    from perdure.sessions.shared import SharedStore as SharedStore
+    from perdure.sessions.shared import shared as shared
     from perdure.sessions.started_run import StartedRun as StartedRun
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
@@ -300,6 +302,7 @@ _HOMES = {
     "sessions.chat": "Chat",
     "sessions.connect": "connect connect_blocking",
     "sessions.sessions": "Sessions",
+    "sessions.shared": "SharedStore shared",
     "sessions.conversations": "ImportReport",
     "sessions.keeping": "ErasureReceipt",
     "sessions.lineage": "Ancestry Diff",
@@ -327,7 +330,7 @@ UncompactTranscript Undo UpdateTask WriteMetadata
 EventBus RecoveryReport SessionHookStack SessionRecorder SessionRepository SessionRuntime SessionStage recover
 AutoCompaction Blocked Interceptor LoopFactory ProviderDriver Rejected RetryingDriver final_value load_definition
 load_definitions mcp schema_of tool
-FileStore MemoryStore PostgresStore SqliteStore store_of
+FileStore MemoryStore PostgresStore SqliteStore shared store_of
 Stage Workflow WorkflowResult
 ConfigurationError CorruptRecord DriverError IllegalStatusChange InputRefused InvalidData InvalidSessionFile
 InvalidSessionId PerdureError RunFailed SessionBusy SessionConflict SessionLocked SessionNotActive SessionNotFound

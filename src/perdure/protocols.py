@@ -609,15 +609,30 @@ def is_immediate(store: object) -> bool:
     return bool(getattr(store, "never_waits", False))
 
 
+SHORTEST_SUFFIX = 4
+"""The fewest characters that sessions are found by where only the end of their id is known: indexes go by as many."""
+
+
 @runtime_checkable
 class Names(Protocol):
-    """A store that finds sessions by the beginning of their id, at the cost of what it finds."""
+    """A store that finds sessions by the beginning or the end of their id, at the cost of what it finds."""
 
     async def ids_with_prefix(
         self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
     ) -> Sequence[SessionId]:
-        """Ids that begin so, in the order of text: of this owner's sessions if one is given, and of those that are
-        deleted or of all others. A session that is damaged has its id still."""
+        """Return the ids that begin so, in the order of text: of this owner's sessions if one is given.
+
+        They are those of deleted sessions, or of all others. A damaged session has its id still.
+        """
+        ...
+
+    async def ids_with_suffix(
+        self, suffix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        """Return the ids that end so, as `ids_with_prefix` does those that begin so.
+
+        InvalidData if it has fewer than four characters.
+        """
         ...
 
 

@@ -41,7 +41,8 @@ def hostile() -> str:
     """Say something that a terminal must not obey."""
     return "\\x1b]0;pwned\\x07\\x1b[2Jgone"
 '''
-BACK = re.compile(r"perdure chat -s ([0-9a-f-]{36})")
+BACK = re.compile(r"perdure chat -s ([0-9a-f-]{4,36})\b")
+WHOLE = re.compile(r"\b[0-9a-f-]{36}\b")
 
 Chatting = Callable[..., TerminalSession]
 
@@ -73,10 +74,11 @@ def piped(home: Path, text: str, *arguments: str) -> subprocess.CompletedProcess
 
 
 def left(terminal: TerminalSession) -> str:
-    """Leave, and give the id that the chat says to come back with."""
+    """Leave, and give the id whose end the chat says to come back with."""
     terminal.type(CTRL_D)
     assert terminal.ends() == 0
-    return BACK.findall(terminal.text)[-1]
+    (session_id,) = {each for each in WHOLE.findall(terminal.text) if each.endswith(BACK.findall(terminal.text)[-1])}
+    return session_id
 
 
 def test_a_message_is_answered_and_the_chat_can_be_continued(chatting: Chatting, home: Path) -> None:
@@ -104,7 +106,7 @@ def test_what_to_type_is_not_broken_into_lines(chatting: Chatting) -> None:
         terminal.enter("Hello.")
         terminal.expect("> ")
         session_id = left(terminal)
-    assert f"chat -s {session_id} --store {store} --tools tools.py\n" in terminal.text
+    assert f"chat -s {session_id[-4:]} --store {store} --tools tools.py\n" in terminal.text
 
 
 def test_ctrl_c_stops_the_run_and_keeps_the_session(chatting: Chatting) -> None:
@@ -197,11 +199,11 @@ def test_commands_change_the_session(chatting: Chatting) -> None:
         terminal.enter("/model")
         terminal.expect("The model is offline.", "> ")
         terminal.enter("/tree")
-        terminal.expect("01", "> ")
+        terminal.expect("assistant  active", "> ")
         terminal.enter("/quit")
         assert terminal.ends() == 0
     fork = re.findall(r"you are in ([0-9a-f-]{36})", terminal.text)[0]
-    assert BACK.findall(terminal.text)[-1] == fork
+    assert fork.endswith(BACK.findall(terminal.text)[-1])
 
 
 def test_files_go_with_the_next_message(chatting: Chatting, home: Path) -> None:
@@ -326,7 +328,7 @@ def test_a_pipe_may_attach_files(home: Path) -> None:
 
 def test_what_cannot_be_opened_is_an_error_in_a_line(home: Path) -> None:
     """No session to continue, or none of that name: one line that says what to do, and the code of its kind."""
-    assert piped(home, "", "-c").returncode == 9
+    assert piped(home, "", "-c").returncode == 3
     unknown = piped(home, "", "-s", "nobody")
     assert unknown.returncode == 3
     assert "Traceback" not in unknown.stderr

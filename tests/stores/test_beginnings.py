@@ -1,12 +1,13 @@
-"""Sessions found by the beginning of their id, in every store."""
+"""Sessions found by the beginning or the end of their id, in every store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import apsw
+import psycopg
 import pytest
 from tests import postgres_server
 
@@ -15,9 +16,10 @@ from perdure.errors import InvalidData, InvalidSessionId
 from perdure.protocols import Names
 from perdure.stores.engine import drive
 from perdure.stores.file import FileStore
-from perdure.stores.jobs.listing import IdPrefix
+from perdure.stores.jobs.listing import IdPart
 from perdure.stores.memory import MemoryStore
 from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres.rows import queries_of
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite.engine import Rows
 from perdure.testing.samples import new_session
@@ -98,12 +100,34 @@ def _files(folder: Path, stem: str) -> Iterator[Path]:
     yield from (path for path in folder.iterdir() if path.name.startswith(f"{stem}."))
 
 
-async def test_sqlite_finds_them_by_its_index(tmp_path: Path) -> None:
+async def test_a_damaged_session_is_found_by_its_end(tmp_path: Path) -> None:
+    async with FileStore(tmp_path / "sessions") as store:
+        await store.create(new_session("hello", id="x-4af2", owner="ada"))
+    for file in _files(tmp_path / "sessions", "x-4af2"):
+        file.write_bytes(b"no session")
+    async with FileStore(tmp_path / "sessions") as store:
+        assert list(await store.ids_with_suffix("4af2")) == ["x-4af2"]
+        assert list(await store.ids_with_suffix("4af2", owner="ada")) == []
+
+
+@pytest.mark.parametrize("owner", [None, "ada"])
+@pytest.mark.parametrize(
+    ("part", "found", "by"),
+    [
+        (IdPart.beginning, "ab-", "id>? AND id<?"),
+        (IdPart.end, "b-11", "session_again (<expr>=?)"),
+    ],
+)
+async def test_sqlite_finds_them_by_an_index(
+    tmp_path: Path, part: Callable[..., IdPart], found: str, by: str, owner: str | None
+) -> None:
     """The cost is that of what is found, however many sessions there are."""
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store:
-        await filled(store)
+        for number in range(100):
+            await store.create(new_session("hello", id=f"ab-{number}{number}", owner="ada"))
     db = apsw.Connection(str(path))
+    db.execute("ANALYZE")  # which tells the planner that most sessions are one owner's
     plans: list[str] = []
 
     def explain(connection: apsw.Cursor, statement: str, bindings: Any) -> bool:
@@ -112,8 +136,32 @@ async def test_sqlite_finds_them_by_its_index(tmp_path: Path) -> None:
         return True
 
     db.exec_trace = explain
-    assert drive(IdPrefix.of("ab-", None, False, 2).job(), Rows(db, 0.0).answer) == ["ab-1", "ab-2"]
+    rows = drive(part(found, owner, False, 2).job(), Rows(db, 0.0).answer)
     db.close()
-    assert len(plans) == 1
+    assert rows == {"ab-": ["ab-00", "ab-1010"], "b-11": ["ab-11"]}[found]
     assert "USING INDEX" in plans[0]
-    assert "id>? AND id<?" in plans[0]
+    assert by in plans[0]
+
+
+@pytest.mark.parametrize("owner", [None, "ada"])
+async def test_postgres_finds_the_ends_by_an_index(tmp_path: Path, owner: str | None) -> None:
+    """Whether or not the planner knows how many sessions there are, and whose."""
+    schema = postgres_server.schema_of(tmp_path)
+    async with PostgresStore(postgres_server.dsn(), schema=schema) as store:
+        await store.create(new_session("hello", id="x-4af2", owner=owner))
+        assert list(await store.ids_with_suffix("4af2", owner=owner)) == ["x-4af2"]
+    text, values = next(queries_of(IdPart.end("4af2", owner, False, 6).job(), None))
+    async with await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as connection:
+        await connection.execute(f"SET search_path = {schema}".encode())
+        await connection.execute(_MANY_SESSIONS, (owner,))
+        for _ in range(2):
+            rows = await (await connection.execute(f"EXPLAIN {text}".encode(), values)).fetchall()
+            plan = "\n".join(row[0] for row in rows)
+            assert "session_by_end" in plan, plan
+            await connection.execute("ANALYZE session")
+
+
+_MANY_SESSIONS = """
+    INSERT INTO session (id, log, version, status, agent, owner, created, updated, op)
+    SELECT '0192' || md5(n::text), n, 1, 'active', 'a', %s::text, n, n, '' FROM generate_series(1, 100000) AS n
+"""

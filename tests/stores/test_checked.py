@@ -65,6 +65,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "after": without(None),
     },
     "ids_with_prefix": {"prefix": (*without("x"), "a b"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
+    "ids_with_suffix": {"suffix": (*TEXT, "a b", "abc"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "search": {
         "text": (*without("x"), "", " "),
         "owner": (*without(None, "x"), HALF),
@@ -156,6 +157,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "version": 2,
                 "owner": "ann",
                 "prefix": "f",
+                "suffix": "free",
                 "text": "a",
                 "name": "",
                 "entry": Entry("steer"),

@@ -17,16 +17,17 @@ from perdure.cli.errors import NAME_A_MODEL, WAITS, Failure, advised, to_decide,
 from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, needs_tools, subagents_of
 from perdure.cli.options import settings_of, store_command
-from perdure.cli.session_ids import named
-from perdure.cli.setup import agent_of, begun, continued, data_directory, model_name, opened
+from perdure.cli.session_ids import LAST_USED, named
+from perdure.cli.setup import agent_of, begun, continued, model_name, opened
+from perdure.cli.short_ids import learn
 from perdure.cli.talking import DENIED, why_stopped
 from perdure.cli.terminal import console, counted, line, note
 from perdure.errors import ConfigurationError, PendingCallsChanged, PerdureError, SessionNotFound
 from perdure.model.execution import PendingCall
-from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession
 from perdure.model.stop import StopReason
 from perdure.sessions.chat import Chat
+from perdure.sessions.default_store import data_directory
 from perdure.sessions.reply import Reply
 from perdure.sessions.sessions import Sessions
 
@@ -36,7 +37,7 @@ STOPPED = "Stopped. The session is kept, with what was said so far."
 
 @store_command(agent=True)
 @click.option(
-    "-s", "--session", "wanted", metavar="SESSION", help="Go on with this session; the beginning of its id will do."
+    "-s", "--session", "wanted", metavar="SESSION", help="Go on with this session: its id, a part of it, or @."
 )
 @click.option("-c", "--continue", "goes_on", is_flag=True, help="Go on with the session that was used last.")
 def chat(ctx: click.Context, wanted: str | None, goes_on: bool) -> None:
@@ -73,8 +74,7 @@ def _entered(runner: asyncio.Runner, sessions: Sessions) -> Iterator[Sessions]:
 async def _begun(ctx: click.Context, sessions: Sessions, wanted: str | None, goes_on: bool) -> Chat:
     if not wanted and not goes_on:
         return await begun(ctx, sessions)
-    session_id = await _last_used(sessions) if wanted is None else await named(sessions, wanted)
-    return await continued(ctx, sessions, session_id)
+    return await continued(ctx, sessions, await named(sessions, LAST_USED if wanted is None else wanted))
 
 
 def _offer_offline(ctx: click.Context) -> None:
@@ -86,13 +86,6 @@ def _offer_offline(ctx: click.Context) -> None:
     if not click.confirm("Begin a session with it?", default=True, err=True):
         raise ConfigurationError(f"No model is named. {NAME_A_MODEL}")
     settings_of(ctx).model = OFFLINE
-
-
-async def _last_used(sessions: Sessions) -> SessionId:
-    """Return the session that was changed last, and is not a sub-agent's."""
-    for info in await sessions.headers(order="updated", top_level=True, limit=1):
-        return info.id
-    raise ConfigurationError(f"There is no session to go on with yet. Begin one: {command('chat', begins=True)}")
 
 
 class _Talk:
@@ -163,6 +156,7 @@ class _Talk:
         except SessionNotFound:
             return
         tools = self._runner.run(needs_tools(self._desk.sessions, chat.id))
+        self._runner.run(learn(self._desk.sessions, [chat.id]))
         self.tell(f"To come back: {command('chat', '-s', chat.id, tools=tools)}")
 
 

@@ -16,6 +16,7 @@ from perdure.cli.chat_view import described
 from perdure.cli.family_tree import tree_of
 from perdure.cli.hints import command as hint
 from perdure.cli.looking import nothing_found
+from perdure.cli.short_ids import learn
 from perdure.cli.terminal import counted, line, safe
 from perdure.cli.tree import print_tree
 from perdure.errors import InvalidData
@@ -105,7 +106,9 @@ def _show_length(desk: Desk, done: str, length: int) -> None:
 
 
 async def _tree(desk: Desk, _: str) -> None:
-    print_tree(await tree_of(desk.sessions, desk.chat.id, limit=_RUNS))
+    root = await tree_of(desk.sessions, desk.chat.id, limit=_RUNS)
+    await learn(desk.sessions, root.session_ids())
+    print_tree(root)
 
 
 async def _model(desk: Desk, name: str) -> None:

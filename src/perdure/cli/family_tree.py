@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,13 @@ class Node:
     stop_reason: str | None = None
     """Why a run ended before it had an answer."""
     children: list[Node] = field(default_factory=list)
+
+    def session_ids(self) -> Iterator[str]:
+        """Return the ids of all sessions in the tree."""
+        if self.kind in ("session", "fork", "subagent"):
+            yield self.id
+        for child in self.children:
+            yield from child.session_ids()
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -27,6 +27,9 @@ def command(*words: object, begins: bool = False, tools: bool = False) -> str:
     """Return a command line on the same store, for the same owner, with the same tools, model and sub-agents as this
     one. One that begins a session names its agent too; a session that is there has its own. One that cannot do without
     `tools` says where to name them if this call named none."""
+    from perdure.cli.short_ids import shown
+    from perdure.model.ids import SessionId
+
     ctx = click.get_current_context(silent=True)
     given = settings_of(ctx) if ctx is not None else Settings()
     options = [("--store", repeatable(given.store)), ("--owner", given.owner)]
@@ -37,7 +40,8 @@ def command(*words: object, begins: bool = False, tools: bool = False) -> str:
     if begins or (words[0] in _ASKING and len(given.agent) > 1):
         options += [("--agent", file) for file in given.agent]
     repeated = [word for option, value in options if value for word in (option, value)]
-    return " ".join([program(), *(quote(str(word)) for word in (*words, *repeated))])
+    said = [shown(word) if isinstance(word, SessionId) else str(word) for word in words]
+    return " ".join([program(), *map(quote, (*said, *repeated))])
 
 
 def program() -> str:

@@ -125,9 +125,10 @@ async def _copied(ctx: click.Context, target: str) -> CopyReport:
     from contextlib import AsyncExitStack
 
     from perdure.archive import copying
-    from perdure.cli.setup import as_url, require_kind, require_store
+    from perdure.cli.setup import require_kind, require_store
     from perdure.errors import ConfigurationError
     from perdure.protocols import ArchivingStore
+    from perdure.sessions.default_store import as_url
     from perdure.stores.urls import store_of
 
     source_url, target_url = store_url(ctx).value, as_url(target)

@@ -24,6 +24,7 @@ from perdure.cli.options import (
 )
 from perdure.cli.session_ids import named, on_session
 from perdure.cli.setup import on_sessions, owner_of
+from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import (
     age,
     console,
@@ -81,6 +82,8 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
         killed = await killed_in(sessions)
         while True:
             page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
+            if not as_json:
+                await learn(sessions, [info.id for info in page])
             _print_page(page, killed, as_json)
             await _tell_of_killed(sessions, [info.id for info in page if info.id in killed])
             shown, left = shown + len(page), None if left is None else left - len(page)
@@ -97,7 +100,7 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
 async def _tell_of_killed(sessions: Sessions, session_ids: Sequence[str]) -> None:
     for session_id in session_ids[:_TOLD]:
         recover = command("recover", session_id, tools=await needs_tools(sessions, session_id))
-        note(f"The last run of {session_id} was killed. Go on with it: {recover}")
+        note(f"The last run of {shown(session_id)} was killed. Go on with it: {recover}")
     if len(session_ids) > _TOLD:
         note(f"Killed as well: {len(session_ids) - _TOLD:,} more. Go on with all: {command('recover', tools=True)}")
 
@@ -109,7 +112,7 @@ def _print_page(page: SessionInfoList, killed: set[str], as_json: bool) -> None:
     elif page:
         rows = [
             (
-                info.id,
+                shown(info.id),
                 info.agent_name,
                 KILLED if info.id in killed else info.status.value,
                 info.version,
@@ -218,6 +221,8 @@ def search(ctx: click.Context, text: str | None, session: str | None, reindex: b
         hits = await patiently("searching …", sessions.search(text, session_id=session_id, limit=limit))
         if not hits and (session_id is not None or is_terminal()):
             note(await nothing_found(sessions, session_id, text))
+        if not as_json:
+            await learn(sessions, [hit.session_id for hit in hits])
         return list(hits)
 
     for hit in on_sessions(ctx, work):
@@ -236,8 +241,9 @@ async def nothing_found(sessions: Sessions, session_id: str | None, text: str) -
         return "Nothing was found."
     if info.parent_id is None or info.spawn_ref is not None:
         return "Nothing was found in this session."
+    await learn(sessions, [info.parent_id])
     elsewhere = command("search", text, "--in", info.parent_id)
-    return f"Nothing was found in this session itself. It was forked from {info.parent_id}: {elsewhere}"
+    return f"Nothing was found in this session itself. It was forked from {shown(info.parent_id)}: {elsewhere}"
 
 
 def _check_search(ctx: click.Context, text: str | None, reindex: bool, limit: int) -> None:
@@ -275,7 +281,7 @@ def _print_hit(hit: SearchHit) -> None:
     snippet.append(safe(hit.snippet[done:]))
     when = f"  {hit.created_at:%Y-%m-%d %H:%M}" if isinstance(hit.created_at, datetime) else ""
     out = console()
-    out.print(Styled(f"{hit.session_id}  {hit.role}{when}", style="dim"))
+    out.print(Styled(f"{shown(hit.session_id)}  {hit.role}{when}", style="dim"))
     out.print(snippet)
 
 

@@ -212,8 +212,8 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli() -> None:
     """Sessions for LLM agents that last: stored, forked, rewound, compacted, recovered, inspected.
 
-    A session is named by its id, by any beginning of it that only one has, or by @ for the newest. `perdure tour`
-    shows what there is; `perdure COMMAND --help` explains a command.
+    A session is named by its id, by a beginning or an end of it that only one has, or by @ for the last used.
+    `perdure tour` shows what there is; `perdure COMMAND --help` explains a command.
     """
 
 

@@ -84,7 +84,7 @@ def _completed(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[
 
 
 def session_argument(name: str = "session", **attributes: Any) -> Callable[[F], F]:
-    """The id of a session, or its beginning."""
+    """Return the argument for a session: its id, or a beginning or an end of it."""
     return click.argument(
         name, metavar=attributes.pop("metavar", name.upper()), shell_complete=_completed, **attributes
     )

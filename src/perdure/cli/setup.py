@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import tomllib
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import click
 
 from perdure.cli.options import settings_of
 from perdure.errors import ConfigurationError
+from perdure.sessions.default_store import Chosen, as_url, configured, default_store, path_of
 
 if TYPE_CHECKING:
     from perdure.loop.mcp.server import McpServer
@@ -24,21 +22,6 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
-
-PROJECT_FILE = "perdure.toml"
-KEYS = ("store", "owner", "model", "agent")
-# Tools are code. Only whoever types the command says which is run, never a file that happens to lie in a directory.
-_NO_TOOLS = (
-    "names tools, which are code that would run unasked. Leave them out, and give --tools or --mcp when you mean it."
-)
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What was settled on, and who said so."""
-
-    value: str
-    by: str
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -97,8 +80,8 @@ def _mcp_servers(ctx: click.Context) -> list[McpServer]:
 
 def store_url(ctx: click.Context) -> Chosen:
     """Where sessions are kept: by --store, PERDURE_STORE, a config file, or in the user's data directory."""
-    given = _chosen(ctx, "store", "PERDURE_STORE")
-    return given or Chosen(_sqlite_url(data_directory() / "sessions.db"), "default")
+    given = _typed(ctx, "store")
+    return default_store() if given is None else Chosen(as_url(given), "--store")
 
 
 def owner_of(ctx: click.Context) -> str | None:
@@ -129,8 +112,8 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
     from perdure.definition_files import load_definition
 
-    typed, configured = typed_agents(ctx), _configured("agent")
-    agent = typed[0] if typed else load_definition(configured.value) if configured else None
+    typed, default = typed_agents(ctx), configured("agent")
+    agent = typed[0] if typed else load_definition(default.value) if default else None
     if agent is not None and settings_of(ctx).model:
         agent = replace(agent, model=settings_of(ctx).model)
     return agent
@@ -173,18 +156,6 @@ async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> 
         await sessions.execute(session_id, ChangeModel(default, as_default=True))
 
 
-def data_directory() -> Path:
-    return _home("XDG_DATA_HOME", ".local/share") / "perdure"
-
-
-def config_file() -> Path | None:
-    """The nearest `perdure.toml` from here upwards, else the user's own; None if there is neither."""
-    here = Path.cwd()
-    candidates = [folder / PROJECT_FILE for folder in (here, *here.parents)]
-    candidates.append(_home("XDG_CONFIG_HOME", ".config") / "perdure" / "config.toml")
-    return next((path for path in candidates if path.is_file()), None)
-
-
 def shown_url(url: str) -> str:
     """A store's URL without the password that may stand in it."""
     try:
@@ -198,60 +169,19 @@ def shown_url(url: str) -> str:
         return url.partition("://")[0] + "://…"
 
 
-def _home(variable: str, fallback: str) -> Path:
-    given = os.environ.get(variable, "")
-    return Path(given) if given.startswith("/") else Path.home() / fallback
-
-
 def _chosen(ctx: click.Context, name: str, variable: str) -> Chosen | None:
-    given = getattr(settings_of(ctx), name)
+    given = _typed(ctx, name)
+    if given is not None:
+        return Chosen(given, f"--{name}")
+    value = os.environ.get(variable)
+    return Chosen(value, variable) if value else configured(name)
+
+
+def _typed(ctx: click.Context, name: str) -> str | None:
+    given: str | None = getattr(settings_of(ctx), name)
     if given == "":
         raise ConfigurationError(f"--{name} is empty. Name one, or leave it out.")
-    if given:
-        return Chosen(as_url(given) if name == "store" else given, f"--{name}")
-    if os.environ.get(variable):
-        value = os.environ[variable]
-        return Chosen(as_url(value) if name == "store" else value, variable)
-    return _configured(name)
-
-
-def _configured(name: str) -> Chosen | None:
-    path = config_file()
-    if path is None:
-        return None
-    value = read_config(path).get(name)
-    if value is None:
-        return None
-    if name == "store":
-        value = as_url(value, path.parent)
-    return Chosen(str(path.parent / value) if name == "agent" else value, str(path))
-
-
-def read_config(path: Path) -> dict[str, str]:
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}. Correct it, or move it away.") from None
-    for key, value in found.items():
-        if key in ("tools", "mcp"):
-            raise ConfigurationError(f"{path} {_NO_TOOLS}")
-        if key not in KEYS or not isinstance(value, str):
-            raise ConfigurationError(f"{path}: {key!r} is not understood. It may set {', '.join(KEYS)}, each a text.")
-    return found
-
-
-def as_url(given: str, folder: Path = Path()) -> str:
-    """A store's URL, with its path seen from a folder; the path of a database file serves as well."""
-    scheme, found, rest = given.partition("://")
-    if not found and given.endswith((".db", ".sqlite", ".sqlite3")):
-        return _sqlite_url(folder / Path(given).expanduser())
-    if scheme == "sqlite" and rest.startswith("/"):
-        return _sqlite_url(folder / unquote(rest[1:]))
-    return f"file://{quote(str(folder / unquote(rest)))}" if scheme == "file" and rest else given
-
-
-def _sqlite_url(path: Path) -> str:
-    return f"sqlite:///{quote(str(path))}"
+    return given
 
 
 def require_store(ctx: click.Context) -> None:
@@ -259,7 +189,7 @@ def require_store(ctx: click.Context) -> None:
     from perdure.cli.hints import command
 
     chosen = store_url(ctx)
-    path = _path_of(chosen.value)
+    path = path_of(chosen.value)
     if path is not None and chosen.by != "default" and not path.exists():
         begin = f"Check its name, or begin one there: {command('chat', begins=True)}"
         raise ConfigurationError(f"There is no store at {path}. {begin}")
@@ -267,7 +197,7 @@ def require_store(ctx: click.Context) -> None:
 
 def require_kind(url: str) -> None:
     """Say what is wrong where a file is named as a directory, or the other way round: SQLite's own words do not."""
-    path = _path_of(url)
+    path = path_of(url)
     if path is not None and url.startswith("sqlite:") and path.is_dir():
         raise ConfigurationError(
             f"{path} is a directory, not a SQLite file. If sessions are in it: --store file://{path}"
@@ -276,16 +206,10 @@ def require_kind(url: str) -> None:
         raise ConfigurationError(f"{path} is a file, not a directory. If it is a SQLite file: --store sqlite:///{path}")
 
 
-def _path_of(url: str) -> Path | None:
-    """Where a store lies on this machine; None for one that does not."""
-    scheme, _, rest = url.partition("://")
-    return Path(unquote(rest[1:] if scheme == "sqlite" else rest)) if scheme in ("sqlite", "file") else None
-
-
 def may_write(ctx: click.Context) -> bool:
     """Tell whether the store's place lets itself be written to, as far as that can be seen from outside."""
     url = store_url(ctx).value
-    path = _path_of(url)
+    path = path_of(url)
     if path is None:
         return True
     needed = [path, path.parent] if url.startswith("sqlite:") else [path]  # SQLite puts files beside its own

@@ -13,8 +13,9 @@ import click
 from perdure.cli.errors import NOT_SET_UP
 from perdure.cli.hints import command
 from perdure.cli.options import settings_of, store_command
-from perdure.cli.setup import agent_of, config_file, model_name, on_sessions, run, shown_url, store_url
+from perdure.cli.setup import agent_of, model_name, on_sessions, run, shown_url, store_url
 from perdure.cli.terminal import note, print_json, say
+from perdure.sessions.default_store import config_file
 
 if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions

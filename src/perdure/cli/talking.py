@@ -15,6 +15,7 @@ from perdure.cli.json_forms import of_reply
 from perdure.cli.options import session_argument, store_command
 from perdure.cli.session_ids import named, on_session
 from perdure.cli.setup import begun, continued, on_sessions, use_model
+from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
 from perdure.errors import InvalidData
 
@@ -79,7 +80,7 @@ def send(
 def _tell_of_left(reply: Reply[Any], when_busy: WhenBusy) -> None:
     session_id = reply.session.id
     done = "Queued behind" if when_busy == "queue" else "Handed to"
-    note(f"{done} the run that is under way in {session_id}, whose process will send it.")
+    note(f"{done} the run that is under way in {shown(session_id)}, whose process will send it.")
     note(f"To see the answer come: {command('events', session_id, '--follow')}")
     note(f"To see it later: {command('show', session_id, '--last', 2)}")
 
@@ -110,6 +111,7 @@ async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | Non
     if not new and target is not None:
         return await continued(ctx, sessions, await named(sessions, target))
     chat = await begun(ctx, sessions, target)
+    await learn(sessions, [chat.id])
     note(f"session {chat.id}")
     return chat
 
@@ -311,7 +313,9 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     async def work(sessions: Sessions) -> tuple[RecoveryReport, dict[str, set[str]]]:
         given = None if session is None else await named(sessions, session)
         report = await (_recovered(sessions) if given is None else sessions.recover(given))
-        return report, {each: await subagents_of(sessions, each) for each, _ in report.failed}
+        failed = [each for each, _ in report.failed]
+        await learn(sessions, [*report.resumed, *report.suspended, *report.busy, *failed])
+        return report, {each: await subagents_of(sessions, each) for each in failed}
 
     report, subagents = on_sessions(ctx, work)
     columns = {"resumed": report.resumed, "suspended": report.suspended, "busy": report.busy}
@@ -321,9 +325,9 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
     else:
         for name, found in columns.items():
             for each in found:
-                say(f"{name}\t{each}")
+                say(f"{name}\t{shown(each)}")
         for (each, _), error in zip(report.failed, report.errors, strict=True):
-            note(f"failed\t{each}: {error.what}")
+            note(f"failed\t{shown(each)}: {error.what}")
             if (hint := to_name_tool(error, subagents[each], "recover", each)) is not None:
                 note(hint)
             note(f"Or end it: {command('cancel', each)}")

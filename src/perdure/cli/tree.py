@@ -12,11 +12,14 @@ import click
 from perdure.cli.family_tree import Node, tree_of
 from perdure.cli.options import last_option, session_argument, store_command
 from perdure.cli.session_ids import on_session
+from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import console, counted, is_terminal, line, note, print_json, say, status_style, width
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
+
+    from perdure.sessions.sessions import Sessions
 
 _TITLE = 60
 _SIGNS = {
@@ -37,7 +40,14 @@ _WORDS = {"fork": "fork ", "subagent": "sub-agent "}
 @click.option("--svg", metavar="FILE", help="Write a picture into this file.")
 def tree(ctx: click.Context, session: str, last: int, svg: str | None, as_json: bool) -> None:
     """Draw the runs of SESSION, its branches, groups, sub-agents and forks, with status, cost and time."""
-    _, root = on_session(ctx, session, lambda sessions, session_id: tree_of(sessions, session_id, limit=last))
+
+    async def verb(sessions: Sessions, session_id: str) -> Node:
+        root = await tree_of(sessions, session_id, limit=last)
+        if not as_json:
+            await learn(sessions, root.session_ids())
+        return root
+
+    _, root = on_session(ctx, session, verb)
     if svg:
         write_svg(root, svg)
         note(f"wrote {svg}")
@@ -68,11 +78,11 @@ def _label(node: Node, title: int | None) -> str:
     return "  ".join(text for text, _ in _pieces(node, title) if text)
 
 
-def _pieces(node: Node, title: int | None) -> list[tuple[str, str]]:
-    """What is said of a node, each with its style."""
+def _pieces(node: Node, title: int | None, *, is_picture: bool = False) -> list[tuple[str, str]]:
+    """Return what is said of a node, each with its style. A picture is kept, so its ids are whole."""
     is_run = node.kind in ("loop", "branch", "group")
     sign = ("■" if node.stop_reason and node.status == "completed" else _SIGNS.get(node.status, "")) if is_run else ""
-    name = "" if is_run else _WORDS.get(node.kind, "") + line(node.id)
+    name = "" if is_run else _WORDS.get(node.kind, "") + line(node.id if is_picture else shown(node.id))
     spent = [counted(node.usage.total_tokens, "token")] if node.usage.total_tokens else []
     known = "" if node.usage.is_cost_known else "+"
     spent += [f"${node.usage.cost:.4f}{known}"] if node.usage.cost else []
@@ -90,23 +100,23 @@ def _pieces(node: Node, title: int | None) -> list[tuple[str, str]]:
     ]
 
 
-def _text(node: Node, title: int | None) -> Text:
+def _text(node: Node, title: int | None, *, is_picture: bool) -> Text:
     from rich.text import Text
 
     text = Text()
-    for piece, style in _pieces(node, title):
+    for piece, style in _pieces(node, title, is_picture=is_picture):
         if piece:
             text.append(f"{'  ' if text else ''}{piece}", style=style)
     return text
 
 
-def _drawn(node: Node, title: int | None, onto: Tree | None = None) -> Tree:
+def _drawn(node: Node, title: int | None, onto: Tree | None = None, *, is_picture: bool = False) -> Tree:
     from rich.tree import Tree
 
-    label = _text(node, title)
+    label = _text(node, title, is_picture=is_picture)
     grown = Tree(label, guide_style="dim") if onto is None else onto.add(label)
     for child in node.children:
-        _drawn(child, title, grown)
+        _drawn(child, title, grown, is_picture=is_picture)
     return grown
 
 
@@ -117,7 +127,7 @@ def write_svg(root: Node, path: str) -> None:
     from rich.console import Console
 
     out = Console(record=True, file=io.StringIO(), width=120, markup=False, highlight=False, emoji=False)
-    out.print(_drawn(root, _TITLE), overflow="ellipsis", no_wrap=True)
+    out.print(_drawn(root, _TITLE, is_picture=True), overflow="ellipsis", no_wrap=True)
     picture = out.export_svg(title=f"perdure tree {line(root.id)}")
     Path(path).write_text(_without_fonts(picture), encoding="utf-8")
 

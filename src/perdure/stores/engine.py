@@ -26,7 +26,8 @@ Row = tuple[Any, ...]
 Where = Mapping[str, Any]
 """Conditions, all of which hold: `{"sid": 7, "pos >=": 3, "hash in": keys, "claim !=": None}`.
 
-A key is a column, or a column and one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`. None is compared as IS NULL.
+A key is a column, or a column and one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `ends`. None is compared as IS NULL.
+`{"id ends": "4af2"}` is true of ids with this end, which has four characters or more.
 """
 
 

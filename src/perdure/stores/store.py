@@ -45,7 +45,7 @@ from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
 from perdure.stores.jobs import claiming, loading, record
-from perdure.stores.jobs.listing import IdPrefix, Page
+from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, Pack, Take
 from perdure.stores.tapes import consolidate
@@ -268,7 +268,12 @@ class Store:
     async def ids_with_prefix(
         self, prefix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
     ) -> Sequence[SessionId]:
-        return await self._engine.run(IdPrefix.of(prefix, owner, deleted, limit).job)
+        return await self._engine.run(IdPart.beginning(prefix, owner, deleted, limit).job)
+
+    async def ids_with_suffix(
+        self, suffix: str, *, owner: str | None = None, deleted: bool = False, limit: int = 50
+    ) -> Sequence[SessionId]:
+        return await self._engine.run(IdPart.end(suffix, owner, deleted, limit).job)
 
     async def claim(
         self,

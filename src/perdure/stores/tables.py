@@ -35,6 +35,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "in": lambda found, among: found in among,
+    "ends": str.endswith,
 }
 
 

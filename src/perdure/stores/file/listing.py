@@ -59,9 +59,9 @@ def _place_of(header: Header, order: Order = "created") -> ListPlace | None:
 
 def header_rows(directory: Directory, where: Where) -> Iterator[Record]:
     """Return the rows of sessions, as far as headers tell. Of a damaged one nothing but its id is known."""
-    low, high = where.get("id >=", ""), where.get("id <", "~")
+    low, high, end = where.get("id >=", ""), where.get("id <", "~"), where.get("id ends", "")
     for session_id in directory.ids():
-        if not low <= session_id < high:
+        if not low <= session_id < high or not session_id.endswith(end):
             continue
         row = {"sid": number_of(session_id), "id": session_id}
         try:

@@ -1,24 +1,26 @@
-"""Lists of sessions: pages of headers by filters, and ids by their beginning."""
+"""Lists of sessions: pages of headers by filters, and ids by their beginning or end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from perdure.errors import CorruptRecord, InvalidSessionId
+from perdure.errors import CorruptRecord, InvalidData, InvalidSessionId
 from perdure.model.checks import expect, expect_count
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, SessionInfoList, SessionStatus, check_owner, tag_rows
-from perdure.protocols import SessionQuery
+from perdure.protocols import SHORTEST_SUFFIX, SessionQuery
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.heads import decode_info, unpacked_head
 from perdure.stores.format.rows import ListPlace, Order, page_start
 
 _BEHIND_ALL = "~"
 """Greater than any character that an id can have, in the order of ASCII."""
+_SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _FILTERS = {
     "id": "id",
     "agent": "agent",
@@ -149,25 +151,37 @@ def matches(info: AgentSessionInfo, query: SessionQuery) -> bool:
     )
 
 
-class IdPrefix(NamedTuple):
-    """A beginning of ids, checked, and which of the sessions that have it are sought."""
+class IdPart(NamedTuple):
+    """A beginning or an end of ids, checked, and which of the sessions that have it are sought."""
 
-    prefix: str
+    where: Mapping[str, str]
     owner: str | None
     deleted: bool
     limit: int
 
     @classmethod
-    def of(cls, prefix: str, owner: str | None, deleted: bool, limit: int) -> IdPrefix:
-        expect_count(limit, "$.limit", least=1)
-        expect(deleted, bool, "$.deleted")
-        check_owner(owner)
-        return cls(expect(prefix, str, "$.prefix") and SessionId(prefix), owner, deleted, limit)
+    def beginning(cls, prefix: str, owner: str | None, deleted: bool, limit: int) -> IdPart:
+        given = expect(prefix, str, "$.prefix") and SessionId(prefix)
+        return cls({"id >=": str(given), "id <": f"{given}{_BEHIND_ALL}"}, owner, deleted, limit)._checked()
+
+    @classmethod
+    def end(cls, suffix: str, owner: str | None, deleted: bool, limit: int) -> IdPart:
+        if not _SUFFIX.fullmatch(expect(suffix, str, "$.suffix")):
+            raise InvalidSessionId(suffix)
+        if len(suffix) < SHORTEST_SUFFIX:
+            raise InvalidData(
+                "$.suffix", f"{suffix!r} is too short to find sessions by; give {SHORTEST_SUFFIX} characters or more"
+            )
+        return cls({"id ends": str(suffix)}, owner, deleted, limit)._checked()
+
+    def _checked(self) -> IdPart:
+        expect_count(self.limit, "$.limit", least=1)
+        expect(self.deleted, bool, "$.deleted")
+        check_owner(self.owner)
+        return self
 
     def job(self) -> Job[list[SessionId]]:
-        deleted = SessionStatus.DELETED.value
-        where: dict[str, Any] = {"id >=": str(self.prefix), "id <": f"{self.prefix}{_BEHIND_ALL}"}
-        where["status" if self.deleted else "status !="] = deleted
+        where: dict[str, Any] = {**self.where, "status" if self.deleted else "status !=": SessionStatus.DELETED.value}
         if self.owner is not None:
             where["owner"] = self.owner
         rows = yield Select("session", ("id",), where, order="id", limit=self.limit)

@@ -326,6 +326,9 @@ class SqliteDialect(Dialect):
     def among(self, column: str) -> str:
         return f"{column} IN (SELECT value FROM json_each(?))"
 
+    def ending(self, column: str) -> str:
+        return f"substr({column}, -4) = substr(?, -4) AND substr({column}, -length(?)) = ?"
+
     def adapted_list(self, adapter: Adapter | None, values: Iterable[Any]) -> str:
         return msgspec.json.encode(list(values)).decode()
 

@@ -479,8 +479,12 @@ async def joined(thread: threading.Thread) -> None:
         with suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(ended.cancel)
 
-    threading.Thread(target=wait, name=f"{thread.name} closing", daemon=True).start()
-    await asyncio.wait({ended})
+    try:
+        threading.Thread(target=wait, name=f"{thread.name} closing", daemon=True).start()
+    except RuntimeError:  # the interpreter is about to exit, and starts none any more
+        thread.join()
+    else:
+        await asyncio.wait({ended})
 
 
 def _closed_error() -> StoreError:

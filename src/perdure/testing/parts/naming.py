@@ -1,7 +1,8 @@
-"""Sessions found by the beginning of their id."""
+"""Sessions found by the beginning or the end of their id."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -13,10 +14,13 @@ from perdure.testing.samples import new_session
 from perdure.testing.scene import Contract, in_store, refused
 
 IDS = ("ab", "ab-1", "ab-2", "abc", "abz", "Ab", "ac", "b", "0192")
+ENDING_SO = ("1-4af2", "14af2", "2-14AF2", "2-14af2", "4af2", "4af2-4af", "af2")
+"""Ids that end alike, more or less."""
+OF_ADA = ("ab-1", "ab-2", "2-14AF2", "2-14af2")
 
 
 class NamedStore(SessionStore, Names, Protocol):
-    """A store that finds sessions by the beginning of their id."""
+    """A store that finds sessions by the beginning or the end of their id."""
 
 
 class Naming(Contract):
@@ -65,7 +69,44 @@ class Naming(Contract):
             with refused(InvalidSessionId, of=repr(odd)):
                 await store.ids_with_prefix(odd)
 
+    @in_store
+    async def test_the_ids_that_end_so_come_in_order(self, store: NamedStore) -> None:
+        """Of four characters or more; case counts, and an id ends with itself."""
+        await _fill(store, ENDING_SO)
+        assert [*await store.ids_with_suffix("4af2")] == ["1-4af2", "14af2", "2-14af2", "4af2"]
+        assert [*await store.ids_with_suffix("14af2")] == ["14af2", "2-14af2"]
+        assert [*await store.ids_with_suffix("-14af2")] == ["2-14af2"]
+        assert [*await store.ids_with_suffix("2-14af2")] == ["2-14af2"]
+        assert [*await store.ids_with_suffix("92-14af2")] == []
+        assert [*await store.ids_with_suffix("4af2", limit=2)] == ["1-4af2", "14af2"]
 
-async def _fill(store: NamedStore) -> None:
-    for session_id in IDS:
-        await store.create(new_session("hello", id=session_id, owner="ada" if "-" in session_id else None))
+    @in_store
+    async def test_the_end_of_an_id_tells_nothing_of_others(self, store: NamedStore) -> None:
+        """An owner is shown no ids but their own, hidden sessions only when asked for, and erased ones never."""
+        await _fill(store, ENDING_SO)
+        assert [*await store.ids_with_suffix("4af2", owner="ada")] == ["2-14af2"]
+        assert [*await store.ids_with_suffix("4af2", owner="ben")] == []
+        session = await store.load("14af2")
+        assert session is not None
+        await store.save(replace(session, info=replace(session.info, status=SessionStatus.DELETED)))
+        await store.delete("1-4af2")
+        assert [*await store.ids_with_suffix("4af2")] == ["2-14af2", "4af2"]
+        assert [*await store.ids_with_suffix("4af2", deleted=True)] == ["14af2"]
+        assert [*await store.ids_with_suffix("4af2", owner="ada", deleted=True)] == []
+
+    @in_store
+    async def test_what_no_id_ends_with_is_refused(self, store: NamedStore) -> None:
+        """So is an end of fewer than four characters, which too many have."""
+        for odd in ("", "%%%%", "a%4af2", "/4af2", "4af2\0", "4af\ud800", "a" * 201):
+            with refused(InvalidSessionId, of=repr(odd)):
+                await store.ids_with_suffix(odd)
+        for short in ("2", "af2", "-af"):
+            with refused(InvalidData, of=repr(short)):
+                await store.ids_with_suffix(short)
+        with refused(InvalidData):
+            await store.ids_with_suffix("4af2", limit=0)
+
+
+async def _fill(store: NamedStore, ids: Sequence[str] = IDS) -> None:
+    for session_id in ids:
+        await store.create(new_session("hello", id=session_id, owner="ada" if session_id in OF_ADA else None))

@@ -158,6 +158,15 @@ class Reading(EngineScene):
         assert [found for (found,) in rows] == ["9", "B", "a", "a-", "a1"]
 
     @in_engine
+    async def test_text_is_found_by_its_end(self, tried: Tried) -> None:
+        """`ends` is true of what ends with the characters given, of which there are four or more."""
+        for session_id in ("x-4af2", "x-4AF2", "4af2", "4af2-", "af2"):
+            await tried.session(session_id)
+        for end, expected in (("4af2", ["4af2", "x-4af2"]), ("-4af2", ["x-4af2"]), ("xx-4af2", []), ("%af2", [])):
+            rows = await tried.ask(Select("session", ("id",), {"id ends": end}, "id"))
+            assert [found for (found,) in rows] == expected, end
+
+    @in_engine
     async def test_one_session_is_not_another(self, tried: Tried) -> None:
         """Rows of the same number in two sessions are two."""
         one, other = await tried.inbox("one"), await tried.inbox("other")

@@ -1,0 +1,145 @@
+"""An event loop in a thread of its own, for callers that have none, or another."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from perdure.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread of its own. Errors say that what it is for is `not_open`, or was `closed` meanwhile."""
+
+    def __init__(self, name: str, *, not_open: str, closed: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._not_open = not_open
+        self._closed = closed
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread of the loop."""
+        return threading.current_thread() is self._thread
+
+    def wait(self, work: Awaitable[T]) -> T:
+        """What a coroutine comes to. Ctrl-C cancels it, and waits until it has put its things in order."""
+        tasks: list[asyncio.Task[Any]] = []
+        if self.is_here:
+            _drop(work)
+            raise ConfigurationError("A blocking verb was called from inside a run. Tools and subscribers use await.")
+        future = self._begun(work, tasks)
+        try:
+            return future.result()
+        except CancelledError:
+            self._require_open_still()
+            raise
+        except KeyboardInterrupt:
+            future.cancel()
+            asyncio.run_coroutine_threadsafe(_ended(tasks), self._loop).result()
+            raise
+
+    async def run(self, work: Awaitable[T]) -> T:
+        """Return what a coroutine comes to, to a task of any event loop. If that is cancelled, the work goes on."""
+        if self.is_here:
+            return await work
+        future = asyncio.wrap_future(self._begun(work, []))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if future.cancelled():  # not by who waits for it
+                self._require_open_still()
+            raise
+
+    def _begun(self, work: Awaitable[T], tasks: list[asyncio.Task[Any]]) -> Future[T]:
+        with self._closing:  # what is begun before the end is cancelled by it, and nothing is begun after it
+            if self._is_closed:
+                _drop(work)
+                raise ConfigurationError(self._not_open)
+            return asyncio.run_coroutine_threadsafe(self._noted(work, tasks), self._loop)
+
+    def _require_open_still(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError(self._closed) from None
+
+    def iterate(self, source: AsyncIterator[Any]) -> Iterator[Any]:
+        try:
+            while True:
+                try:
+                    item = self.wait(_next(source))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            close = getattr(source, "aclose", None)
+            if close is not None and not self._is_closed:
+                self.wait(close())
+
+    def close(self, *last: Coroutine[Any, Any, Any], at_exit: bool = False) -> None:
+        """Do the last things there are to be done, end what other threads still wait for before the very last, stop.
+
+        At the interpreter's exit no thread can be started any more, and executors have ended by themselves. Nobody
+        waits longer than a few seconds then.
+        """
+        with self._closing:
+            self._is_closed = True
+        try:
+            ended = asyncio.run_coroutine_threadsafe(self._shut_down(*last, at_exit=at_exit), self._loop)
+            ended.result(_SECONDS_AT_EXIT if at_exit else None)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _shut_down(self, *last: Coroutine[Any, Any, Any], at_exit: bool) -> None:
+        try:
+            for work in last[:-1]:
+                await work
+            for task in self._under_way:
+                task.cancel()  # those who wait for it would wait for ever
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+            for work in last[-1:]:
+                await work
+        finally:
+            await self._loop.shutdown_asyncgens()
+            if not at_exit:
+                await self._loop.shutdown_default_executor()
+
+    async def _noted(self, work: Awaitable[T], tasks: list[asyncio.Task[Any]]) -> T:
+        """Wait for something, having written down which task does."""
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        self._under_way.add(task)
+        try:
+            return await work
+        finally:
+            self._under_way.discard(task)
+
+
+_SECONDS_AT_EXIT = 10.0
+
+
+def _drop(work: Awaitable[Any]) -> None:
+    if inspect.iscoroutine(work):
+        work.close()
+
+
+async def _next(source: AsyncIterator[Any]) -> Any:
+    """Begin in the loop's own thread: only then does the loop know of a generator, and close it at its end."""
+    return await anext(source)
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)
