@@ -39,7 +39,7 @@ from perdure.cli.terminal import (
     say,
     written,
 )
-from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from perdure.model.session import AgentSession, SessionInfoList
@@ -312,4 +312,6 @@ def _lines_of(part: Part) -> list[str]:
             return [f"(thinks) {text}" for text in part.text.split("\n")]
         case Media():
             return [f"[{part.label}{f' {part.url}' if part.url else ''}]"]
+        case Envelope():
+            return []
     return [f"[{type(part).__name__}]"]

@@ -138,6 +138,20 @@ class Opaque(Value, frozen=True, tag="opaque"):
         freeze_json(self, "body")
 
 
+class Envelope(Value, frozen=True, tag="envelope"):
+    """What is left of another framework's item once the parts before it are lifted out: it gives the item back whole.
+
+    `perdure.adapters` writes and reads it. Only the framework's own adapter needs it: it is not shown, sent, counted or
+    searched, and it goes when its message is redacted.
+    """
+
+    format: str
+    body: JSON = None
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "body")
+
+
 class UnknownPart(Value, frozen=True, tag="~part"):
     """A part of a kind that a newer release has written: kept as it stands."""
 
@@ -150,8 +164,8 @@ class UnknownPart(Value, frozen=True, tag="~part"):
             raise InvalidData("$.body", "an unknown part is an object with a type that this release does not know")
 
 
-_KINDS = ("text", "thinking", "media", "tool_call", "tool_result", "opaque")
-Part = Text | Thinking | Media | ToolCall | ToolResult | Opaque | UnknownPart
+_KINDS = ("text", "thinking", "media", "tool_call", "tool_result", "opaque", "envelope")
+Part = Text | Thinking | Media | ToolCall | ToolResult | Opaque | Envelope | UnknownPart
 
 
 class Message(Value, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from perdure.model.message import Media, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.model.message import Envelope, Media, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.model.openai_form import described
 from perdure.model.session import AgentSession
 
@@ -63,6 +63,8 @@ def _part(part: Part) -> Iterator[str]:
             yield from fenced(part.text)
         case Opaque():
             yield f"*For* {code(part.provider)} *only.*"
+        case Envelope():
+            pass
         case _:
             yield "*A part that this release does not know.*"
 
