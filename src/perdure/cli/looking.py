@@ -282,6 +282,8 @@ def _print_hit(hit: SearchHit) -> None:
 def print_messages(messages: Iterable[Message], *, mark: str = "") -> None:
     """Each message under the name of who said it; a mark may stand before every line."""
     for message in messages:
+        if message.is_sealed:
+            continue
         _print_head(f"{mark}{message.role}", message)
         for part in message.parts:
             for text in _lines_of(part):

@@ -271,6 +271,20 @@ class Message(Value, frozen=True):
         return msgspec.structs.replace(self, parts=tuple(parts))
 
     @property
+    def is_sealed(self) -> bool:
+        """Whether it has nothing but what is left of a foreign item: there is nothing in it to show."""
+        return bool(self.parts) and all(type(part) is Envelope for part in self.parts)
+
+    @property
+    def frame_for_copy(self) -> Mapping[str, Any]:
+        """The metadata by which a copy of this message gives the same foreign item, under the same id."""
+        envelope = self.parts[-1] if self.parts else None
+        if type(envelope) is not Envelope:
+            return EMPTY
+        frame = self.metadata.get(envelope.format)
+        return {envelope.format: {"": self.id, **(frame if isinstance(frame, Mapping) else EMPTY)}}
+
+    @property
     def is_trace(self) -> bool:
         """Whether this message belongs to the working of a run rather than to the conversation."""
         return bool(self.metadata.get("is_trace"))

@@ -29,7 +29,7 @@ def transcript(session: AgentSession, messages: Iterable[Message]) -> str:
     if session.state.context.system_prompt.strip():
         lines += ["", "## System prompt", "", *quoted(session.state.context.system_prompt)]
     for message in messages:
-        lines += ["", *_message(message)]
+        lines += [] if message.is_sealed else ["", *_message(message)]
     return "\n".join(lines) + "\n"
 
 
