@@ -15,6 +15,7 @@ from perdure.model.execution import ExecutionBudget, ExecutionState, ExecutionSt
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
 from perdure.model.message import (
+    Envelope,
     Media,
     Message,
     Opaque,
@@ -79,6 +80,7 @@ def parts() -> st.SearchStrategy[Part]:
         st.builds(Media, names, data=st.binary(max_size=9)),
         st.builds(Media, names, url=texts, name=st.none() | names),
         st.builds(Opaque, names, json_values),
+        st.builds(Envelope, names, json_values),
         json_objects.map(lambda body: UnknownPart({**body, "type": "hologram"})),
     )
 

@@ -79,6 +79,7 @@ Diff
 Driver
 DriverError
 Entry
+Envelope
 ErasedMeanwhile
 Erasure
 ErasureReceipt

@@ -135,6 +135,7 @@ if TYPE_CHECKING:
     from perdure.model.loop_events import TurnEnd as TurnEnd
     from perdure.model.loop_events import TurnStart as TurnStart
     from perdure.model.loop_events import UnknownEvent as UnknownEvent
+    from perdure.model.message import Envelope as Envelope
     from perdure.model.message import Media as Media
     from perdure.model.message import Message as Message
     from perdure.model.message import Opaque as Opaque
@@ -279,7 +280,7 @@ _HOMES = {
     "model.loop_events": "AgentEnd AgentStart Compaction CompactionBlock InputRejected LoopEvent MessageEnd "
     "MessageStart MessageUpdate ParallelLoopEnd ParallelLoopStart Redacted "
     "ToolExecutionEnd ToolExecutionStart ToolExecutionUpdate TurnEnd TurnStart UnknownEvent",
-    "model.message": "Media Message Opaque Text Thinking ToolCall ToolResult",
+    "model.message": "Envelope Media Message Opaque Text Thinking ToolCall ToolResult",
     "model.record": "LoopRecord LoopStatus ParallelGroupRecord SessionRecord Turn",
     "model.schema": "schema_of",
     "model.session": "AgentSession AgentSessionInfo ListedSession SessionInfoList SessionStatus",

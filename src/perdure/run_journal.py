@@ -48,6 +48,7 @@ from perdure.protocols import (
     Journal,
     JournalEntry,
     Key,
+    RunOnRecord,
     Saving,
     StoredAt,
     is_immediate,
@@ -150,6 +151,32 @@ def _unknown_event(entry: JournalEntry, session_id: str, agent_id: str) -> Unkno
     plain = {"at": UNTOLD, "agent_id": agent_id, **shared, "session_id": session_id, "cursor": entry.seq}
     plain["loop_id"] = entry.run or shared.get("loop_id", "")
     return codec.convert(UnknownEvent, {**plain, "type": "unknown_event", "kind": entry.kind, "body": body})
+
+
+def tells_of_run(entry: JournalEntry) -> bool:
+    """Return whether an entry tells of a run: a redaction does not, and what we do not know is passed over."""
+    return entry.kind in KINDS and entry.kind not in ("redacted", "unknown_event")
+
+
+def is_loop(run: RunOnRecord) -> bool:
+    """Return whether a run is a loop of ours: an adapter may note its own entries under names of its own."""
+    return tells_of_run(run.first) or tells_of_run(run.last)
+
+
+async def loops_on_record(
+    journal: Journal, session_id: str, *, limit: int | None = None, before: int | None = None
+) -> Sequence[RunOnRecord]:
+    """Return the newest loops on record, oldest first, and pass over what adapters have noted between them."""
+    found: list[RunOnRecord] = []
+    asked = limit
+    while True:
+        page = await journal.runs(session_id, limit=asked, before=before)
+        found = [*filter(is_loop, page), *found]
+        if limit is None or asked is None:
+            return found
+        if len(found) >= limit or len(page) < asked:
+            return found[-limit:]
+        before, asked = page[0].first.seq, asked * 8
 
 
 _NEED_NOT_WAIT_FOR = (TurnStart, MessageStart)
@@ -279,7 +306,8 @@ class _WriteAhead:
         """Take a write that failed for unwritten, unless the record shows that it arrived all the same."""
         first = self._unwritten.first_in_flight
         if first is not None:
-            found = await self._journal.read(self.session_id, run=first.loop_id, last=1)
+            told = await self._journal.read(self.session_id, run=first.loop_id)
+            found = [entry for entry in told if entry.kind in KINDS]
             if not found or int(found[-1].body["seq"]) < first.seq:
                 self._unwritten.take_back()
         self._failure = None

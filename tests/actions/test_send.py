@@ -40,9 +40,10 @@ from perdure import (
     recover,
     tool,
 )
+from perdure.actions.given import messages_to_send
 from perdure.archive import fsck
 from perdure.model.loop_events import InputRejected
-from perdure.model.message import UnknownPart
+from perdure.model.message import Envelope, UnknownPart
 from perdure.protocols import Entry
 from perdure.testing.scripted import ScriptedDriver
 
@@ -392,3 +393,10 @@ class _Overtaken:
     async def execute_on(self, session: AgentSession, context: Any = None) -> AgentSession:
         await self._runtime.execute(session.id, TagSession(f"v{session.version}"))
         return await self._action.execute_on(session, context)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool", "system"])
+def test_a_message_of_an_envelope_alone_is_blank(role: Any) -> None:
+    """What is left of a foreign item reaches no model."""
+    with pytest.raises(InvalidData, match="the message is blank"):
+        messages_to_send(Message(role, (Envelope("acme", {"a": 1}),)), any_role=True)

@@ -14,13 +14,15 @@ import click
 import pytest
 from tests import stories
 
-from perdure import SqliteStore
+from perdure import Envelope, Message, SqliteStore, ToolCall, ToolResult
 from perdure.cli.main import cli
 from perdure.cli.options import settings_of
 from perdure.cli.session_ids import ids_beginning_with
 from perdure.model.ids import use
+from perdure.model.message import Text
 from perdure.testing import FrozenClock
 from perdure.testing.samples import new_session
+from perdure.testing.samples import tell as tell_messages
 
 from .conftest import COMMAND
 
@@ -276,3 +278,27 @@ def test_a_killed_run_is_told_of(perdure: Callable[..., Any], told: None) -> Non
     perdure("cancel", "killed-early")
     perdure("tag", "killed-early", "vip")
     assert "killed-early" not in perdure("ls").err
+
+
+def test_an_envelope_is_found_nowhere(perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a foreign item is not shown, searched or exported for people; perdure's own export keeps it."""
+
+    async def tell() -> None:
+        async with SqliteStore(home / "told.db") as store:
+            call = ToolCall("look", {"at": "door"}, "c-1")
+            parts = [Text("Hello"), call, Envelope("acme", {"type": "zebra"})]
+            result = (ToolResult("c-1", "open"), Envelope("acme", {"type": "zebra"}))
+            session = tell_messages(new_session(id="s"), Message.assistant(*parts), Message("tool", result))
+            await store.create(session)
+
+    asyncio.run(tell())
+    monkeypatch.setenv("PERDURE_STORE", f"sqlite:///{home}/told.db")
+    shown = perdure("show", "s").out
+    people = [shown, *(perdure("export", "s", "--format", form).out for form in ("markdown", "openai"))]
+    assert ["→ look(at=" in shown, "← open" in shown] == [True, True]
+    for told in people:
+        assert "Hello" in told
+        assert [word for word in ("nvelope", "zebra", "does not know") if word in told] == []
+    assert "zebra" not in perdure("search", "zebra").out.replace("'zebra'", "")
+    assert perdure("search", "door", "--json").json_lines
+    assert "zebra" in perdure("export", "s").out

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.strategies import messages, states
 
 from perdure import (
@@ -22,6 +23,7 @@ from perdure import (
     ChangeSystemPrompt,
     CompleteSession,
     DenyToolCalls,
+    Envelope,
     ForkSession,
     InjectMessage,
     LoopFactory,
@@ -480,3 +482,12 @@ def test_names_that_a_model_has_made_up_are_such_as_every_provider_takes() -> No
     assert names == ["multi_tool_use_parallel", "unknown", "x" * 64, "look"]
     assert [result.name for message in sent for result in message.tool_results] == names
     assert sent[-2:] == tuple(history[-2:])
+
+
+def test_an_envelope_is_sent_to_no_provider() -> None:
+    """A message goes without what is left of a foreign item, and one that has nothing else does not go."""
+    call, envelope = ToolCall("look", {}, "c"), Envelope("acme", {"type": "message"})
+    bare = [Message.user("Hi", id="1"), Message.assistant(call, id="2"), Message.tool("c", "5", id="3")]
+    wrapped = [replace(message, parts=(*message.parts, envelope)) for message in bare]
+    odd = [Message(role, (envelope,)) for role in ("system", "user", "assistant", "tool")]
+    assert compile_prompt([*odd, *wrapped]) == tuple(bare)

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from perdure import Media, Message, ModelConfig, ModelRequest, ToolCall, ToolSpec
+from perdure import Envelope, Media, Message, ModelConfig, ModelRequest, ToolCall, ToolSpec
 from perdure.loop import tokens
 from perdure.loop.compaction.windows import window_of
 from perdure.loop.tokens import TokenEstimator, by_characters
@@ -134,3 +134,10 @@ def test_windows_are_known_offline():
     assert window_of(ModelConfig("offline")) is None
     assert window_of(ModelConfig("openai:my-own-model")) is None
     assert window_of(ModelConfig("nobody:knows")) is None
+
+
+def test_an_envelope_does_not_count():
+    """What is left of a foreign item is sent to nobody, so it does not bring a compaction nearer."""
+    count = TokenEstimator().messages
+    envelope = Envelope("acme", {"long": "word " * 1_000})
+    assert count([Message.user("Hi", envelope)]) == count([Message.user("Hi")])

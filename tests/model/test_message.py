@@ -18,6 +18,7 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.message import (
     ROLES,
+    Envelope,
     Media,
     Message,
     Opaque,
@@ -371,3 +372,22 @@ def test_what_a_caller_does_to_metadata_later_reaches_no_message() -> None:
     given["list"].append(2)  # type: ignore[attr-defined]
     assert first.metadata == {"note": "mine", "list": [1]}
     assert Message.user("b", metadata={"note": "mine", "list": [1]}).metadata == first.metadata
+
+
+def test_an_envelope_keeps_any_json_and_says_nothing() -> None:
+    """It is frozen as other parts are, and has no part in what the message says."""
+    message = Message.user("Hi", Envelope("acme", {"a": [1, {"b": None}]}))
+    assert message.text == "Hi"
+    assert message.parts[1].body == {"a": [1, {"b": None}]}
+    with pytest.raises(TypeError, match="frozen"):
+        message.parts[1].body["a"].append(2)
+    assert Message.from_dict(message.to_dict()) == message
+
+
+def test_an_older_release_keeps_an_envelope() -> None:
+    """To a release that does not know it, it is a part of an unknown kind, and is written as it was read."""
+    plain = Message.user("Hi", Envelope("acme", {"a": {"$": 0}})).to_dict()
+    plain["parts"][1]["type"] = "envelope-2"
+    kept = Message.from_dict(plain)
+    assert kept.parts[1] == UnknownPart(plain["parts"][1])
+    assert kept.to_dict() == plain

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import json_objects, messages
 
-from perdure import Media, Message, Opaque, ToolCall
+from perdure import Envelope, Media, Message, Opaque, ToolCall
 from perdure.loop.prompt import compile_prompt
 from perdure.model.given_messages import messages_of
 from perdure.model.message import Text, Thinking
@@ -113,3 +113,10 @@ def test_foreign_metadata_is_no_obstacle() -> None:
     """Whatever a caller keeps under the same key of the metadata."""
     for mine in (5, {"parts": 5}, {"parts": {"0": 5}}, {"name": 5, "role": 5}):
         assert openai_messages([Message.user("a", metadata={"openai": mine})]) == [{"role": "user", "content": "a"}]
+
+
+def test_an_envelope_is_left_out() -> None:
+    """What is left of another framework's item means nothing to OpenAI."""
+    envelope = Envelope("acme", {"type": "message"})
+    assert openai_messages([Message.user("Hi", envelope)]) == [{"role": "user", "content": "Hi"}]
+    assert openai_messages([Message("assistant", (envelope,))]) == []

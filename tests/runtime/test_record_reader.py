@@ -43,6 +43,7 @@ from perdure import (
     ToolExecution,
     ToolExecutionEnd,
     Usage,
+    connect,
     recover,
     tool,
 )
@@ -709,3 +710,35 @@ async def test_time_that_a_run_waited_for_a_person_is_not_its_own(home: Home) ->
     assert header.duration == whole.duration < 60 < 86400 <= header.idle
     assert after.state.execution_duration is not None
     assert after.state.execution_duration < 60
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_notes_of_an_adapter_are_no_loops(before: bool, tmp_path: Path) -> None:
+    """Entries under names of its own are events, and nothing that looks for the last loops meets them."""
+    notes = [Entry("acme.note", body, f"checkpoint-{place}") for place, body in enumerate([None, [1], {"key": 2}] * 9)]
+
+    async def note(store: Any, session: Any) -> Any:
+        return await store.save(session.with_state(session.state.with_metadata("k", "v")), entries=notes)
+
+    async with (
+        SqliteStore(tmp_path / "a.db") as store,
+        connect(store, driver=ScriptedDriver(reply), tools=[add]) as sessions,
+    ):
+        chat = await sessions.open("s", AGENT)
+        runtime = SessionRuntime(store)
+        if before:
+            await note(store, await store.load("s"))
+        await chat.send("sum", key="k-1")
+        if not before:
+            await note(store, await store.load("s"))
+        (loop,) = (await runtime.record("s")).loops
+        assert (await runtime.record("s", limit=1)).loops == (loop,)
+        assert (await runtime.loop("s", loop.loop_id)).loop_id == loop.loop_id
+        with pytest.raises(SessionNotFound, match="has no loop 'checkpoint-1'"):
+            await runtime.loop("s", "checkpoint-1")
+        events = await heard(runtime, "s")
+        assert [event.loop_id for event in events if isinstance(event, UnknownEvent)] == [n.run for n in notes]
+        assert [chunk async for chunk in chat.follow()][-1].reply.text
+        assert (await chat.result("k-1")).text == (await chat.retry()).text
+        assert (await fsck(store)).problems == ()
+        assert (await recover(runtime, loops_of(reply, add))).failed == ()

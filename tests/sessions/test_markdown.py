@@ -12,6 +12,7 @@ from perdure import (
     AgentSession,
     AgentSessionInfo,
     AgentState,
+    Envelope,
     Media,
     Message,
     Opaque,
@@ -152,3 +153,10 @@ def test_ordinary_text_stays_as_it_is() -> None:
     expected = ["> - a *b* `List<int>`", "> 1. c | d", "> # e", "> ```text", "> <b>", "> ```"]
     assert list(quoted(ordinary)) == expected
     assert inline("a < b & c") == "a &lt; b &amp; c"
+
+
+def test_an_envelope_is_not_shown() -> None:
+    """A transcript for people has nothing of what is left of a foreign item."""
+    envelope = Envelope("acme", {"type": "message"})
+    shown = transcript(SESSION, [Message.user("Hi", envelope, id="m")])
+    assert shown == transcript(SESSION, [Message.user("Hi", id="m")])

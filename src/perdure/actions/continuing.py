@@ -11,6 +11,7 @@ from perdure.model.loop_events import ContinuationKind
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext, Journal, RunOnRecord
+from perdure.run_journal import loops_on_record
 
 MESSAGES_LOOKED_AT = 100
 ENTRIES_LOOKED_AT = 100
@@ -65,7 +66,7 @@ async def continuation_of(
         return {}
     from perdure.runtime.record_reader import RUNS_AT_ONCE, parent_in
 
-    recent = await journal.runs(session.id, limit=RUNS_AT_ONCE)
+    recent = await loops_on_record(journal, session.id, limit=RUNS_AT_ONCE)
     siblings = [run for run in recent if parent_in(run) == parent]
     repeated = await _repeated(journal, session, siblings, inputs)
     kind = ContinuationKind("default") if repeated is None else ContinuationKind("rerun", repeated)

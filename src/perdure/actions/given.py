@@ -8,7 +8,7 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_method
-from perdure.model.message import Media, Message, Part, Role, Text, require_distinct, several_messages
+from perdure.model.message import Envelope, Media, Message, Part, Role, Text, require_distinct, several_messages
 
 
 def require_loops(loops: LoopFactory) -> LoopFactory:
@@ -47,4 +47,4 @@ def _says_something(part: Part, role: Role) -> bool:
     """Return whether a part reaches the model; of a user's message, calls and results do not."""
     if isinstance(part, Text):
         return bool(part.text.strip())
-    return isinstance(part, Media) or role in ("assistant", "tool")
+    return isinstance(part, Media) or (role in ("assistant", "tool") and not isinstance(part, Envelope))

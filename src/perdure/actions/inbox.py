@@ -33,7 +33,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.value import EMPTY
 from perdure.protocols import Action, ActionContext, ActionResult, Answer, Entry, Journal, JournalEntry
-from perdure.run_journal import JournalRecord, entry_of, owner_here
+from perdure.run_journal import JournalRecord, entry_of, loops_on_record, owner_here
 
 Execute = Callable[[str, Action], Awaitable[AgentSession]]
 Send = Callable[[JournalEntry], Action]
@@ -142,8 +142,9 @@ async def is_under_way(journal: Journal, session_id: str, key: str) -> bool:
         return True
     if not (await journal.is_claimed(session_id) or await journal.is_interrupted(session_id)):
         return False
-    newest = await journal.runs(session_id, limit=1)
-    return any((run.first.body.get("key") or [None])[0] == key for run in newest)
+    newest = await loops_on_record(journal, session_id, limit=1)
+    starts = [run.first for run in newest if run.first.kind == "agent_start"]
+    return any((start.body.get("key") or [None])[0] == key for start in starts)
 
 
 def _delivers(entry: JournalEntry, item: Any) -> bool:

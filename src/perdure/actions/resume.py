@@ -52,8 +52,8 @@ from perdure.protocols import (
     is_sketchbook,
     said_in,
 )
-from perdure.run_journal import JournalRecord, event_of
-from perdure.runtime.record_reader import last_of_run, tells_of_run
+from perdure.run_journal import JournalRecord, event_of, tells_of_run
+from perdure.runtime.record_reader import last_of_run
 
 
 class ResumeExecution:

@@ -8,6 +8,7 @@ from perdure.errors import ConfigurationError, InvalidData, SessionNotActive
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SessionManager
+from perdure.run_journal import loops_on_record
 
 
 async def taken_back(session: AgentSession, runtime: SessionManager) -> tuple[list[Message], TakeBackRun]:
@@ -20,7 +21,7 @@ async def taken_back(session: AgentSession, runtime: SessionManager) -> tuple[li
         raise ConfigurationError("This store has no journal, so it does not know which run was the last.")
     if session.status is not SessionStatus.ACTIVE:
         raise SessionNotActive(session.id, session.status.value, pending_in(session))
-    runs = [run for run in await journal.runs(session.id, limit=1) if run.first.kind == "agent_start"]
+    runs = [run for run in await loops_on_record(journal, session.id, limit=1) if run.first.kind == "agent_start"]
     if not runs or session.state.execution is None or session.state.execution.execution_id != runs[0].loop_id:
         raise InvalidData("$", f"session {session.id!r} has no run whose message could be sent again; use send()")
     (run,) = runs

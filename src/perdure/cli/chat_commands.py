@@ -135,6 +135,8 @@ async def _history(desk: Desk, _: str) -> None:
 
 
 def show_message(desk: Desk, message: Message) -> None:
+    if message.is_sealed:
+        return
     lines = [message.text] if message.text else []  # results of tools included
     lines += [f"[{part.label}]" for part in message.parts if isinstance(part, Media)]
     lines += [described(call) for call in message.tool_calls]

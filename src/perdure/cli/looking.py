@@ -40,7 +40,7 @@ from perdure.cli.terminal import (
     say,
     written,
 )
-from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from perdure.model.session import AgentSession, SessionInfoList
@@ -288,6 +288,8 @@ def _print_hit(hit: SearchHit) -> None:
 def print_messages(messages: Iterable[Message], *, mark: str = "") -> None:
     """Each message under the name of who said it; a mark may stand before every line."""
     for message in messages:
+        if message.is_sealed:
+            continue
         _print_head(f"{mark}{message.role}", message)
         for part in message.parts:
             for text in _lines_of(part):
@@ -318,4 +320,6 @@ def _lines_of(part: Part) -> list[str]:
             return [f"(thinks) {text}" for text in part.text.split("\n")]
         case Media():
             return [f"[{part.label}{f' {part.url}' if part.url else ''}]"]
+        case Envelope():
+            return []
     return [f"[{type(part).__name__}]"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from perdure.model.message import Message, Opaque, Text, ToolCall, ToolResult, UnknownPart
+from perdure.model.message import Envelope, Message, Opaque, Text, ToolCall, ToolResult, UnknownPart
 from perdure.model.value import EMPTY, FrozenDict, FrozenList
 
 _FROZEN = (FrozenDict, FrozenList)
@@ -14,6 +14,7 @@ _JSON_FIELDS: dict[type, tuple[str, ...]] = {
     ToolCall: ("arguments", "opaque"),
     ToolResult: ("content",),
     Opaque: ("body",),
+    Envelope: ("body",),
     UnknownPart: ("body",),
 }
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.model.message import (
+    Envelope,
     Media,
     Message,
     Opaque,
@@ -248,7 +249,7 @@ def _said(message: Message, calls: Sequence[ToolCall], sent: Mapping[str, ToolCa
         if isinstance(part, ToolCall):
             if any(part is call for call in calls):
                 yield sent[part.id]
-        elif not isinstance(part, ToolResult) and (bound or not _is_blank(part)):
+        elif not isinstance(part, ToolResult | Envelope) and (bound or not _is_blank(part)):
             yield part
         # In an answer it may belong to the part behind it, also to a blank one.
         bound = isinstance(part, Opaque) and message.role == "assistant"

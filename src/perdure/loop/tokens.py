@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from perdure.aio import in_slices
-from perdure.model.message import Media, Message, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.protocols import ModelRequest, ToolSpec
 
 PER_MESSAGE = 4
@@ -108,6 +108,8 @@ class TokenEstimator:
                 return PER_CALL + self._text(part.text)
             case Media():
                 return PER_IMAGE if part.media_type.startswith("image/") else self._media(part)
+            case Envelope():
+                return 0
         return self._text(_json(part.body))
 
     def _media(self, part: Media) -> int:

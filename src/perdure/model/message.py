@@ -138,6 +138,20 @@ class Opaque(Value, frozen=True, tag="opaque"):
         freeze_json(self, "body")
 
 
+class Envelope(Value, frozen=True, tag="envelope"):
+    """What is left of another framework's item once the parts before it are lifted out: it gives the item back whole.
+
+    `perdure.adapters` writes and reads it. Only the framework's own adapter needs it: it is not shown, sent, counted or
+    searched, and it goes when its message is redacted.
+    """
+
+    format: str
+    body: JSON = None
+
+    def __post_init__(self) -> None:
+        freeze_json(self, "body")
+
+
 class UnknownPart(Value, frozen=True, tag="~part"):
     """A part of a kind that a newer release has written: kept as it stands."""
 
@@ -150,8 +164,8 @@ class UnknownPart(Value, frozen=True, tag="~part"):
             raise InvalidData("$.body", "an unknown part is an object with a type that this release does not know")
 
 
-_KINDS = ("text", "thinking", "media", "tool_call", "tool_result", "opaque")
-Part = Text | Thinking | Media | ToolCall | ToolResult | Opaque | UnknownPart
+_KINDS = ("text", "thinking", "media", "tool_call", "tool_result", "opaque", "envelope")
+Part = Text | Thinking | Media | ToolCall | ToolResult | Opaque | Envelope | UnknownPart
 
 
 class Message(Value, frozen=True):
@@ -255,6 +269,20 @@ class Message(Value, frozen=True):
             for part in self.parts
         ]
         return msgspec.structs.replace(self, parts=tuple(parts))
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it has nothing but what is left of a foreign item: there is nothing in it to show."""
+        return bool(self.parts) and all(type(part) is Envelope for part in self.parts)
+
+    @property
+    def frame_for_copy(self) -> Mapping[str, Any]:
+        """The metadata by which a copy of this message gives the same foreign item, under the same id."""
+        envelope = self.parts[-1] if self.parts else None
+        if type(envelope) is not Envelope:
+            return EMPTY
+        frame = self.metadata.get(envelope.format)
+        return {envelope.format: {"": self.id, **(frame if isinstance(frame, Mapping) else EMPTY)}}
 
     @property
     def is_trace(self) -> bool:

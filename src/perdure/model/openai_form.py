@@ -78,11 +78,11 @@ def _part(part: Text | Media, role: str, beside: Mapping[str, Any]) -> dict[str,
     if isinstance(part, Text):
         is_refusal = role == "assistant" and beside.get("refusal") is True
         return {"type": "refusal", "refusal": part.text} if is_refusal else {"type": "text", "text": part.text}
-    made = _attached(part, beside) if role == "user" else None
+    made = attached(part, beside) if role == "user" else None
     return {"type": "text", "text": described(part)} if made is None else made
 
 
-def _attached(media: Media, beside: Mapping[str, Any]) -> dict[str, Any] | None:
+def attached(media: Media, beside: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an image or a file as a user may attach it; None if there is no way."""
     if media.url is not None and not media.url.startswith(("https://", "http://")):
         return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from perdure.model.loop_events import KINDS
 from perdure.protocols import Entry
-from perdure.redaction.traces import MARK, Traces, is_replaced
+from perdure.redaction.traces import ENVELOPE, MARK, Traces, is_replaced
 
 
 class Replacement:
@@ -17,10 +18,14 @@ class Replacement:
         self._traces = traces
 
     def message(self, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """A message without its content. All that was text, thought, seen or opaque is one text."""
+        """A message without its content. All that was text, thought, seen or opaque is one text.
+
+        An envelope goes; it leaves the text only where nothing else does.
+        """
         parts: list[dict[str, Any]] = []
         is_said = False
-        for part in plain.get("parts", ()):
+        given = plain.get("parts", ())
+        for part in [part for part in given if part.get("type") != ENVELOPE] or given:
             if part.get("type") == "tool_call":
                 parts.append(self._call(part))
             elif part.get("type") == "tool_result":
@@ -46,6 +51,8 @@ class Replacement:
         return changed
 
     def _entry(self, entry: Entry) -> Any:
+        if entry.kind not in _KNOWN:  # of any form: no error or message, though it may look like one
+            return self.scrubbed(entry.body)
         return self.told(entry.kind, entry.body, is_touched=entry.run in self._traces.runs)
 
     def told(self, kind: str, body: Any, *, is_touched: bool) -> Any:
@@ -59,6 +66,8 @@ class Replacement:
 
     def told_later(self, kind: str, body: Any, *, is_touched: bool = False) -> Any:
         """Return what an event tells that came after the redaction: only what names the messages is replaced."""
+        if kind == "unknown_event":
+            return {**body, **({"body": self.scrubbed(body["body"])} if "body" in body else {})}
         body = self.walked(body, is_touched=is_touched)
         if kind == "message_update" and _is_in(body.get("message_id"), self._traces.ids):
             return {**body, "text": self._text}
@@ -162,6 +171,8 @@ class Replacement:
         return value
 
 
+_KNOWN = KINDS | {"steer", "queue", "cancel"}
+"""The kinds of entries on record and in inboxes that this release writes."""
 _CALL_KEEPS = {"type", "name", "arguments", "id", "provider"}
 _FREE_TEXT = {"message", "progress", "metadata", "rejection", "strategy", "configs"}
 _TOLD_BY_TOOLS = {"result", "arguments"}

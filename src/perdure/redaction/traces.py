@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ class Traces:
         if isinstance(run, str):
             self.runs.add(run)
         if not is_replaced(plain):
-            self.secrets |= {each for each in _texts(plain.get("parts", ())) if len(each.strip()) >= _SHORTEST}
+            texts = {each for each in _texts(plain.get("parts", ())) if len(each.strip()) >= _SHORTEST}
+            self.secrets |= {spelled for each in texts for spelled in _spellings(each)}
 
     def find_runs(self, entries: Iterable[Entry | JournalEntry]) -> None:
         """Find the runs that have put these messages on record."""
@@ -66,6 +68,11 @@ def is_replaced(plain: Mapping[str, Any]) -> bool:
     return plain.get("metadata", {}).get(MARK) is True
 
 
+def _spellings(text: str) -> tuple[str, ...]:
+    """Return a text as it is, and as it stands in JSON that is kept as a text, as arguments of calls often are."""
+    return text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def _texts(value: Any) -> Iterator[str]:
     """The texts in a message's parts, without the names and ids that stay."""
     if isinstance(value, str):
@@ -75,12 +82,15 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
     elif isinstance(value, dict):
         kind = value.get("type")
+        if kind == ENVELOPE:
+            return  # the names and marks of a framework: to replace them everywhere would break its items
         stays = {"tool_call": _CALL_KEEPS, "tool_result": _RESULT_KEEPS}.get(kind, _KEEPS) if kind else ()
         for key, each in value.items():
             if key not in stays:
                 yield from _texts(each)
 
 
+ENVELOPE = "envelope"
 _KEEPS = ("type", "provider", "media_type")
 _CALL_KEEPS = ("type", "name", "id", "provider")
 _RESULT_KEEPS = ("type", "call_id", "name", "is_error")

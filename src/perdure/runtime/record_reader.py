@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from perdure.errors import CorruptRecord, SessionNotFound
 from perdure.model.checks import expect, expect_count, expect_text
 from perdure.model.loop_events import (
-    KINDS,
     AgentEnd,
     AnyLoopEvent,
     ParallelLoopEnd,
@@ -25,7 +24,7 @@ from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.session import AgentSessionInfo
 from perdure.model.tool_refs import Said
 from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch, check_page
-from perdure.run_journal import event_of
+from perdure.run_journal import event_of, is_loop, loops_on_record, tells_of_run
 
 LOOK_EVERY = 0.05
 LOOK_ANYWAY = 1.0
@@ -48,7 +47,7 @@ async def read_record(
     Branches that were announced and have not begun come with the page that has the last of their group to begin.
     """
     check_page(limit, before)
-    runs = await journal.runs(info.id, limit=limit, before=before)
+    runs = await loops_on_record(journal, info.id, limit=limit, before=before)
     told = await _told(journal, info.id, runs)
     headers = {run.loop_id: _header(info.id, run.loop_id, told[run.loop_id]) for run in runs}
     named = {header.parallel_group.all_loop_ids for header in headers.values() if header.parallel_group}
@@ -107,11 +106,6 @@ async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
             return found
         asked *= 8
     return None
-
-
-def tells_of_run(entry: JournalEntry) -> bool:
-    """Return whether an entry tells of a run: a redaction does not, and what we do not know is passed over."""
-    return entry.kind in KINDS and entry.kind not in ("redacted", "unknown_event")
 
 
 class _Group:
@@ -235,7 +229,7 @@ def _unread(message_id: str) -> Message:
 async def read_loop(journal: Journal, session_id: str, loop_id: str) -> LoopRecord:
     """Return the whole record of one loop: its messages, turns and events."""
     runs = await journal.runs(session_id, run=expect_text(loop_id, "$.loop_id"))
-    if not runs:
+    if not any(map(is_loop, runs)):
         reason = f"Session {session_id!r} has no loop {loop_id!r} that has begun."
         raise SessionNotFound(session_id, None, reason, "Its record() lists them.")
     story = Story(journal, session_id)

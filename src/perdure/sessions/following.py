@@ -15,6 +15,7 @@ from perdure.model.ids import SessionId
 from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, MessageEnd, ParallelLoopEnd
 from perdure.model.message import Message
 from perdure.protocols import Ear, Journal, JournalEntry, RunOnRecord, RunProgress, Sketch, is_sketchbook, said_in
+from perdure.run_journal import loops_on_record
 from perdure.runtime.record_reader import PAGE, Story, last_of_run
 from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk
@@ -32,7 +33,7 @@ async def run_to_follow(journal: Journal, session_id: SessionId, place: Place | 
     """
     if place is None:
         await _begun(journal, session_id)
-        found = await journal.runs(session_id, limit=_RUNS_LOOKED_AT)
+        found = await loops_on_record(journal, session_id, limit=_RUNS_LOOKED_AT)
         return next((run for run in reversed(found) if not _is_compaction(run.first)), None)
     found = await journal.runs(session_id, run=place.run)
     if not found:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from perdure.model.message import Media, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
+from perdure.model.message import Envelope, Media, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.model.openai_form import described
 from perdure.model.session import AgentSession
 
@@ -29,7 +29,7 @@ def transcript(session: AgentSession, messages: Iterable[Message]) -> str:
     if session.state.context.system_prompt.strip():
         lines += ["", "## System prompt", "", *quoted(session.state.context.system_prompt)]
     for message in messages:
-        lines += ["", *_message(message)]
+        lines += [] if message.is_sealed else ["", *_message(message)]
     return "\n".join(lines) + "\n"
 
 
@@ -63,6 +63,8 @@ def _part(part: Part) -> Iterator[str]:
             yield from fenced(part.text)
         case Opaque():
             yield f"*For* {code(part.provider)} *only.*"
+        case Envelope():
+            pass
         case _:
             yield "*A part that this release does not know.*"
 

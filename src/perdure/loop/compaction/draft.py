@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -136,8 +137,7 @@ def with_results(message: Message, text: str | None = None, *, chars: int = 0, s
         else part
         for part in message.parts
     )
-    tags = {name: message.metadata[name] for name in _KEPT_TAGS if name in message.metadata}
-    return Message(message.role, parts, metadata={**tags, MARK: strategy})
+    return Message(message.role, parts, metadata={**_tags(message), MARK: strategy})
 
 
 def without_files(message: Message) -> Message:
@@ -150,8 +150,13 @@ def without_files(message: Message) -> Message:
     if any(isinstance(part, Opaque) for part in message.parts):
         return message
     parts = tuple(Text(f"[{part.label}: left out]") if isinstance(part, Media) else part for part in message.parts)
+    return Message(message.role, parts, metadata={**_tags(message), MARK: "observation_mask"})
+
+
+def _tags(message: Message) -> dict[str, Any]:
+    """Return the metadata of a message that stands in for another: its run, and what its envelope needs."""
     tags = {name: message.metadata[name] for name in _KEPT_TAGS if name in message.metadata}
-    return Message(message.role, parts, metadata={**tags, MARK: "observation_mask"})
+    return {**tags, **message.frame_for_copy}
 
 
 def shortened(text: str, chars: int) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perdure.errors import InvalidData
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.model.message import Media, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult
+from perdure.model.message import Envelope, Media, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult
 from perdure.model.session import AgentSession
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
@@ -45,6 +45,7 @@ CONTENT = (
     Message.assistant(Thinking("hm", signature="c2ln", provider="p", id="t-1"), "So."),
     Message.user("See:", Media("image/png", data=bytes(range(256)) * 4, name="a.png"), Media("text/html", url="x:y")),
     Message.assistant(Opaque("p", {"response": "r-1", "list": [1]})),
+    Message.user("Hi", Envelope("acme", {"text": {"$": 0}, "~": ["~part", None]})),
     Message.user(),
     Message.system("Be kind.", metadata={"k": {"nested": [1, {"x": None}]}}),
     Message.user("twice", Text("parts"), id="my own id / \x00"),
@@ -230,6 +231,7 @@ _WHERE_JSON_STANDS: dict[str, Spoil] = {
     "result": lambda session, bad: _of(session, "tool", ToolResult("c", bad)),
     "call": lambda session, bad: _of(session, "assistant", ToolCall("t", {"k": bad})),
     "opaque": lambda session, bad: _of(session, "assistant", Opaque("p", bad)),
+    "envelope": lambda session, bad: _of(session, "user", Envelope("p", bad)),
     "format": lambda session, bad: session.with_state(session.state.with_response_format({"k": bad})),
     "definition": lambda session, bad: session.with_definition(AgentDefinition("support", metadata={"k": bad})),
     "model": lambda session, bad: session.with_state(session.state.with_model(ModelConfig("m", settings={"k": bad}))),

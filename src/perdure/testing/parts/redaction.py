@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure import codec
 from perdure.errors import InvalidData, SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import now
-from perdure.model.message import Message, Opaque, Thinking, ToolCall
+from perdure.model.message import Envelope, Message, Opaque, Text, Thinking, ToolCall
 from perdure.model.session import AgentSession
 from perdure.model.step import AgentStep, ToolExecution
 from perdure.model.stop import StopReason, StopSignal
@@ -219,6 +221,46 @@ class Redaction(Contract):
         assert await store.redact(session.id, [message.id], replacement="…") == 1
         loaded = await store.load(session.id)
         assert [part.text for part in loaded.state.messages[0].parts] == ["…"]
+
+    @in_store
+    async def test_an_envelope_goes_with_its_message(self, store: Any) -> None:
+        """What is left of a foreign item goes, its words are not looked for elsewhere, and a call keeps its result."""
+        word = "function_call"
+        call = Message.assistant(
+            tool_calls=[ToolCall("pay", {"card": SECRET}, "call-1")], id="m-1", metadata={"kind": word}
+        )
+        call = replace(call, parts=(*call.parts, Envelope("acme", {"type": word, "seen": SECRET})))
+        odd = Message("system", (Envelope("acme", {"type": word, "blob": SECRET}),), "m-2")
+        session = note(tell(new_session(), call, odd), "k", word)
+        session = await store.create(session)
+        assert await store.redact(session.id, ["m-1", "m-2"], replacement="…") == 2
+        loaded = await store.load(session.id)
+        (left,), (text,) = (message.parts for message in loaded.state.messages)
+        assert (left.id, left.name, dict(left.arguments)) == ("call-1", "pay", {"redacted": "…"})
+        assert text == Text("…")
+        assert loaded.state.metadata["k"] == word
+        assert loaded.state.messages[0].metadata["kind"] == word
+        assert SECRET not in await everything(store, session.id)
+
+    @in_store
+    async def test_entries_of_an_unknown_kind_are_scrubbed(self, store: Any) -> None:
+        """Whatever form an adapter has given its notes, a message is not quoted in them, nor in JSON within a text."""
+        said = Message.user(f"{SECRET}\nis é", id="m-1")
+        in_json = msgspec.json.encode({"text": said.text}).decode()
+        bodies: list[Any] = [
+            {"type": "human", "message": said.text, "id": "m-1", "parts": [said.text], "call": 5},
+            [1, {"call": "x", "arguments": in_json, "ascii": json.dumps({"text": said.text})}],
+            f"> {said.text}",
+            None,
+        ]
+        session = await store.create(new_session())
+        entries = [Entry("acme.note", body, "r-1") for body in bodies]
+        await store.save(tell(session, said), entries=entries)
+        assert await store.redact(session.id, ["m-1"], replacement="…") == 1
+        noted = [entry.body for entry in await store.read(session.id) if entry.kind == "acme.note"]
+        quoted = [1, {"call": "x", "arguments": '{"text":"…"}', "ascii": '{"text": "…"}'}]
+        assert noted == [{**bodies[0], "message": "…", "parts": ["…"]}, quoted, "> …", None]
+        assert SECRET not in await everything(store, session.id)
 
     @in_store
     async def test_it_is_told_on_record_without_the_content(self, store: Any) -> None:

@@ -1,0 +1,141 @@
+"""Entries of Claude Code's transcripts, which the Claude Agent SDK keeps in its session stores, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.adapters.foreign import Form, Lifter
+from perdure.model.message import Media, Message, Role, Text, Thinking, ToolCall, ToolResult
+from perdure.model.openai_form import described
+from perdure.model.value import JSON, thawed
+
+_ANTHROPIC = "anthropic"
+_FRAME = (
+    "parentUuid",
+    "logicalParentUuid",
+    "isSidechain",
+    "isMeta",
+    "isCompactSummary",
+    "userType",
+    "cwd",
+    "sessionId",
+    "version",
+    "gitBranch",
+    "agentId",
+    "requestId",
+    "timestamp",
+    "type",
+    "subtype",
+    "leafUuid",
+    "sourceToolAssistantUUID",
+)
+"""What ties entries together: each follows its parent, and the chain would break without it."""
+_MESSAGE_FRAME = ("id", "model", "type")
+_TEXTS = {"system": "content", "summary": "summary", "queue-operation": "content"}
+"""Where other entries than those of user and assistant have a text."""
+
+
+class ClaudeForm(Form):
+    """The form of the Claude Agent SDK."""
+
+    name = "claude"
+
+    def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
+        skeleton = {**item, **lifter.keep_all(item, _FRAME)}
+        if "uuid" in item:
+            skeleton["uuid"] = lifter.own_id(item["uuid"])
+        kind, said = item["type"], item.get("message")
+        if kind in ("user", "assistant") and isinstance(said, dict):
+            skeleton["message"] = _message(said, lifter)
+            return _role(kind, lifter), skeleton
+        key = _TEXTS.get(kind)
+        if key is not None and key in item:
+            skeleton[key] = lifter.text(item[key])
+        return "system", skeleton
+
+    def give(self, message: Message) -> list[JSON]:
+        frame, own_id = self.framed(message), self.id_of(message)
+        beside, kind = frame.pop("message", {}), frame.pop("type", None)
+        key = _TEXTS.get(kind)
+        if key is not None:
+            return [{"type": kind, **frame, key: message.text, "uuid": own_id}]
+        role = "assistant" if message.role == "assistant" else "user"
+        content = [block for part in message.parts if (block := _given(part)) is not None]
+        said = {**beside, "role": role, "content": content or [{"type": "text", "text": "…"}]}
+        return [{"parentUuid": None, "type": role, **frame, "message": said, "uuid": own_id}]
+
+
+FORM = ClaudeForm()
+
+
+def _message(said: dict[str, Any], lifter: Lifter) -> JSON:
+    skeleton = dict(said)
+    kept = {key: said[key] for key in _MESSAGE_FRAME if said.get(key) is not None}
+    if kept and lifter.is_sound(kept):
+        lifter.frame["message"] = kept
+        skeleton |= {key: lifter.framed("message", key) for key in kept}
+    content = said["content"]
+    if isinstance(content, list):
+        skeleton["content"] = [_block(block, lifter) for block in content]
+    else:
+        skeleton["content"] = lifter.text(content)
+    return skeleton
+
+
+def _role(kind: Any, lifter: Lifter) -> Role:
+    if kind == "assistant":
+        return "assistant"
+    parts = lifter.parts
+    return "tool" if parts and all(isinstance(part, ToolResult) for part in parts) else "user"
+
+
+def _block(block: Any, lifter: Lifter) -> JSON:
+    if not isinstance(block, dict):
+        return block
+    match block:
+        case {"type": "text", "text": text}:
+            return {**block, "text": lifter.text(text)}
+        case {"type": "thinking", "thinking": text}:
+            left, signature = lifter.thought(text, block.get("signature"), _ANTHROPIC)
+            return {**block, "thinking": left, **({"signature": signature} if "signature" in block else {})}
+        case {"type": "tool_use", "id": call_id, "name": name, "input": arguments}:
+            left, named = lifter.call(name, arguments, call_id)
+            return {**block, "id": named, "input": left}
+        case {"type": "tool_result", "tool_use_id": call_id}:
+            return _result(block, call_id, lifter)
+    return block
+
+
+def _result(block: dict[str, Any], call_id: Any, lifter: Lifter) -> JSON:
+    is_error, content = block.get("is_error") is True, block.get("content")
+    if not isinstance(content, list):
+        left, named = lifter.result(call_id, content if "content" in block else "", is_error=is_error)
+        return {**block, "tool_use_id": named, **({"content": left} if "content" in block else {})}
+    places = [at for at, each in enumerate(content) if _is_text(each)]
+    holes, named = lifter.results(call_id, [content[at]["text"] for at in places], is_error=is_error)
+    blocks = list(content)
+    for at, hole in zip(places, holes, strict=True):
+        blocks[at] = {**blocks[at], "text": hole}
+    return {**block, "tool_use_id": named, "content": blocks}
+
+
+def _is_text(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+
+
+def _given(part: Any) -> Mapping[str, Any] | None:
+    """Return a block for a part, or None. Thinking goes back with its signature only."""
+    match part:
+        case Text():
+            return {"type": "text", "text": part.text} if part.text else None
+        case Thinking() if part.signature and part.provider == _ANTHROPIC:
+            return {"type": "thinking", "thinking": part.text, "signature": part.signature}
+        case ToolCall():
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": thawed(part.arguments)}
+        case ToolResult():
+            failed = {"is_error": True} if part.is_error else {}
+            return {"type": "tool_result", "tool_use_id": part.call_id, "content": part.text, **failed}
+        case Media():
+            return {"type": "text", "text": described(part)}
+    return None

@@ -1,0 +1,120 @@
+"""Session messages of Strands Agents, as `SessionMessage.to_dict` writes them."""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any
+
+from perdure.adapters.foreign import Form, Lifter
+from perdure.model.message import Media, Message, Role, Text, Thinking, ToolCall, ToolResult
+from perdure.model.openai_form import described
+from perdure.model.value import JSON, thawed
+
+_FRAME = ("message_id", "created_at", "updated_at")
+_IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/gif": "gif", "image/webp": "webp"}
+_UNTOLD = "1970-01-01T00:00:00+00:00"
+
+
+class StrandsForm(Form):
+    """The form of Strands Agents."""
+
+    name = "strands"
+
+    def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
+        message = item["message"]
+        content = [_block(block, lifter) for block in message["content"]]
+        skeleton = {**item, **lifter.keep_all(item, _FRAME), "message": {**message, "content": content}}
+        return _role(message["role"], lifter), skeleton
+
+    def give(self, message: Message) -> list[JSON]:
+        """Return a session message. One that Strands has not numbered has the number 0: the adapter knows better."""
+        frame = self.frame(message)
+        content = [block for part in message.parts if (block := _given(part)) is not None] or [{"text": "…"}]
+        said = {"role": "assistant" if message.role == "assistant" else "user", "content": content}
+        created = frame.get("created_at", _UNTOLD)
+        return [
+            {
+                "message": said,
+                "message_id": frame.get("message_id", 0),
+                "redact_message": None,
+                "created_at": created,
+                "updated_at": frame.get("updated_at", created),
+            }
+        ]
+
+
+FORM = StrandsForm()
+
+
+def _role(given: Any, lifter: Lifter) -> Role:
+    if given == "assistant":
+        return "assistant"
+    parts = lifter.parts
+    return "tool" if parts and all(isinstance(part, ToolResult) for part in parts) else "user"
+
+
+def _block(block: Any, lifter: Lifter) -> JSON:
+    if not isinstance(block, dict) or not block:
+        return block
+    if "text" in block:
+        return {**block, "text": lifter.text(block["text"])}
+    if isinstance(block.get("toolUse"), dict):
+        return {**block, "toolUse": _call(block["toolUse"], lifter)}
+    if isinstance(block.get("toolResult"), dict):
+        return {**block, "toolResult": _result(block["toolResult"], lifter)}
+    thought = block.get("reasoningContent")
+    if isinstance(thought, dict) and isinstance(thought.get("reasoningText"), dict):
+        return {**block, "reasoningContent": {**thought, "reasoningText": _thought(thought["reasoningText"], lifter)}}
+    return block
+
+
+def _call(call: dict[str, Any], lifter: Lifter) -> JSON:
+    if not {"toolUseId", "name", "input"} <= call.keys():
+        return call
+    arguments, call_id = lifter.call(call["name"], call["input"], call["toolUseId"])
+    return {**call, "input": arguments, "toolUseId": call_id}
+
+
+def _result(result: dict[str, Any], lifter: Lifter) -> JSON:
+    content = result.get("content")
+    if "toolUseId" not in result or not isinstance(content, list):
+        return result
+    blocks = [(at, each) for at, each in enumerate(content) if isinstance(each, dict)]
+    places = [(at, key) for at, each in blocks for key in ("text", "json") if key in each]
+    pieces = [content[at][key] for at, key in places]
+    holes, call_id = lifter.results(result["toolUseId"], pieces, is_error=result.get("status") == "error")
+    left = list(content)
+    for (at, key), hole in zip(places, holes, strict=True):
+        left[at] = {**left[at], key: hole}
+    return {**result, "toolUseId": call_id, "content": left}
+
+
+def _thought(thought: dict[str, Any], lifter: Lifter) -> JSON:
+    text, signature = lifter.thought(thought.get("text"), thought.get("signature"))
+    left = {"text": text, "signature": signature}
+    return {key: left.get(key, value) for key, value in thought.items()}
+
+
+def _given(part: Any) -> JSON:
+    """Return a block for a part, or None. Thinking without its provider's signature is not taken back."""
+    match part:
+        case Text():
+            return {"text": part.text} if part.text else None
+        case Thinking() if part.signature and not part.provider:
+            return {"reasoningContent": {"reasoningText": {"text": part.text, "signature": part.signature}}}
+        case ToolCall():
+            return {"toolUse": {"toolUseId": part.id, "name": part.name, "input": thawed(part.arguments)}}
+        case ToolResult():
+            piece = {"text": part.content} if isinstance(part.content, str) else {"json": thawed(part.content)}
+            status = "error" if part.is_error else "success"
+            return {"toolResult": {"toolUseId": part.call_id, "status": status, "content": [piece]}}
+        case Media():
+            return _shown(part)
+    return None
+
+
+def _shown(part: Media) -> JSON:
+    if part.data is None or part.media_type not in _IMAGES:
+        return {"text": described(part)}
+    encoded = {"__bytes_encoded__": True, "data": binascii.b2a_base64(part.data, newline=False).decode()}
+    return {"image": {"format": _IMAGES[part.media_type], "source": {"bytes": encoded}}}
