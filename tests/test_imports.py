@@ -46,8 +46,8 @@ stores.file_lock stores.folder stores.format stores.format.blocks stores.format.
 stores.format.packing stores.format.placement stores.format.rows stores.format.settled stores.jobs
 stores.jobs.attachments stores.jobs.claiming stores.jobs.lines stores.jobs.listing stores.jobs.loading
 stores.jobs.record stores.jobs.saving stores.jobs.values stores.pages stores.sql
-stores.sqlite stores.sqlite.deferred stores.sqlite.engine stores.sqlite.readers stores.sqlite.schema
-stores.sqlite.steps
+stores.sqlite stores.sqlite.deferred stores.sqlite.engine stores.sqlite.glimpse stores.sqlite.readers
+stores.sqlite.schema stores.sqlite.steps
 stores.sqlite.worker
 stores.store stores.tapes
 """

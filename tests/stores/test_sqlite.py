@@ -496,6 +496,7 @@ async def test_a_redaction_that_comes_before_a_queued_read_is_seen(
 ) -> None:
     """A load that looked at the cache before another process redacted, and read after it, shows no old text."""
     monkeypatch.setattr("perdure.stores.sqlite.readers.MOST_READERS", 1)
+    monkeypatch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)  # as if the view were long: short ones do not wait
     path = tmp_path / "sessions.db"
     async with SqliteStore(path) as store, SqliteStore(path) as other:
         session = await store.create(new_session("a secret", "more", id="s"))
@@ -715,6 +716,7 @@ async def test_an_index_that_finds_another_head_is_damage(tmp_path: Path) -> Non
     select = Rows._select
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rows, "_select", misled)
+        patch.setattr("perdure.stores.sqlite.glimpse.FEW", -1)  # what reads in passing looks for no rows by `Rows`
         async with SqliteStore(path) as store:
             for version in (3, None):
                 with pytest.raises(CorruptRecord, match="head 3"):

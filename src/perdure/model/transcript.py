@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perdure.errors import InvalidData, NotLoaded
 from perdure.model.ids import Time, new_id, now
-from perdure.model.message import Message, ToolCall, ToolResult
+from perdure.model.message import Message, Text, ToolCall, ToolResult
 from perdure.model.value import Value, brief
 
 
@@ -50,6 +50,13 @@ class Tape:
         if self.items is None:
             raise NotLoaded(f"log {self.ref.key if self.ref else '?'}, messages {start} to {stop}")
         return self.items[start - self.base : stop - self.base]
+
+    def read_backwards(self, start: int, stop: int) -> Iterator[Message]:
+        """Yield the same messages from the last on, one by one: most look at a few of very many."""
+        if self.items is None:
+            self.read(start, stop)
+            return iter(())
+        return map(self.items.__getitem__, range(stop - 1 - self.base, start - 1 - self.base, -1))
 
     def push(self, messages: tuple[Message, ...], at: int) -> bool:
         """Append at position `at`; False if that is not the end, or another thread was first: start a tape then."""
@@ -161,7 +168,9 @@ class Transcript(Sequence[Message]):
         return chain.from_iterable(span.messages() for span in self.spans())
 
     def __reversed__(self) -> Iterator[Message]:
-        return chain.from_iterable(reversed(span.messages()) for span in reversed(tuple(self.spans())))
+        return chain.from_iterable(
+            span.tape.read_backwards(span.start, span.stop) for span in reversed(tuple(self.spans()))
+        )
 
     @overload
     def __getitem__(self, index: int) -> Message: ...
@@ -250,14 +259,21 @@ class Transcript(Sequence[Message]):
     def safe_cut(self, at: int) -> int:
         """The nearest place at or before `at` where a view may begin without parting a tool call from its result."""
         at = max(0, min(at, self._length))
-        waiting = _results_before_calls(self[at:], at)
+        waiting: dict[str, int] = {}
         pairs: list[tuple[int, int]] = []
-        for place, message in zip(range(at - 1, -1, -1), reversed(self[:at]), strict=True):
-            if not waiting:
+        for place, message in zip(range(self._length - 1, -1, -1), reversed(self), strict=True):
+            if place < at and not waiting:
                 break
-            for result in message.tool_results:
-                waiting.setdefault(result.call_id, place)
-            pairs += [(waiting.pop(call.id), place) for call in message.tool_calls if call.id in waiting]
+            parts = message.parts
+            # As most are. A turn with a bounded view looks at all that the view shows, so that each step here counts.
+            if len(parts) == 1 and type(parts[0]) is Text:
+                continue
+            for part in parts:
+                if isinstance(part, ToolResult):
+                    waiting.setdefault(part.call_id, place)
+            for part in parts:
+                if isinstance(part, ToolCall) and part.id in waiting:
+                    pairs.append((waiting.pop(part.id), place))
         for result_at, call_at in sorted(pairs, reverse=True):
             if call_at < at <= result_at:
                 at = call_at
@@ -374,21 +390,6 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[Block]:
         if isinstance(piece, Block):
             yield piece
             todo += piece.covered[::-1]
-
-
-def _results_before_calls(messages: Iterable[Message], place: int) -> dict[str, int]:
-    """Call ids whose results come without, or before, their calls, and where the last such result stands."""
-    called: set[str] = set()
-    waiting: dict[str, int] = {}
-    for at, message in enumerate(messages, place):
-        # By plain loops over the parts: a turn with a bounded view looks at all that the view shows.
-        for part in message.parts:
-            if isinstance(part, ToolCall):
-                called.add(part.id)
-        for part in message.parts:
-            if isinstance(part, ToolResult) and part.call_id not in called:
-                waiting[part.call_id] = at
-    return waiting
 
 
 def _sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...]:

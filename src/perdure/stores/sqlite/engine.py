@@ -16,7 +16,7 @@ import apsw
 import msgspec
 
 from perdure.aio import finish_despite_cancel
-from perdure.errors import CorruptRecord, StoreError
+from perdure.errors import CorruptRecord, PerdureError, StoreError
 from perdure.model.ids import now
 from perdure.protocols import Problem, SearchHit
 from perdure.stores.engine import (
@@ -59,6 +59,7 @@ from perdure.stores.jobs.saving import (
 from perdure.stores.sql import Adapter, Again, Dialect, Steps, Translator
 from perdure.stores.sqlite import schema
 from perdure.stores.sqlite.deferred import DeferredRows
+from perdure.stores.sqlite.glimpse import Patience, read_short
 from perdure.stores.sqlite.readers import Readers
 from perdure.stores.sqlite.schema import connect, lock_path, meta, prepare, search_path
 from perdure.stores.sqlite.worker import WritingWorker, as_store_error, require_in_place
@@ -138,7 +139,8 @@ class SqliteEngine(IndexedEngine):
             seen = self.opened.peek(_PEEK, (str(load.session_id),))
             if seen == (load.known.session.version, load.known.erasures):
                 return Loaded(load.known.erasures)
-        return await self.run(load.job)
+        found = self.opened.glimpse(load) if isinstance(load, Load) and load.version is None else None
+        return await self.run(load.job) if found is None else found
 
     async def page(self, page: Request[Any]) -> Any:
         if not isinstance(page, Page):
@@ -210,7 +212,8 @@ class OpenFile:
         self._pid = os.getpid()
         self._peeking = threading.Lock()
         self._peeker = connect(path, reader=True)
-        self.origin = str(self._surely(lambda db: meta(db, "uid")))
+        self._patience = Patience()
+        self.origin = str(_looked_at(self._peeker, meta, "uid"))
         self._lock = FileLock(lock_path(path), lock_timeout)
         self.deferred = DeferredRows()
         name = f"perdure writer {path.name}"
@@ -245,13 +248,27 @@ class OpenFile:
         """Return the first row of one statement, or None."""
         return self._surely(_first_row, sql, bindings)
 
-    def _surely(self, job: Callable[..., T], *given: Any) -> T:
+    def glimpse(self, load: Load) -> Loaded | None:
+        """Read a session with a short view at once; None if a thread has to read it, or something is wrong with it."""
+        start = time.monotonic()
+        if not self._patience.is_there(start):
+            return None
         try:
-            with self._peeking:
-                require_in_place(self._peeker)
-                return job(self._peeker, *given)
-        except (apsw.Error, UnicodeError) as error:
-            raise as_store_error(error) from None
+            return self.look(partial(read_short, load))
+        except (PerdureError, TypeError):  # what it is, the job finds out
+            return None
+        finally:
+            self._patience.note(start, time.monotonic())
+
+    def _surely(self, job: Callable[..., T], *given: Any) -> T:
+        borrowed = self.writer.borrow()
+        if borrowed is not None:
+            try:
+                return _looked_at(borrowed, job, *given)
+            finally:
+                self.writer.give_back()
+        with self._peeking:
+            return _looked_at(self._peeker, job, *given)
 
     def _connected_again(self) -> apsw.Connection:
         """Return another connection for reading. The file that has the name now must be the one that was opened."""
@@ -275,6 +292,14 @@ class OpenFile:
         self._lock.close()
         with self._peeking:  # another event loop may be looking
             self._peeker.close()
+
+
+def _looked_at(db: apsw.Connection, job: Callable[..., T], *given: Any) -> T:
+    try:
+        require_in_place(db)
+        return job(db, *given)
+    except (apsw.Error, UnicodeError) as error:
+        raise as_store_error(error) from None
 
 
 def _first_row(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> Any:

@@ -100,6 +100,8 @@ def connect(path: Path, *, reader: bool = False) -> apsw.Connection:
     """A connection with every setting read back: a pragma that is refused says nothing."""
     connection = apsw.Connection(str(path), flags=_FLAGS)
     connection.set_busy_timeout(BUSY_MS)
+    # Plans do not depend on the values that are bound: else a statement that is used again is often planned again.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     _set(connection, "journal_mode", "wal")
     _set(connection, "synchronous", 2)
     _set(connection, "secure_delete", 1)

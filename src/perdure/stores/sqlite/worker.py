@@ -284,7 +284,7 @@ class WritingWorker(Worker):
         self._using = threading.Lock()
         """Held by the thread that uses the connection, and taken before the lock on the file."""
         self._connection: apsw.Connection | None = None
-        """Where loops commit: the connection, as long as it is open."""
+        """The connection, as long as it is open."""
         self._left = 0
         """How many requests are left to the worker's thread: no loop goes before them, or they could wait for ever."""
         super().__init__(name, connect)
@@ -293,19 +293,34 @@ class WritingWorker(Worker):
         if self._is_for_loops:
             # In place of SQLite's own checkpoint, which would be part of a commit in an event loop.
             connection.set_wal_hook(self._note_pages)
-            self._connection = connection
+        self._connection = connection
 
     def _end(self, connection: apsw.Connection) -> None:
         with self._using:
             self._connection = None
             super()._end(connection)
 
+    def borrow(self) -> apsw.Connection | None:
+        """Return the connection for a read of a moment, unless it is in use or wanted; `give_back` has to follow.
+
+        Whatever this process has written is in its cache, while those of the others are emptied by each commit.
+        """
+        if self._left or self._broken is not None or not self._using.acquire(blocking=False):
+            return None
+        connection = self._connection
+        if connection is None:
+            self._using.release()
+        return connection
+
+    def give_back(self) -> None:
+        self._using.release()
+
     def _note_pages(self, _: apsw.Connection, __: str, pages: int) -> int:
         self._logged = pages
         return apsw.SQLITE_OK
 
     def _accept(self, requests: list[Request]) -> bool:
-        if self._connection is not None and self._carry_out_in_loop(requests):
+        if self._is_for_loops and self._carry_out_in_loop(requests):
             return True
         with self._ending:
             self._left += len(requests)
