@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import perdure
 from benchmarks.harness import Run, Side, interleaved, ms
 from benchmarks.others.turns import TEXT
-from benchmarks.setting import AGENT, Saver, filled, json_size, make_steady, settled_size
+from benchmarks.setting import AGENT, BareFile, Saver, filled, json_size, make_steady, settled_size
 from perdure import (
     AgentState,
     InferenceResponse,
@@ -27,7 +25,6 @@ from perdure import (
     tool,
 )
 from perdure.model.ids import new_id
-from perdure.stores.sqlite.schema import connect
 from perdure.testing import ScriptedDriver
 
 STEPS = 20
@@ -115,24 +112,20 @@ class BareRun:
     """
 
     def __init__(self, path: Path, session_id: str) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._db = self._thread.submit(connect, path).result()
+        self._file = BareFile(path)
+        self.close = self._file.close
         self._id = session_id
-        self._messages = self._last("msg", 4)
-        self._batches = self._last("batch", 4)
-        (self._head,) = self._last("head", 1)
-
-    def _last(self, table: str, count: int) -> list[Any]:
-        query = f"SELECT body FROM {table} ORDER BY rowid DESC LIMIT {count}"
-        return [body for (body,) in reversed(self._thread.submit(self._db.execute, query).result().fetchall())]
+        self._messages = self._file.last("msg", 4)
+        self._batches = self._file.last("batch", 4)
+        (self._head,) = self._file.last("head", 1)
 
     async def __call__(self) -> None:
         run = new_id()
         for place in range(4):
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._write, run, place)
+            await self._file.run(self._write, run, place)
 
     def _write(self, run: str, place: int) -> None:
-        db, message, batch = self._db, self._messages[place], self._batches[place]
+        db, message, batch = self._file.db, self._messages[place], self._batches[place]
         db.execute("BEGIN IMMEDIATE")
         claim = "claim = NULL, expires = NULL, version = version + 1" if place == 3 else "claim = x'00', expires = 1.0"
         update = (
@@ -151,13 +144,8 @@ class BareRun:
         row = (log, end - 1, zlib.crc32(message), message)
         db.execute("INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)", row)
         if place == 3:
-            head = (sid, version, zlib.crc32(self._head), self._head)
-            db.execute("INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)", head)
+            self._file.add_head(sid, version, self._head)
         db.execute("COMMIT")
-
-    def close(self) -> None:
-        self._thread.submit(self._db.close).result()
-        self._thread.shutdown()
 
 
 async def durable(run: Run, folder: Path) -> None:

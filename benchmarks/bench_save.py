@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.harness import Run, interleaved, ms
-from benchmarks.setting import AGENT, Saver, checkpoint, filled, json_size, make_steady, settled_size, turn, wal_frames
+from benchmarks.setting import (
+    AGENT,
+    BareFile,
+    Saver,
+    checkpoint,
+    filled,
+    json_size,
+    make_steady,
+    settled_size,
+    turn,
+    wal_frames,
+)
 from perdure import SessionRuntime, SqliteStore
-from perdure.stores.sqlite.schema import connect
 
 COMMITS = 200
 
@@ -22,22 +30,17 @@ class BareTransaction:
     """The same rows on the same tables in one transaction, through a thread of its own: the least that saves a turn."""
 
     def __init__(self, path: Path, session_id: str) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._db = self._thread.submit(connect, path).result()
+        self._file = BareFile(path)
+        self.close = self._file.close
         self._id = session_id
-        self._head = self._thread.submit(self._last_head).result()
+        (self._head,) = self._file.last("head", 1)
 
     async def __call__(self) -> None:
         rows = [msgspec.json.encode(message) for message in turn()]
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, rows)
-
-    def _last_head(self) -> bytes:
-        ((head,),) = self._db.execute("SELECT body FROM head ORDER BY rowid DESC LIMIT 1").fetchall()
-        assert isinstance(head, bytes)
-        return head
+        await self._file.run(self._write, rows)
 
     def _write(self, rows: list[bytes]) -> None:
-        db = self._db
+        db = self._file.db
         db.execute("BEGIN IMMEDIATE")
         update = (
             "UPDATE session SET version = version + 1, updated = ?, msg_end = msg_end + ?"
@@ -46,13 +49,8 @@ class BareTransaction:
         sid, log, version, end = db.execute(update, (time.time(), len(rows), self._id)).fetchone()  # type: ignore[misc]
         numbered = [(log, end - len(rows) + place, zlib.crc32(row), row) for place, row in enumerate(rows)]
         db.executemany("INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)", numbered)
-        head = (sid, version, zlib.crc32(self._head), self._head)
-        db.execute("INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)", head)
+        self._file.add_head(sid, version, self._head)
         db.execute("COMMIT")
-
-    def close(self) -> None:
-        self._thread.submit(self._db.close).result()
-        self._thread.shutdown()
 
 
 async def measure(run: Run) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import msgspec
 from benchmarks.others.turns import MESSAGES, Turn
 from benchmarks.others.with_perdure import messages
 from perdure import AgentDefinition, AgentSession, InjectMessage, Message, SessionRuntime
+from perdure.stores.sqlite.schema import connect
 
 AGENT = AgentDefinition("bench", system_prompt="Be brief.")
 BATCH = 5_000
@@ -71,6 +76,32 @@ class Saver:
     async def __call__(self) -> None:
         state = self.session.state.with_messages(*turn())
         self.session = await self.store.save(self.session.with_state(state))
+
+
+class BareFile:
+    """A connection of its own to a SQLite file, in a thread of its own: what bare transactions are written through."""
+
+    def __init__(self, path: Path) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self.db = self._thread.submit(connect, path).result()
+
+    async def run(self, write: Callable[..., None], *given: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, write, *given)
+
+    def last(self, table: str, count: int) -> list[bytes]:
+        """Return the bodies of the last rows of a table, in order."""
+        query = f"SELECT body FROM {table} ORDER BY rowid DESC LIMIT {count}"
+        found: Any = self._thread.submit(lambda: self.db.execute(query).fetchall()).result()
+        return [body for (body,) in reversed(found)]
+
+    def add_head(self, sid: int, version: int, head: bytes) -> None:
+        """Write the head of a version, in the thread."""
+        row = (sid, version, zlib.crc32(head), head)
+        self.db.execute("INSERT INTO head (sid, version, crc, body) VALUES (?, ?, ?, ?)", row)
+
+    def close(self) -> None:
+        self._thread.submit(self.db.close).result()
+        self._thread.shutdown()
 
 
 def settled_size(path: Path) -> int:
