@@ -37,8 +37,13 @@ class Caller(msgspec.Struct, frozen=True):
         """Return the caller with a context: its own, or what `connect(context=…)` makes for one who is not there."""
         if self.context is not None or loops.make_context is None:
             return self
-        made = loops.make_context(session, self.data)
-        return replace(self, context=await made if isawaitable(made) else made)
+        try:
+            made = loops.make_context(session, self.data)
+            return replace(self, context=await made if isawaitable(made) else made)
+        except Exception as error:  # around a user's function: a run that was killed or queued waits, as without one
+            what = f"connect(context=…) has made no context for session {session.id!r}: {type(error).__name__}: {error}"
+            advice = "Mend the function and connect again: recover() continues a run that waits, send(…) begins one."
+            raise ConfigurationError(what, advice, missing="context") from error
 
     def require_for(self, tools: Iterable[Tool], session_id: str) -> None:
         """Raise ConfigurationError if a tool needs a context, and there is none: it would fail when it is called.

@@ -8,7 +8,6 @@ from perdure.errors import ConfigurationError, InvalidData, SessionNotActive
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import SessionManager
-from perdure.run_journal import loops_on_record
 
 
 async def taken_back(session: AgentSession, runtime: SessionManager) -> tuple[list[Message], TakeBackRun]:
@@ -21,8 +20,10 @@ async def taken_back(session: AgentSession, runtime: SessionManager) -> tuple[li
         raise ConfigurationError("This store has no journal, so it does not know which run was the last.")
     if session.status is not SessionStatus.ACTIVE:
         raise SessionNotActive(session.id, session.status.value, pending_in(session))
-    runs = [run for run in await loops_on_record(journal, session.id, limit=1) if run.first.kind == "agent_start"]
-    if not runs or session.state.execution is None or session.state.execution.execution_id != runs[0].loop_id:
+    # Not the newest on record: that may be a compaction, which has answered nobody.
+    ran = session.state.execution
+    runs = [] if ran is None else await journal.runs(session.id, run=ran.execution_id)
+    if not runs or runs[0].first.kind != "agent_start":
         raise InvalidData("$", f"session {session.id!r} has no run whose message could be sent again; use send()")
     (run,) = runs
     entries = await journal.read(session.id, run=run.loop_id)
@@ -36,5 +37,6 @@ async def taken_back(session: AgentSession, runtime: SessionManager) -> tuple[li
         inputs.append(Message(message.role, message.parts, metadata=message.metadata))
     if not inputs:
         raise InvalidData("$", f"the last run of session {session.id!r} answers no message of a user's; use send()")
-    before = entries[0].body.get("base_version")
-    return inputs, TakeBackRun(run.loop_id, int(before), session.version)
+    before = int(entries[0].body["base_version"])
+    # Its save made the next version. What was trimmed, compacted or reset since then stays so.
+    return inputs, TakeBackRun(run.loop_id, before, before + 1)

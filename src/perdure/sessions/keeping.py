@@ -20,7 +20,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionStatus, check_owner
 from perdure.paging import all_infos, pages
-from perdure.protocols import ArchivingStore, BulkErasure, Entry, Erasure, Filters
+from perdure.protocols import ArchivingStore, BulkErasure, Entry, Erasure, Filters, Journal
 from perdure.sessions.looking import Looking
 from perdure.sessions.reach import cannot
 from perdure.sessions.talking import ASSISTANT
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.05
 """Seconds between two looks at whether a run has stopped."""
+_ASK_AGAIN = 0.25
+"""Seconds until a run that has not stopped, or the next one of its session, is asked again."""
 
 
 class ErasureReceipt(msgspec.Struct, frozen=True):
@@ -261,12 +263,18 @@ class Keeping(Looking):
         if journal is None:
             return
         running = [each for each in session_ids if await journal.is_claimed(each)]
-        for each in running:
-            with suppress(SessionNotFound):
-                await journal.post(each, Entry(CANCEL))
+        asked = -_ASK_AGAIN
         while running and time.monotonic() < deadline:
+            if time.monotonic() - asked >= _ASK_AGAIN:  # where messages are queued, another run begins when one stops
+                asked = time.monotonic()
+                await self._ask_to_stop(journal, running)
             await asyncio.sleep(_PAUSE)
             running = [each for each in running if await journal.is_claimed(each)]
+
+    async def _ask_to_stop(self, journal: Journal, session_ids: Sequence[SessionId]) -> None:
+        for each in session_ids:
+            with suppress(SessionNotFound):
+                await journal.post(each, Entry(CANCEL))
 
     async def _with_children(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
         """Return ids, each once and after those of the sessions that its sub-agents have."""

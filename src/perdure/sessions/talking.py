@@ -231,14 +231,20 @@ class Talking(Looking):
         """Send the last message again: what its run came to is taken out of the view, and stays in the history.
 
         The options are those of `send`. InvalidData if nothing was sent yet; SessionNotActive while the run waits for
-        approval.
+        approval; SessionBusy while another is under way. If another begins in the very moment, the message is queued
+        behind it, and so is the reply.
         """
         from perdure.actions.retry import taken_back
 
         key = await self._reach(session_id)
         messages, action = await taken_back(await self.session(key), self.runtime)
-        await self.execute(key, action)
-        return await self.send(key, messages, **options)
+        with self.live.running(key):  # not by execute(), which would let what waits in the inbox go before the message
+            await self.runtime.execute(key, action, on_conflict="retry")
+        try:
+            return await self.send(key, messages, **options)
+        except SessionBusy:  # the message is not shown any more, and must not be lost
+            options["when_busy"] = "queue"
+            return await self.send(key, messages, **options)
 
     @overload
     async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
