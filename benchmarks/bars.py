@@ -137,6 +137,8 @@ BARS = (
             "created_before": "by `created_before`",
             "created_after": "by `created_after`",
             "updated_before": "by `updated_before`",
+            "metadata": "by metadata",
+            "owner_metadata": "by owner and metadata of all sessions",
             "owner_tag": "by owner and tag",
             "owner_created": "by owner and `created_before`",
             "common_tag": "by owner and a tag of all sessions",
@@ -144,6 +146,14 @@ BARS = (
             "top_level": "without sub-agents",
             "order": "in the order of updates, by any filter",
         }.items()
+    ),
+    Bar("lists.previews", "a page with titles and last words of a very large list", "the same of 1,000 sessions", 1.5),
+    Bar("lists.postgres_previews", "PostgreSQL: such a page of a very large list", "the same of 1,000 sessions", 1.5),
+    Bar(
+        "lists.postgres_metadata",
+        "PostgreSQL: a page of a very large list, by metadata, in either order",
+        "the same of 1,000 sessions",
+        1.5,
     ),
     Bar("lists.postgres", "PostgreSQL: a page of a very large list, by any filter", "the same of 1,000 sessions", 1.5),
     Bar(

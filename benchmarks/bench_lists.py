@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from benchmarks.harness import Cost, Run, interleaved, ms
-from perdure import AgentDefinition, AgentSession, AgentSessionInfo, AgentState, SessionId, SqliteStore
+from perdure import AgentDefinition, AgentSession, AgentSessionInfo, AgentState, Message, SessionId, SqliteStore
 from perdure.model import ids
 from perdure.model.lineage import SpawnRef
 
@@ -32,6 +32,8 @@ FILTERS: dict[str, dict[str, Any]] = {
     "no_owner": {"owner": None},
     "top_level": {"top_level": True},
     "updated_before": {"updated_before": BEGINNING + timedelta(seconds=RARE)},
+    "metadata": {"metadata": {"customer": "rare"}},
+    "owner_metadata": {"metadata": {"plan": "common"}, "owner": "rare"},
 }
 """What is asked for is rare and was created first: whatever goes through the newest sessions first finds it last."""
 
@@ -52,7 +54,10 @@ def session(number: int) -> AgentSession:
         tags=tags,
         parent_id=SessionId("s-0") if 0 < number < RARE else None,
     )
-    made = AgentSession(info, agent, AgentState.of(agent))
+    state = AgentState.of(agent).with_metadata("plan", "common")
+    state = state.with_metadata("customer", "rare" if is_rare else "common")
+    said = state.with_messages(Message.user(f"Where is order {number}?"), Message.assistant("It was sent."))
+    made = AgentSession(info, agent, said).with_indexed(("customer", "plan"))
     return made.suspended() if is_rare else made
 
 
@@ -65,19 +70,24 @@ async def measure(run: Run) -> None:
     for key, (value, detail) in found["created"].items():
         run.report(f"lists.{key}", value, detail)
     report_worst(run, "lists.order", found["updated"])
+    report_worst(run, "lists.previews", found["previews"])
     try:
         from benchmarks.bench_postgres import schema_of, server
     except ImportError as error:
-        for key in ("lists.postgres", "lists.postgres_order"):
-            run.skip(key, str(error))
+        for key in ("", "_order", "_previews", "_metadata"):
+            run.skip(f"lists.postgres{key}", str(error))
         return
     with server(run) as dsn:
         async with schema_of(dsn, "bench_few") as few, schema_of(dsn, "bench_many") as large:
             found = await compared(few, large, many, attrgetter("wall"))
     report_worst(run, "lists.postgres", found["created"])
     report_worst(run, "lists.postgres_order", found["updated"])
+    report_worst(run, "lists.postgres_previews", found["previews"])
+    by_metadata = {f"{key} by {order}": found[order][key] for order in ("created", "updated") for key in _METADATA}
+    report_worst(run, "lists.postgres_metadata", by_metadata)
 
 
+_METADATA = ("metadata", "owner_metadata")
 Found = dict[str, tuple[float, str]]
 
 
@@ -90,14 +100,30 @@ async def compared(few: Any, large: Any, many: int, seconds: Callable[[Cost], fl
     """Return, for each order and filter, what a page costs in a large store over what it costs in a small one."""
     await fill(few, FEW)
     await fill(large, many)
-    found: dict[str, Found] = {"created": {}, "updated": {}}
-    for order, measured in found.items():
+    found: dict[str, Found] = {"created": {}, "updated": {}, "previews": {}}
+
+    async def measure(kind: str, key: str, page: Callable[..., Any], **filters: Any) -> None:
+        sides = partial(page, few, **filters), partial(page, large, **filters)
+        small, long = map(seconds, await interleaved(*sides, rounds=40))
+        found[kind][key] = (long / small, f"{ms(long)} at {many:,} / {ms(small)} at {FEW:,}")
+
+    for order in ("created", "updated"):
         for key, filters in FILTERS.items():
             assert await few.list(**filters, order=order), key
-            sides = partial(few.list, **filters, order=order), partial(large.list, **filters, order=order)
-            small, long = map(seconds, await interleaved(*sides, rounds=40))
-            measured[key] = (long / small, f"{ms(long)} at {many:,} / {ms(small)} at {FEW:,}")
+            await measure(order, key, headers, **filters, order=order)
+        await measure("previews", f"by {order}", previews, order=order, limit=30)
     return found
+
+
+async def headers(store: Any, **filters: Any) -> None:
+    await store.list(**filters)
+
+
+async def previews(store: Any, **filters: Any) -> None:
+    """Read a page as `sessions.list` does."""
+    page = await store.list(**filters)
+    found = await store.previews([info.id for info in page])
+    assert len(found) == 30
 
 
 async def fill(store: Any, count: int) -> None:

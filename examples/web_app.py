@@ -90,7 +90,7 @@ async def listen(request: Request) -> EventSourceResponse:
 
 async def sidebar(request: Request) -> JSONResponse:
     page = await mine(request).list(order="updated", top_level=True, limit=30, after=request.query_params.get("after"))
-    rows = [{"chat": info.id, "updated": info.updated_at.isoformat(), "status": info.status} for info in page]
+    rows = [{"chat": each.id, "title": each.title, "last": each.last_words, "status": each.status} for each in page]
     return JSONResponse({"chats": rows, "next": page.next})
 
 

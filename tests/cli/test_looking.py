@@ -21,7 +21,7 @@ from perdure.cli.session_ids import ids_beginning_with
 from perdure.model.ids import use
 from perdure.model.message import Text
 from perdure.testing import FrozenClock
-from perdure.testing.samples import new_session
+from perdure.testing.samples import new_session, note
 from perdure.testing.samples import tell as tell_messages
 
 from .conftest import COMMAND
@@ -54,6 +54,37 @@ def test_filters(perdure: Callable[..., Any], told: None) -> None:
     assert len(ids("--limit", "2")) == 2
     assert len(ids("--all")) == 10
     assert ids("--since", "1d", "--until", "2020-01-01") == set()
+
+
+def test_a_list_shows_titles_costs_and_last_words(perdure: Callable[..., Any], told: None) -> None:
+    """In a pipe all of them; nothing where a session has spent nothing."""
+    listed = {each["id"]: each for each in perdure("ls", "--json", "--all").json_lines}
+    assert all(each["title"] for each in listed.values() if each["message_count"])
+    rows = {row.split("\t")[0]: row.split("\t") for row in perdure("ls", "--all").lines}
+    for name, each in listed.items():
+        title, _, count, cost, last = rows[name][6:]
+        assert (title, count, last) == (each["title"] or "", str(each["message_count"]), each["last_words"] or "")
+        assert bool(cost) == bool(each["usage"]["input_tokens"] + each["usage"]["output_tokens"])
+
+
+def test_a_list_is_narrowed_by_metadata(perdure: Callable[..., Any], home: Path) -> None:
+    """By what a program has declared; a number is not a text."""
+
+    async def fill() -> None:
+        async with SqliteStore(home / "filed.db") as store:
+            for name, value in (("text", "7"), ("number", 7), ("word", "acme")):
+                await store.create(note(new_session("Hi", id=name), "plan", value).with_indexed(["plan"]))
+
+    asyncio.run(fill())
+
+    def ids(*options: str) -> list[str]:
+        return [each["id"] for each in perdure("--store", "filed.db", "ls", "--json", *options).json_lines]
+
+    assert ids("--metadata", "plan=acme") == ["word"]
+    assert ids("--metadata", "plan=7") == ["number"]
+    assert ids("--metadata", 'plan="7"') == ["text"]
+    assert ids("--metadata", "other=7") == []
+    assert "KEY=VALUE" in perdure("--store", "filed.db", "ls", "--metadata", "plan", code=2).err
 
 
 def test_lists_by_update_and_without_sub_agents(perdure: Callable[..., Any], told: None) -> None:

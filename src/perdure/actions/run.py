@@ -16,6 +16,7 @@ from perdure import codec
 from perdure.actions.callers import NOBODY, Caller
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
+from perdure.actions.titles import Titling
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.cut_off import LostAnswer
@@ -123,15 +124,15 @@ async def run_agent(
         lost=options.lost,
         form=options.form,
     )
-    run = loop.start(state, start)
+    run, titling = loop.start(state, start), Titling(session, loops)
     try:
-        await _carry_through(run, work, context, options)
+        await _carry_through(run, work, context, options, titling)
     except asyncio.CancelledError:
-        made = work.next(_after(session, run), key=key)
+        made = work.next(titling.named(_after(session, run)), key=key)
         if run.is_settled and work.can_be_saved and isinstance(made, Next):
             raise Interrupted(made) from None
         raise
-    return work.next(_after(session, run), key=key)
+    return work.next(titling.named(_after(session, run)), key=key)
 
 
 async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOptions, past: Past) -> Caller:
@@ -194,7 +195,9 @@ def _shown(before: AgentState, run: Run) -> AgentState:
     return run.state.with_transcript(before.transcript, rewound_to=before.rewound_to, shown_since=before.shown_since)
 
 
-async def _carry_through(run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions) -> None:
+async def _carry_through(
+    run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions, titling: Titling
+) -> None:
     """Take every step of a run, or the last one."""
     if context is not None:
         run.is_interrupted = lambda: context.is_closing
@@ -203,12 +206,12 @@ async def _carry_through(run: Run, work: ClaimedWork, context: ActionContext | N
         await run.give_up()
         return
     await work.open_inbox(run, answers=options.posted)
-    await work.carry_out(_all_steps(run))
+    await work.carry_out(_all_steps(run, titling))
     if not run.is_settled:
         raise work.interrupted_by_closing()
 
 
-async def _all_steps(run: Run) -> None:
+async def _all_steps(run: Run, titling: Titling) -> None:
     try:
         async with aclosing(run.steps()) as steps:
             async for _ in steps:
@@ -216,6 +219,8 @@ async def _all_steps(run: Run) -> None:
     except asyncio.CancelledError:
         await run.end_cancelled()
         raise
+    # Here, where the claim is looked after, and a wish to cancel ends the wait and not the run.
+    await titling.ask(run.state)
 
 
 def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:

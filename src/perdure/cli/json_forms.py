@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.model.execution import PendingCall
 from perdure.model.message import Message
-from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession
 from perdure.model.usage import Usage
 from perdure.protocols import SearchHit
 from perdure.sessions.reply import Reply
@@ -26,6 +26,16 @@ def of_info(info: AgentSessionInfo) -> dict[str, Any]:
         "spawned_by": info.spawn_ref and info.spawn_ref.to_dict(),
         "created_at": info.created_at,
         "updated_at": info.updated_at,
+    }
+
+
+def of_listed(listed: ListedSession) -> dict[str, Any]:
+    return {
+        **of_info(listed),
+        "title": listed.title,
+        "last_words": listed.last_words,
+        "message_count": listed.message_count,
+        "usage": listed.usage and of_usage(listed.usage),
     }
 
 

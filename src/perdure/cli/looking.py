@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import click
 
 from perdure.cli.hints import command
 from perdure.cli.interrupted import KILLED, killed_in, needs_tools
-from perdure.cli.json_forms import of_hit, of_info, of_session
+from perdure.cli.json_forms import of_hit, of_listed, of_session, of_usage
 from perdure.cli.options import (
     agent_name_option,
     last_option,
@@ -33,23 +34,28 @@ from perdure.cli.terminal import (
     line,
     note,
     patiently,
+    price,
     print_json,
     print_table,
     progress,
     safe,
     say,
+    width,
     written,
 )
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from perdure.model.session import AgentSession, SessionInfoList
+    from perdure.model.session import AgentSession, ListedSession, SessionInfoList
+    from perdure.model.usage import Usage
     from perdure.protocols import SearchHit
     from perdure.sessions.lineage import Diff
     from perdure.sessions.sessions import Sessions
 
 _TOLD = 5
 """How many killed runs a page of sessions tells of one by one."""
+_WIDE = 140
+"""How wide a terminal has to be to show what was said last: beside it a title is shown whole."""
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold yellow", "system": "bold magenta"}
 _WIDTH = 2000
 
@@ -58,6 +64,7 @@ _WIDTH = 2000
 @agent_name_option
 @status_option
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+@click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="Only those with this metadata, if it is indexed.")
 @click.option("--parent", metavar="SESSION", help="Only forks and sub-agents of this session.")
 @click.option("--top-level", is_flag=True, help="Leave out the sessions of sub-agents.")
 @since_option("updated_after", "sessions changed")
@@ -71,9 +78,19 @@ _WIDTH = 2000
 )
 @limit_option(50)
 @click.option("--all", "everything", is_flag=True, help="However many there are.")
-def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, parent: str | None, **filters: Any) -> None:
+def ls(
+    ctx: click.Context,
+    /,
+    limit: int,
+    everything: bool,
+    as_json: bool,
+    parent: str | None,
+    metadata: Sequence[str],
+    **filters: Any,
+) -> None:
     """List sessions, the last created first, or with `--order updated` the last changed."""
     wanted = {name: value for name, value in filters.items() if value is not None}
+    wanted["metadata"] = indexed = dict(map(_key_and_value, metadata))
 
     async def work(sessions: Sessions) -> int:
         shown, left, after = 0, None if everything else limit, None
@@ -93,8 +110,20 @@ def ls(ctx: click.Context, /, limit: int, everything: bool, as_json: bool, paren
             if after is None or left == 0:
                 return shown
 
-    if on_sessions(ctx, work) == 0 and not as_json and is_terminal():
+    if on_sessions(ctx, work, filters=indexed) == 0 and not as_json and is_terminal():
         note(f"No sessions here. Begin one: {command('chat', begins=True)}")
+
+
+def _key_and_value(given: str) -> tuple[str, Any]:
+    """Return what `KEY=VALUE` asks for. A value that is a number, a truth value or a text in JSON is that."""
+    key, sign, text = given.partition("=")
+    if not key or not sign:
+        raise click.UsageError(f"--metadata takes KEY=VALUE, such as --metadata customer=acme; got {given!r}.")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return key, text
+    return key, value if isinstance(value, str | int) else text
 
 
 async def _tell_of_killed(sessions: Sessions, session_ids: Sequence[str]) -> None:
@@ -105,10 +134,10 @@ async def _tell_of_killed(sessions: Sessions, session_ids: Sequence[str]) -> Non
         note(f"Killed as well: {len(session_ids) - _TOLD:,} more. Go on with all: {command('recover', tools=True)}")
 
 
-def _print_page(page: SessionInfoList, killed: set[str], as_json: bool) -> None:
+def _print_page(page: SessionInfoList[ListedSession], killed: set[str], as_json: bool) -> None:
     if as_json:
         for info in page:
-            print_json({**of_info(info), "killed": info.id in killed})
+            print_json({**of_listed(info), "killed": info.id in killed})
     elif page:
         rows = [
             (
@@ -118,16 +147,35 @@ def _print_page(page: SessionInfoList, killed: set[str], as_json: bool) -> None:
                 info.version,
                 age(info.created_at),
                 age(info.updated_at),
-                info.name or "",
+                info.title or "",
                 " ".join(info.tags),
+                "" if info.message_count is None else info.message_count,
+                _cost(info.usage),
+                info.last_words or "",
             )
             for info in page
         ]
-        columns = ("SESSION", "AGENT", "STATUS", "VERSION", "CREATED", "CHANGED", "NAME", "TAGS")
-        spare = ("VERSION", "AGENT", "CHANGED", "TAGS", "STATUS", "NAME", "CREATED")
-        print_table(columns, rows, right=("VERSION",), spare=spare, flexible=("NAME", "TAGS"))
+        _print_sessions(rows)
     for damage in page.damaged:
         note(f"damaged: {damage}")
+
+
+def _cost(usage: Usage | None) -> str:
+    """Return what a session has cost; nothing where that is not known, or nothing was spent."""
+    return "" if usage is None or not usage.total_tokens else price(of_usage(usage))
+
+
+def _print_sessions(rows: Sequence[tuple[object, ...]]) -> None:
+    columns = ["SESSION", "AGENT", "STATUS", "VERSION", "CREATED", "CHANGED", "TITLE", "TAGS", "MESSAGES", "COST"]
+    spare = ["VERSION", "AGENT", "COST", "CHANGED", "TAGS", "MESSAGES", "STATUS", "TITLE", "CREATED"]
+    flexible = ["TITLE", "TAGS"]
+    room = width()
+    if room is None or room >= _WIDE:
+        columns.append("LAST WORDS")
+        spare.insert(0, "LAST WORDS")
+        flexible.insert(0, "LAST WORDS")
+    shown = [row[: len(columns)] for row in rows]
+    print_table(columns, shown, right=("VERSION", "MESSAGES", "COST"), spare=spare, flexible=flexible)
 
 
 @store_command(json=True)

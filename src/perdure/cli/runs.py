@@ -19,6 +19,7 @@ from perdure.cli.terminal import (
     is_terminal,
     line,
     note,
+    price,
     print_json,
     print_table,
     progress,
@@ -197,7 +198,7 @@ def print_costs(name: str, rows: list[dict[str, Any]]) -> None:
     most = max((row[counted] for row in rows), default=0) or 1
     columns = [name.upper(), "RUNS", "INPUT", "OUTPUT", "COST"]
     lines = [
-        [row["key"], row["runs"], f"{row['input_tokens']:,}", f"{row['output_tokens']:,}", _price(row)] for row in rows
+        [row["key"], row["runs"], f"{row['input_tokens']:,}", f"{row['output_tokens']:,}", price(row)] for row in rows
     ]
     if not is_terminal():
         print_table(columns, [(name, *_plain(row)) for row in rows])
@@ -208,13 +209,6 @@ def print_costs(name: str, rows: list[dict[str, Any]]) -> None:
     right = ("RUNS", "INPUT", "OUTPUT", "COST")
     print_table([*columns, "SHARE"], lines, right=right, spare=("SHARE", "RUNS", "INPUT", "OUTPUT", "COST"))
     console().print()
-
-
-def _price(row: dict[str, Any]) -> str:
-    """Return what a row cost; with a + where the price of some tokens is not known, and ? where no price is."""
-    if not row["unpriced_tokens"]:
-        return f"${row['cost']:.4f}"
-    return f"${row['cost']:.4f}+" if row["cost"] else "?"
 
 
 def _plain(row: dict[str, Any]) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -30,18 +30,25 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def on_sessions(
-    ctx: click.Context, work: Callable[[Sessions], Awaitable[T]], *, must_exist: bool = True, begins: bool = False
+    ctx: click.Context,
+    work: Callable[[Sessions], Awaitable[T]],
+    *,
+    must_exist: bool = True,
+    begins: bool = False,
+    filters: Iterable[str] = (),
 ) -> T:
     """Carry out work on the sessions that the options name."""
 
     async def opened_and_done() -> T:
-        async with opened(ctx, must_exist=must_exist, begins=begins) as sessions:
+        async with opened(ctx, must_exist=must_exist, begins=begins, filters=filters) as sessions:
             return await work(sessions)
 
     return run(opened_and_done())
 
 
-def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False) -> Sessions:
+def opened(
+    ctx: click.Context, *, must_exist: bool = False, begins: bool = False, filters: Iterable[str] = ()
+) -> Sessions:
     """Return the sessions that the options name, to be used with `async with`.
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is.
@@ -67,7 +74,7 @@ def opened(ctx: click.Context, *, must_exist: bool = False, begins: bool = False
     # Not with connect(), which changes the model of sessions: a default in a file must not; use_model() does.
     # What others have queued behind this command's run is sent before it ends, however long that takes; Ctrl-C ends it.
     store = store_of(url, commit_in_loop=True)  # a command has nothing else to do while the disk is waited for
-    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=math.inf)
+    return Sessions(store, loops, events=bus, owner=owner_of(ctx), grace=math.inf, filters=filters)
 
 
 def _mcp_servers(ctx: click.Context) -> list[McpServer]:

@@ -62,6 +62,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
+def price(usage: Mapping[str, Any]) -> str:
+    """Return what was spent; with a + where the price of some tokens is not known, and ? where no price is."""
+    if not usage["unpriced_tokens"]:
+        return f"${usage['cost']:.4f}"
+    return f"${usage['cost']:.4f}+" if usage["cost"] else "?"
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +50,8 @@ DEFAULT_COMPACTION = AutoCompaction()
 MakeContext = Callable[[AgentSession, Mapping[str, Any] | None], Any]
 """Makes the context of a run's tools where no caller gives one, from the session and what the caller left as
 `context_data`. It may be async."""
+MakeTitle = Callable[[AgentSession], str | Awaitable[str | None] | None]
+"""Makes a title of a session after its first answer. It may be async."""
 
 
 class Capability(Protocol):
@@ -92,6 +94,7 @@ class LoopFactory:
         max_result_chars: int = 20_000,
         compaction: AutoCompaction | None = DEFAULT_COMPACTION,
         context: MakeContext | None = None,
+        title: MakeTitle | None = None,
     ) -> None:
         if concurrency not in ("sequential", "parallel") and not _is_count(concurrency):
             known = "'sequential', 'parallel' or a number over 0"
@@ -116,6 +119,7 @@ class LoopFactory:
         self._input_filters = tuple(expect_function(each, "$.input_filters") for each in filters)
         self._events = None if events is None else expect_method(events, "emit", "$.events")
         expect(keep_traces, bool, "$.keep_traces")
+        self.title = None if title is None else expect_function(title, "$.title")
         self.make_context = None if context is None else expect_function(context, "$.context")
         self._concurrency = concurrency
         self._keep_traces = keep_traces

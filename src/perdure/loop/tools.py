@@ -94,7 +94,7 @@ class FunctionTool:
             given[self._context_name] = context
         if self._is_async:
             return await self._function(**given)
-        outcome = await _in_a_thread(self.name, partial(_called, self._function, given))
+        outcome = await in_a_thread(self.name, partial(_called, self._function, given))
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +240,7 @@ def _forget_threads() -> None:
 os.register_at_fork(after_in_child=_forget_threads)
 
 
-async def _in_a_thread(name: str, work: Callable[[], Any]) -> Any:
+async def in_a_thread(name: str, work: Callable[[], Any]) -> Any:
     """Return what work comes to, done in a thread."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()

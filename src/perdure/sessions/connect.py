@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from perdure.errors import ConfigurationError
-from perdure.loop.factory import Capability, LoopFactory, MakeContext
+from perdure.loop.factory import Capability, LoopFactory, MakeContext, MakeTitle
 from perdure.loop.filters import InputFilter
 from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
@@ -38,6 +38,7 @@ class LoopOptions(TypedDict, total=False):
     max_result_chars: int
     compaction: AutoCompaction | None
     context: MakeContext | None
+    title: MakeTitle | None
 
 
 def connect(
@@ -58,7 +59,9 @@ def connect(
     and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
     later; `filters` are the keys of sessions' metadata that `list(metadata=…)` can narrow a list by. The rest goes to
     the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the `context_data` that a
-    caller left: it makes what tools find in `ToolContext.context` where there is no caller.
+    caller left: it makes what tools find in `ToolContext.context` where there is no caller. And `title`, a function of
+    the session after its first answer: what it returns becomes the session's name, unless it has one or it takes more
+    than 10 seconds.
 
     A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
