@@ -466,6 +466,8 @@ VERBS: dict[str, Verb] = {
     "store.load number": lambda s, c: s.store.load(5),  # type: ignore[arg-type]
     "store.ids_with_prefix None": lambda s, c: s.store.ids_with_prefix(None),  # type: ignore[attr-defined]
     "store.ids_with_prefix limit": lambda s, c: s.store.ids_with_prefix("s", limit="9"),  # type: ignore[attr-defined]
+    "shared number": lambda s, c: P.shared(5),  # type: ignore[arg-type]
+    "shared nonsense": lambda s, c: P.shared("nonsense"),
     "store.ids_with_suffix None": lambda s, c: s.store.ids_with_suffix(None),  # type: ignore[attr-defined]
     "store.ids_with_suffix short": lambda s, c: s.store.ids_with_suffix("abc"),  # type: ignore[attr-defined]
     "journal.runs before": lambda s, c: s.runtime.journal.runs("s", before=2**70),  # type: ignore[union-attr]

@@ -128,3 +128,12 @@ def test_an_owner_sees_no_other(perdure: Callable[..., Any]) -> None:
 )
 def test_a_password_is_not_shown(url: str, shown: str) -> None:
     assert shown_url(url) == shown
+
+
+def test_an_option_of_a_url_is_no_part_of_its_path(perdure: Callable[..., Any], home: Path) -> None:
+    """One that the store does not have is refused."""
+    perdure("--store", "sqlite:///s.db?commit_in_loop=off", "send", "--new", "s", "hello")
+    assert perdure("--store", "s.db", "show", "s", "--json").json["id"] == "s"
+    assert "has an option" in perdure("--store", "sqlite:///s.db?cache=1", "ls", code=9).err
+    assert "takes none" in perdure("--store", "file://dir?cache=1", "chat", code=9).err
+    assert not (home / "dir").exists()

@@ -275,7 +275,7 @@ def script(text: str, *arguments: str, timeout: float = 120) -> subprocess.Compl
 
 
 FORK = """
-    import asyncio, os, sys
+    import asyncio, os, signal, sys
     import perdure
     from perdure.testing.samples import new_session, say, texts
 
@@ -285,6 +285,7 @@ FORK = """
     for number in range(3):
         pid = os.fork()
         if pid == 0:
+            signal.alarm(60)
             async def speak():
                 await store.save(say(await store.load("s"), f"child {number}"))
             asyncio.run(speak())
@@ -305,7 +306,7 @@ def test_a_forked_child_opens_its_own(kind: str, tmp_path: Path) -> None:
 
 
 BUSY_FORK = """
-    import os, sys, threading, time
+    import os, signal, sys, threading
     import perdure
     from perdure.testing.samples import new_session, say, texts
 
@@ -322,14 +323,18 @@ BUSY_FORK = """
     for number in range(20):
         pid = os.fork()
         if pid == 0:
-            perdure.shared(sys.argv[1]).wait(store.exists("s0"))
+            signal.alarm(60)
+            mine = perdure.shared(sys.argv[1])
+            mine.wait(mine.create(new_session("child", id=f"child-{number}")))
             os._exit(0)
-        deadline = time.monotonic() + 60
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
-            assert time.monotonic() < deadline, f"child {number} hangs"
-            time.sleep(0.002)
+        assert os.waitpid(pid, 0)[1] == 0, number
     ended.set()
     for each in threads: each.join()
+    assert len(store.wait(store.list(limit=100))) == 23
+    for who in range(3):
+        session = store.wait(store.load(f"s{who}"))
+        assert texts(session) == ["x"] * (session.version - 1)
+    assert store.wait(store.check()) == []
 """
 
 
@@ -337,6 +342,67 @@ def test_a_process_that_is_busy_may_be_forked(tmp_path: Path) -> None:
     """Locks that other threads hold at that moment hold nobody up in the child."""
     done = script(BUSY_FORK, url_of("sqlite", tmp_path))
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+STUCK_FORK = """
+    import asyncio, os, signal, sys
+    import perdure
+    from perdure.sessions import shared
+
+    shared._PATIENCE = 0.5
+    store = perdure.shared(sys.argv[1])
+    store.wait(store.exists("s"))
+
+    def child():
+        signal.alarm(60)
+        try:
+            store.wait(store.exists("s"))
+        except perdure.StoreError as error:
+            print(error, flush=True)
+        os._exit(0)
+
+    async def fork():
+        return os.fork() or child()
+
+    os.waitpid(store.wait(fork()), 0)
+    print(store.wait(store.exists("s")))
+"""
+
+
+def test_a_child_that_cannot_be_made_safe_is_told(tmp_path: Path) -> None:
+    """As one that was forked by the store's own thread. The parent goes on."""
+    done = script(STUCK_FORK, url_of("sqlite", tmp_path))
+    first, second = done.stdout.splitlines()
+    assert "Fork before the store is used" in first
+    assert (second, done.stderr, done.returncode) == ("False", "", 0)
+
+
+CLAIM_FORK = """
+    import asyncio, os, signal, sys
+    import perdure
+    from perdure.testing.samples import new_session, say
+
+    store = perdure.shared(sys.argv[1])
+
+    async def run():
+        session = await store.create(new_session("Hello", id="s"))
+        claim, _ = await store.claim("s", version=1, owner="me")
+        if os.fork() == 0:
+            signal.alarm(60)
+            os._exit(0)
+        os.wait()
+        assert await store.is_claimed("s")
+        return await store.save(say(session, "still mine"), claim=claim)
+
+    assert asyncio.run(run()).version == 2
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_fork_leaves_runs_under_way_their_claims(kind: str, tmp_path: Path) -> None:
+    """What is closed for the moment of the fork is the file, not the store."""
+    done = script(CLAIM_FORK, url_of(kind, tmp_path))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 EXIT = """
@@ -375,6 +441,14 @@ class TestSharedStore(StoreContract, JournalContract, NamesContract, ChronicleCo
 
     def open_store(self, where: Path) -> Any:
         return _closed_at_the_end(f"sqlite:///{where}/sessions.db")
+
+    def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
+        """This one does not: whoever uses it next opens it again."""
+        store = perdure.shared(f"sqlite:///{tmp_path}/sessions.db")
+        store.wait(store.create(new_session("Hello", id="s")))
+        store.close()
+        assert store.wait(store.exists("s"))
+        store.close()
 
 
 @asynccontextmanager

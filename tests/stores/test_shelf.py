@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.model.message import Message
 from perdure.model.transcript import LogRef, Span, Tape, Transcript
-from perdure.stores.tapes import TapeCache
+from perdure.stores.tapes import TapeCache, consolidate
 from perdure.testing.samples import new_session, show
 
 
@@ -35,3 +35,22 @@ def test_messages_that_two_threads_have_read_are_put_once() -> None:
     one.put(1, 2, Slow(said[2:], other))
     other.join()
     assert [message.text for message in tape.items or ()] == ["0", "1", "2", "3"]
+
+
+def test_what_one_thread_saves_and_another_loads_is_put_once() -> None:
+    """A save that moves its messages onto a tape, and a load that has read them by then, share the tape."""
+    ref = LogRef("here", 1)
+    said = [Message.user(f"{number}") for number in range(4)]
+    tape = Tape(said[:2], ref)
+    known = show(new_session(), Transcript((Span(tape, 0, 2),)))
+    loading = threading.Thread(target=TapeCache("here", known).put, args=(1, 2, said[2:]))
+
+    class Saved(Span):
+        def messages(self) -> list[Message]:
+            return Slow(super().messages(), loading)
+
+    saved = show(new_session(), Transcript((Span(tape, 0, 2), Saved(Tape(said[2:], ref, 2), 2, 4))))
+    shown = consolidate(saved).state.messages
+    loading.join()
+    assert [message.text for message in tape.items or ()] == ["0", "1", "2", "3"]
+    assert [message.text for message in shown] == ["0", "1", "2", "3"]

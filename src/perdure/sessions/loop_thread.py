@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -32,17 +32,27 @@ class LoopThread:
         """Whether this is the thread of the loop."""
         return threading.current_thread() is self._thread
 
-    def wait(self, work: Awaitable[T]) -> T:
-        """What a coroutine comes to. Ctrl-C cancels it, and waits until it has put its things in order."""
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Have a function called in the loop's thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    def wait(self, work: Awaitable[T], timeout: float | None = None) -> T:
+        """Return what a coroutine comes to. Ctrl-C cancels it, and waits until it has put its things in order.
+
+        TimeoutError if it takes longer than `timeout` seconds, whatever holds it up.
+        """
         tasks: list[asyncio.Task[Any]] = []
         if self.is_here:
-            _drop(work)
+            drop(work)
             raise ConfigurationError("A blocking verb was called from inside a run. Tools and subscribers use await.")
         future = self._begun(work, tasks)
         try:
-            return future.result()
+            return future.result(timeout)
         except CancelledError:
             self._require_open_still()
+            raise
+        except TimeoutError:
+            future.cancel()
             raise
         except KeyboardInterrupt:
             future.cancel()
@@ -64,7 +74,7 @@ class LoopThread:
     def _begun(self, work: Awaitable[T], tasks: list[asyncio.Task[Any]]) -> Future[T]:
         with self._closing:  # what is begun before the end is cancelled by it, and nothing is begun after it
             if self._is_closed:
-                _drop(work)
+                drop(work)
                 raise ConfigurationError(self._not_open)
             return asyncio.run_coroutine_threadsafe(self._noted(work, tasks), self._loop)
 
@@ -130,7 +140,8 @@ class LoopThread:
 _SECONDS_AT_EXIT = 10.0
 
 
-def _drop(work: Awaitable[Any]) -> None:
+def drop(work: Awaitable[Any]) -> None:
+    """Let go of work that is not to be begun, so that nobody is warned of it."""
     if inspect.iscoroutine(work):
         work.close()
 

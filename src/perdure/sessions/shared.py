@@ -1,13 +1,15 @@
 """One store for a process, whichever event loops and threads use it: it lives in a loop of its own.
 
-Every verb hands its work to that loop and waits. A forked child opens a store of its own; at the interpreter's exit
-what is open is closed.
+Every verb hands its work to that loop and waits. A forked child opens a store of its own: no file is open at the moment
+of the fork, since a child that inherits SQLite's notes of its locks believes in locks that it does not have. At the
+interpreter's exit what is open is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401  # see the end of this file
 import inspect
 import os
 import threading
@@ -17,10 +19,12 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from perdure.errors import PerdureError, StoreError
 from perdure.model.checks import expect
 from perdure.protocols import SessionStore
 from perdure.sessions.default_store import as_url, default_store, path_of
-from perdure.sessions.loop_thread import LoopThread
+from perdure.sessions.loop_thread import LoopThread, drop
+from perdure.stores import file_lock  # noqa: F401  # see the end of this file
 from perdure.stores.urls import store_of
 
 if TYPE_CHECKING:
@@ -30,6 +34,12 @@ else:
 
 T = TypeVar("T")
 _CLOSED = "This store was closed while it was used. Ask again: it is opened again then."
+_LOST = (
+    "This process was forked while the store was in use and could not be paused. Its locks do not survive that. "
+    'Fork before the store is used, or start processes by multiprocessing\'s "spawn" or "forkserver".'
+)
+_PATIENCE = 10.0
+"""How many seconds a fork waits for verbs that are under way."""
 
 
 def shared(url: str | None = None) -> SharedStore:
@@ -61,6 +71,8 @@ class SharedStore(_Verbs):
         self._url = url
         self._changing = threading.Lock()
         self._home: _Home | None = None
+        self._is_lost = False
+        """Whether this process was forked from one that had it open."""
 
     @property
     def is_open(self) -> bool:
@@ -81,11 +93,11 @@ class SharedStore(_Verbs):
         What uses the store often is quicker there: a verb awaited from elsewhere goes to that loop and back. If the
         caller is cancelled, the work goes on.
         """
-        return await self._here.run(work)
+        return await self._home_for(work).run(work)
 
     def wait(self, work: Awaitable[T]) -> T:
         """Return what a coroutine comes to, for code without an event loop: `store.wait(store.load("chat-1"))`."""
-        return self._here.loop.wait(work)
+        return self._home_for(work).loop.wait(work)
 
     def close(self) -> None:
         """Close the store, for all who share it. The next to use it opens it again."""
@@ -97,6 +109,13 @@ class SharedStore(_Verbs):
         if home is not None:
             home.close(at_exit=at_exit)
 
+    def _home_for(self, work: Awaitable[Any]) -> _Home:
+        try:
+            return self._here
+        except StoreError:
+            drop(work)
+            raise
+
     @property
     def _here(self) -> _Home:
         """The store's home in this process."""
@@ -104,17 +123,29 @@ class SharedStore(_Verbs):
         if home is not None:
             return home
         with self._changing:
+            if self._is_lost:
+                raise StoreError(_LOST)
             if self._home is None:
                 self._home = _Home(self._url)
             return self._home
 
-    def _begin_again(self) -> None:
-        """Forget the home of the process that this one was forked from: its thread is not here.
+    def _before_fork(self) -> None:
+        """Let no other thread begin anything, and have nothing open. What was begun is waited for, for a while."""
+        self._changing.acquire()
+        if self._home is not None:
+            self._is_lost = not self._home.pause()
 
-        Nothing of it may be closed or collected, since its files and its selector are the parent's too.
-        """
-        _of_parents.append(self._home)
-        self._changing, self._home = threading.Lock(), None
+    def _after_fork(self, *, in_child: bool) -> None:
+        home = self._home
+        if in_child:
+            # Nothing of it may be closed or collected here: its selector and its connections are the parent's too.
+            _of_parents.append(home)
+            self._changing, self._home = threading.Lock(), None
+            return
+        self._is_lost = False
+        self._changing.release()
+        if home is not None:
+            home.resume()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"  # without the URL, which may have a password
@@ -126,22 +157,69 @@ class _Home:
     def __init__(self, url: str) -> None:
         self.store: Any = store_of(url)
         self._exits = AsyncExitStack()
-        self._is_open = False
+        self._is_open = self._was_open = False
+        self._is_on_disk = path_of(url) is not None
         self._opening = asyncio.Lock()
+        self._calls = 0
+        """How many verbs are under way."""
+        self._is_idle = asyncio.Event()
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
         name = f"perdure shared {type(self.store).__name__}"
         self.loop = LoopThread(name, not_open=_CLOSED, closed=_CLOSED)
 
     async def opened(self) -> Any:
         """Return the store, which the first to come here opens. One that could not be is tried again by the next."""
-        if not self._is_open:
+        while not self._is_open or not self._may_begin.is_set():
+            await self._may_begin.wait()
             async with self._opening:
                 if not self._is_open:
-                    await self._exits.enter_async_context(self.store)
-                    self._is_open = True
+                    await self._open()
         return self.store
 
+    async def _open(self) -> None:
+        if self._was_open:
+            await self.store._engine.__aenter__()
+        else:
+            await self._exits.enter_async_context(self.store)
+        self._is_open = self._was_open = True
+
     async def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        return await getattr(await self.opened(), verb)(*args, **kwargs)
+        store = await self.opened()
+        self._calls += 1
+        self._is_idle.clear()
+        try:
+            return await getattr(store, verb)(*args, **kwargs)
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._is_idle.set()
+
+    def pause(self) -> bool:
+        """Have no file open, until `resume`. Return False if that could not be done."""
+        if not self._is_on_disk:
+            return True
+        if self.loop.is_here:  # which would wait for itself
+            return False
+        try:
+            self.loop.wait(self._pause(), _PATIENCE)
+        except (TimeoutError, PerdureError, OSError):
+            return False
+        return True
+
+    async def _pause(self) -> None:
+        """Close the engine beneath the store, which keeps its claims and what is at hand."""
+        self._may_begin.clear()
+        if self._calls:
+            await self._is_idle.wait()
+        async with self._opening:
+            if self._is_open:
+                self._is_open = False
+                await self.store._engine.__aexit__(None, None, None)
+
+    def resume(self) -> None:
+        """Let those who wait go on; the first of them opens the store again."""
+        self.loop.call_soon(self._may_begin.set)
 
     async def entered(self, verb: str, *args: Any) -> tuple[AsyncExitStack, Any]:
         stack = AsyncExitStack()
@@ -197,11 +275,23 @@ _changing = threading.Lock()
 _of_parents: list[_Home | None] = []
 
 
-def _after_fork() -> None:
-    global _changing
-    _changing = threading.Lock()  # another thread of the parent may have held it
+def _before_fork() -> None:
+    _changing.acquire()
     for each in _shared.values():
-        each._begin_again()
+        each._before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for each in _shared.values():
+        each._after_fork(in_child=False)
+    _changing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _changing
+    _changing = threading.Lock()
+    for each in _shared.values():
+        each._after_fork(in_child=True)
 
 
 def _at_exit() -> None:
@@ -210,5 +300,7 @@ def _at_exit() -> None:
             all_of_them.callback(each._close, at_exit=True)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+# What is registered last is called first before a fork. The executor's threads and the locks on files take locks then
+# which a store needs to be paused: so these are imported above, and have been registered by now.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
