@@ -22,6 +22,7 @@ class AdkForm(Form):
     """The form of Google ADK."""
 
     name = "adk"
+    may_need_no_envelope = False
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
         skeleton = {**item, **lifter.keep_all(item, _FRAME)}

@@ -40,6 +40,7 @@ class ClaudeForm(Form):
     """The form of the Claude Agent SDK."""
 
     name = "claude"
+    may_need_no_envelope = False
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
         skeleton = {**item, **lifter.keep_all(item, _FRAME)}
@@ -70,11 +71,7 @@ FORM = ClaudeForm()
 
 
 def _message(said: dict[str, Any], lifter: Lifter) -> JSON:
-    skeleton = dict(said)
-    kept = {key: said[key] for key in _MESSAGE_FRAME if said.get(key) is not None}
-    if kept and lifter.is_sound(kept):
-        lifter.frame["message"] = kept
-        skeleton |= {key: lifter.framed("message", key) for key in kept}
+    skeleton = {**said, **lifter.keep_in("message", said, _MESSAGE_FRAME)}
     content = said["content"]
     if isinstance(content, list):
         skeleton["content"] = [_block(block, lifter) for block in content]
