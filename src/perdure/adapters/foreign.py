@@ -36,7 +36,7 @@ from perdure.model.value import EMPTY, JSON, MAX_DEPTH, clean_text, thawed
 
 MARK = "\x7f"
 """What encloses a hole. An item that has it elsewhere than in what is lifted is kept whole."""
-_MARK = MARK.encode()
+_MARK, _MARK_IN_PYTHONS = MARK.encode(), json.dumps(MARK)[1:-1].encode()
 _BY_PYTHON, _WHOLE = b" ", b"  "
 INVALID_JSON = "INVALID_JSON"
 """The one argument of a call whose arguments are not a JSON object that perdure can keep, as drivers name it."""
@@ -88,7 +88,7 @@ class Form:
         bare = Message(role, tuple(lifter.parts), message_id or lifter.message_id or new_id(), metadata)
         if raw is not None and lifter.parts and self.may_need_no_envelope and self._gives_back(bare, raw):
             return bare
-        body = _encode(skeleton) if raw is not None else _python_json(skeleton)
+        body = _encode(skeleton) if raw is not None else _python_json(skeleton).replace(_MARK_IN_PYTHONS, _MARK)
         made = Message(role, (*bare.parts, Envelope(self.name, body.decode())), bare.id, bare.metadata)
         # Read back before anybody relies on it: an item may have what looks like a hole.
         return made if self._is_kept(made, body, spelled) else self._sealed(item, message_id)
