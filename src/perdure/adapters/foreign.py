@@ -220,6 +220,28 @@ class Lifter:
             return [_hole(place, _required(content))], self._field("call_id")
         return [_hole(place, f"n{at}") for at in range(len(told))], self._field("call_id")
 
+    def result_in(
+        self, call_id: Any, blocks: list[Any], keys: Sequence[str], *, name: Any = None, is_error: bool = False
+    ) -> tuple[list[JSON], JSON]:
+        """Lift an answer of blocks, each of which has a piece under one of some keys; others, such as images, stay.
+
+        Return the blocks with what is left of them, and of the id of the call.
+        """
+        objects = [(at, block) for at, block in enumerate(blocks) if isinstance(block, dict)]
+        places = [(at, key) for at, block in objects for key in keys if key in block]
+        pieces = [blocks[at][key] for at, key in places]
+        holes, named = self.results(call_id, pieces, name=name, is_error=is_error)
+        left = list(blocks)
+        for (at, key), hole in zip(places, holes, strict=True):
+            left[at] = {**left[at], key: hole}
+        return left, named
+
+    @property
+    def asks_as(self) -> Role:
+        """The role of what frameworks call a user's message: a tool's, if it has nothing but results."""
+        results = [part for part in self.parts if isinstance(part, ToolResult)]
+        return "tool" if results and len(results) == len(self.parts) else "user"
+
     def again(self, place: int) -> JSON:
         """Return what stands for the content of a part that was lifted before: some items say it twice."""
         return _hole(place)
