@@ -61,6 +61,7 @@ HERE = Path(__file__).parent
 CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}"
 """Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind."""
 RECORD = "record-2"
+FOREIGN = "foreign-1"
 """The form of a session record's file. The first has no checksum."""
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
@@ -383,12 +384,37 @@ def write_record(directory: Path) -> None:
     (directory / "expected.txt").write_text(_json(describe_record(made)))
 
 
+def write_foreign(directory: Path) -> None:
+    """Write messages that keep other frameworks' items, with and without their content."""
+    sys.path.insert(0, str(HERE.parents[1]))
+    from tests.adapters.items import ITEMS
+    from tests.adapters.test_forms import FORMS, redacted
+
+    lines = []
+    for name, items in ITEMS.items():
+        for place, item in enumerate(items):
+            named = name in ("langchain", "adk", "claude") and place % 2 == 0
+            message = FORMS[name].message(item, message_id=None if named else f"m-{place}")
+            left = redacted(message)
+            lines.append(
+                {
+                    "form": name,
+                    "item": item,
+                    "message": codec.encode_message(message).decode(),
+                    "redacted": codec.encode_message(left).decode(),
+                    "left": FORMS[name].items(left),
+                }
+            )
+    (directory / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def _json(plain: Any) -> str:
     return json.dumps(plain, indent=1, ensure_ascii=True) + "\n"
 
 
 def main() -> None:
     wanted: dict[str, Callable[[Path], None]] = {CURRENT: lambda path: asyncio.run(write(path)), RECORD: write_record}
+    wanted[FOREIGN] = write_foreign
     missing = {HERE / name: writes for name, writes in wanted.items() if not (HERE / name).exists()}
     if not missing:
         there = " and ".join(wanted)

@@ -1,22 +1,28 @@
 """Foreign items as messages: what can be read becomes typed parts, and an `Envelope` keeps the rest with holes in it.
 
-The skeleton in an envelope is a stored format: what it says now, every later release has to read. A hole is an object
-with the key `$`. Its value says what fills it:
+An envelope's body is the item's JSON as a text. It is a stored format: what it says now, every later release has to
+read. A text in it that is enclosed by two DEL characters is a hole, and says what fills it:
 
-| value | what fills the hole |
+| hole | what fills it |
 |---|---|
-| a number | the content of the part at that place, or what the keys below say of it |
-| a text | that value of the message's frame, of an object the one under `k`; the empty text is the message's id |
-| a list | the one object in it, which itself has a key `$` |
-| an object | the JSON text under its key `json`: a value that perdure's JSON cannot say, such as NaN |
+| `0` | the content of part 0: a text, a call's arguments, a tool's result |
+| `0.id` | a field of part 0 |
+| `0a` and a name | one of a call's arguments |
+| `0n1` | one of the pieces that a result is made of |
+| `0j1` | a call's arguments as JSON text, in one of several styles |
+| `0o`, `0l` | the content of part 0, which has to be an object, or a list |
+| `f` | what the frame has under the same key; the message's metadata has the frame under the format's name |
+| `f` and a name | what the object of that name in the frame has under the same key |
+| nothing | the message's id |
 
-Beside a number, `.` names a field of the part, `a` one of a call's arguments, `n` one of a result's pieces, `j` the
-style of arguments that are JSON text, and `o` says that the content has to be an object (1) or a list (2).
+A body that begins with a space has something that perdure's own JSON cannot say, such as NaN. One that begins with two
+is the item whole: it has no holes, though there may be a DEL in it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,15 +34,17 @@ from perdure.model.ids import new_id
 from perdure.model.message import Envelope, Message, Part, Role, Text, Thinking, ToolCall, ToolResult
 from perdure.model.value import EMPTY, JSON, MAX_DEPTH, clean_text, thawed
 
-HOLE = "$"
+MARK = "\x7f"
+"""What encloses a hole. An item that has it elsewhere than in what is lifted is kept whole."""
+_MARK, _MARK_IN_PYTHONS = MARK.encode(), json.dumps(MARK)[1:-1].encode()
+_BY_PYTHON, _WHOLE = b" ", b"  "
 INVALID_JSON = "INVALID_JSON"
 """The one argument of a call whose arguments are not a JSON object that perdure can keep, as drivers name it."""
 _DEEPEST = MAX_DEPTH - 10
 _FEW_BRACKETS = 60
 """What has no more brackets than this is not deep, and need not be measured."""
 _LONGEST_ID = 200
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-_NOT_OURS = (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, InvalidData)
+_NOT_OURS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OverflowError, msgspec.MsgspecError)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -48,6 +56,9 @@ class Form:
 
     name: str
     """The envelope's format, and the key in a message's metadata of its frame."""
+
+    may_need_no_envelope = True
+    """Whether `give` may return an item of the framework's own. It is not asked if all of those have more in them."""
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
         """Lift what can be read out of an item. Return the role it speaks in, and the item with holes."""
@@ -67,32 +78,27 @@ class Form:
         The message has the item's own id if it has a usable one, unless another is given.
         """
         raw = _plain_json(item)
+        spelled = _python_json(item) if raw is None else raw
         lifter = Lifter(is_plain=raw is not None, names_itself=message_id is None)
         try:
             role, skeleton = self.take(item, lifter)
         except _NOT_OURS:
             return self._sealed(item, message_id)
-        made_id = message_id or lifter.message_id or new_id()
         metadata = {self.name: lifter.frame} if lifter.frame else EMPTY
-        bare = Message(role, tuple(lifter.parts), made_id, metadata)
-        if raw is not None and lifter.parts and self._gives_back(bare, raw):
+        bare = Message(role, tuple(lifter.parts), message_id or lifter.message_id or new_id(), metadata)
+        if raw is not None and lifter.parts and self.may_need_no_envelope and self._gives_back(bare, raw):
             return bare
-        if raw is None or b'"$"' in raw:
-            skeleton = _kept(skeleton)
-        try:
-            made = Message(role, (*bare.parts, Envelope(self.name, skeleton)), made_id, bare.metadata)
-            if self._is_kept(made, item, raw):
-                return made
-        except _NOT_OURS:
-            pass
-        return self._sealed(item, message_id)
+        body = _encode(skeleton) if raw is not None else _python_json(skeleton).replace(_MARK_IN_PYTHONS, _MARK)
+        made = Message(role, (*bare.parts, Envelope(self.name, body.decode())), bare.id, bare.metadata)
+        # Read back before anybody relies on it: an item may have what looks like a hole.
+        return made if self._is_kept(made, body, spelled) else self._sealed(item, message_id)
 
     def items(self, message: Message) -> list[JSON]:
         """Return a message as the framework's items: the one that was kept in it, or else what `give` makes of it."""
         envelope = message.parts[-1] if message.parts else None
         if type(envelope) is Envelope and envelope.format == self.name:
             try:
-                return [_filled(envelope.body, message, self.frame(message))]
+                return [_read(_filled(envelope.body.encode(), message, self.frame(message)))]
             except _NOT_OURS:
                 pass  # a compaction shows less of a result than the item has places for
         return self.give(message)
@@ -118,14 +124,16 @@ class Form:
             return False
         return len(given) == 1 and _encode(given[0]) == raw
 
-    def _is_kept(self, message: Message, item: JSON, raw: bytes | None) -> bool:
-        """Return whether the item comes back from a message, before anybody relies on it."""
-        back = _filled(message.parts[-1].body, message, self.frame(message))  # type: ignore[union-attr]  # an envelope
-        return _encode(back) == raw if raw is not None else same(back, item)
+    def _is_kept(self, message: Message, body: bytes, spelled: bytes) -> bool:
+        try:
+            return _filled(body, message, self.frame(message)) == spelled
+        except _NOT_OURS:
+            return False
 
     def _sealed(self, item: JSON, message_id: str | None) -> Message:
         """Return a message that keeps an item whole, and shows nothing of it."""
-        return Message("system", (Envelope(self.name, _kept(item)),), message_id or new_id())
+        body = _WHOLE + _python_json(item).removeprefix(_BY_PYTHON)
+        return Message("system", (Envelope(self.name, body.decode()),), message_id or new_id())
 
 
 class Lifter:
@@ -162,7 +170,7 @@ class Lifter:
             return text
         if self.is_sound(text):
             self.parts.append(make(text))
-            return _Hole({HOLE: len(self.parts) - 1})
+            return _hole(len(self.parts) - 1)
         self.parts.append(make(clean_text(text)))  # people read it without the half characters, which the item keeps
         return text
 
@@ -173,24 +181,22 @@ class Lifter:
         place = len(self.parts)
         if isinstance(arguments, dict) and self.is_sound(arguments):
             self.parts.append(ToolCall(name, arguments, call_id))
-            return _Hole({HOLE: place}), self._field("id")
+            return _hole(place), self._field("id")
         if isinstance(arguments, str):
             read = _object_in(arguments)
             if read is not None:
                 self.parts.append(ToolCall(name, read, call_id))
                 style = _style_of(arguments, read)
-                return arguments if style is None else _Hole({HOLE: place, "j": style}), self._field("id")
+                return arguments if style is None else _hole(place, f"j{style}"), self._field("id")
         unread = arguments if isinstance(arguments, str) else json.dumps(arguments)
         self.parts.append(ToolCall(name, {INVALID_JSON: clean_text(unread)}, call_id))
         is_hole = isinstance(arguments, str) and self.is_sound(arguments)
-        return _Hole({HOLE: place, "a": INVALID_JSON}) if is_hole else arguments, self._field("id")
+        return _hole(place, f"a{INVALID_JSON}") if is_hole else arguments, self._field("id")
 
     def argument(self, name: str, key: str, value: Any, call_id: Any) -> tuple[JSON, JSON]:
         """Lift a call of a tool that has one argument. Return what is left of it and of the id."""
         left, named = self.call(name, {key: value}, call_id)
-        if type(left) is not _Hole or HOLE not in left or len(left) != 1:
-            return value, named
-        return _Hole({**left, "a": key}), named
+        return (_hole(len(self.parts) - 1, f"a{key}") if isinstance(left, str) else value), named
 
     def result(self, call_id: Any, content: Any, *, name: Any = None, is_error: bool = False) -> tuple[JSON, JSON]:
         """Lift what a tool has answered. Return what is left of it, and of the id of its call."""
@@ -211,27 +217,53 @@ class Lifter:
         if not is_sound:
             return list(pieces), self._field("call_id")
         if len(told) == 1:
-            return [_Hole({HOLE: place, **_required(content)})], self._field("call_id")
-        return [_Hole({HOLE: place, "n": at}) for at in range(len(told))], self._field("call_id")
+            return [_hole(place, _required(content))], self._field("call_id")
+        return [_hole(place, f"n{at}") for at in range(len(told))], self._field("call_id")
+
+    def result_in(
+        self, call_id: Any, blocks: list[Any], keys: Sequence[str], *, name: Any = None, is_error: bool = False
+    ) -> tuple[list[JSON], JSON]:
+        """Lift an answer of blocks, each of which has a piece under one of some keys; others, such as images, stay.
+
+        Return the blocks with what is left of them, and of the id of the call.
+        """
+        objects = [(at, block) for at, block in enumerate(blocks) if isinstance(block, dict)]
+        places = [(at, key) for at, block in objects for key in keys if key in block]
+        pieces = [blocks[at][key] for at, key in places]
+        holes, named = self.results(call_id, pieces, name=name, is_error=is_error)
+        left = list(blocks)
+        for (at, key), hole in zip(places, holes, strict=True):
+            left[at] = {**left[at], key: hole}
+        return left, named
+
+    @property
+    def asks_as(self) -> Role:
+        """The role of what frameworks call a user's message: a tool's, if it has nothing but results."""
+        results = [part for part in self.parts if isinstance(part, ToolResult)]
+        return "tool" if results and len(results) == len(self.parts) else "user"
 
     def again(self, place: int) -> JSON:
         """Return what stands for the content of a part that was lifted before: some items say it twice."""
-        return _Hole({HOLE: place})
+        return _hole(place)
 
     def keep(self, key: str, value: Any) -> JSON:
-        """Put a value into the frame, which outlasts a redaction: never content."""
+        """Put a value into the frame, under the item's own key. A redaction leaves it there: it is never content."""
         if value is None or not self.is_sound(value):
             return value
         self.frame[key] = value
-        return _Hole({HOLE: key})
+        return f"{MARK}f{MARK}"
 
     def keep_all(self, item: dict[str, Any], keys: Sequence[str]) -> dict[str, JSON]:
         """Put those keys of an object that it has into the frame. Return what is left in their places."""
         return {key: self.keep(key, item[key]) for key in keys if key in item}
 
-    def framed(self, key: str, inner: str) -> JSON:
-        """Return what stands for one key of an object that is in the frame."""
-        return _Hole({HOLE: key, "k": inner})
+    def keep_in(self, name: str, item: dict[str, Any], keys: Sequence[str]) -> dict[str, JSON]:
+        """Put those keys of an object that it has into an object of the frame. Return what is left in their places."""
+        kept = {key: item[key] for key in keys if item.get(key) is not None}
+        if not kept or not self.is_sound(kept):
+            return {}
+        self.frame[name] = kept
+        return dict.fromkeys(kept, f"{MARK}f{name}{MARK}")
 
     def own_id(self, value: Any) -> JSON:
         """Take the item's id for the message's, if it may be one."""
@@ -240,20 +272,18 @@ class Lifter:
         if not 0 < len(value) <= _LONGEST_ID or not value.isprintable():
             return value
         self.message_id = str.__str__(value)
-        return _Hole({HOLE: ""})
+        return MARK + MARK
 
     def is_sound(self, value: Any) -> bool:
         """Return whether a value can be kept in a part as it is."""
         return self._is_plain or _plain_json(value) is not None
 
     def _field(self, name: str) -> JSON:
-        return _Hole({HOLE: len(self.parts) - 1, ".": name})
+        return _hole(len(self.parts) - 1, f".{name}")
 
 
-class _Hole(dict[str, Any]):
-    """A hole in a skeleton under construction: of a type of its own, since an item may have what looks like one."""
-
-    __slots__ = ()
+def _hole(place: int, what: str = "") -> str:
+    return f"{MARK}{place}{what}{MARK}"
 
 
 def same(left: JSON, right: JSON) -> bool:
@@ -273,7 +303,7 @@ def _plain_json(item: Any) -> bytes | None:
         if _decode(raw) != item:  # NaN has become null, or a tuple a list
             return None
         _check_range(item)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+    except _NOT_OURS:
         return None
     return None if raw.count(b"{") + raw.count(b"[") > _FEW_BRACKETS and _depth(item) > _DEEPEST else raw
 
@@ -286,89 +316,79 @@ def _depth(value: Any) -> int:
     return deepest
 
 
-def _kept(skeleton: Any) -> JSON:
-    """Return a skeleton in which nothing but holes looks like one, and all is JSON that can be stored."""
+def _python_json(value: Any) -> bytes:
+    """Return JSON of ASCII letters, which can say what perdure's own cannot: NaN, huge numbers, half characters."""
     try:
-        kept = _escaped(skeleton)
-        if _depth(kept) <= _DEEPEST:
-            return kept
-    except RecursionError:
-        pass
-    return {HOLE: {"json": _as_json(skeleton)}}
-
-
-def _escaped(value: Any) -> JSON:
-    if type(value) is _Hole:
-        return value
-    if isinstance(value, dict):
-        if any(_plain_json(key) is None for key in value):
-            return {HOLE: {"json": _as_json(value)}}
-        escaped = {key: _escaped(each) for key, each in value.items()}
-        return {HOLE: [escaped]} if HOLE in value else escaped
-    if isinstance(value, list):
-        return [_escaped(each) for each in value]
-    return value if _plain_json(value) is not None else {HOLE: {"json": _as_json(value)}}
-
-
-def _as_json(value: Any) -> str:
-    """Return a value as JSON text of ASCII letters, which can say what perdure's JSON cannot."""
-    try:
-        return json.dumps(value)
+        return _BY_PYTHON + json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidData("$", f"this item is not JSON: {error}") from None
 
 
-def _filled(skeleton: Any, message: Message, frame: Mapping[str, Any]) -> JSON:
-    """Return the item again, of plain dicts and lists that its framework may change."""
-    if isinstance(skeleton, dict):
-        if HOLE in skeleton:
-            return _filling(skeleton, message, frame)
-        return {
-            key: each if type(each) in _SCALARS else _filled(each, message, frame) for key, each in skeleton.items()
-        }
-    if isinstance(skeleton, list):
-        return [each if type(each) in _SCALARS else _filled(each, message, frame) for each in skeleton]
-    return skeleton
+def _read(spelled: bytes) -> JSON:
+    return json.loads(spelled) if spelled.startswith(_BY_PYTHON) else _decode(spelled)
 
 
-def _filling(hole: Mapping[str, Any], message: Message, frame: Mapping[str, Any]) -> JSON:
-    what = hole[HOLE]
-    if type(what) is int:
-        return _from_part(hole, message.parts[what])
-    if type(what) is str:
-        return _from_frame(hole, what, frame) if what else frame.get("", message.id)
-    if isinstance(what, list):
-        return {key: _filled(each, message, frame) for key, each in what[0].items()}
-    return json.loads(what["json"])
+def _filled(body: bytes, message: Message, frame: Mapping[str, Any]) -> bytes:
+    """Return a body with its holes filled."""
+    if _MARK not in body or body.startswith(_WHOLE):
+        return body
+    is_pythons = body.startswith(_BY_PYTHON)
+    pieces = body.split(_MARK)
+    for place in range(1, len(pieces), 2):  # the quotes of a hole belong to it
+        hole = pieces[place].decode()
+        value = _framed(hole, pieces[place - 1], frame) if hole[:1] == "f" else _filling(hole, message, frame)
+        pieces[place - 1] = pieces[place - 1][:-1]
+        pieces[place] = json.dumps(value).encode() if is_pythons else _encode(value)
+        pieces[place + 1] = pieces[place + 1][1:]
+    return b"".join(pieces)
 
 
-def _from_frame(hole: Mapping[str, Any], key: str, frame: Mapping[str, Any]) -> JSON:
-    return thawed(frame[key][hole["k"]] if "k" in hole else frame[key])
+def _framed(hole: str, before: bytes, frame: Mapping[str, Any]) -> JSON:
+    """Return what the frame has under the key that stands before a hole."""
+    key = before.rstrip(b'": ').rpartition(b'"')[2].decode()
+    return (frame[hole[1:]] if len(hole) > 1 else frame)[key]
 
 
-def _from_part(hole: Mapping[str, Any], part: Any) -> JSON:
-    if "." in hole:
-        return getattr(part, hole["."])
-    if "n" in hole:
-        if not isinstance(part.content, list):
-            raise TypeError("the result was made of several pieces, and is not any more")
-        return thawed(part.content[hole["n"]])
-    if "j" in hole:
-        return _STYLES[hole["j"]](part.arguments)
-    if "a" in hole:
-        return thawed(part.arguments[hole["a"]])
+def _filling(hole: str, message: Message, frame: Mapping[str, Any]) -> JSON:
+    if not hole:
+        return frame.get("", message.id)
+    if hole.isdecimal():
+        return _content_of(message.parts[int(hole)])
+    digits = _DIGITS.match(hole)
+    if digits is None:
+        raise ValueError(f"a hole of an unknown kind: {hole}")
+    return _from_part(message.parts[int(digits[0])], hole[digits.end() :])
+
+
+_DIGITS = re.compile("[0-9]+")
+
+
+def _from_part(part: Any, what: str) -> JSON:
+    kind, name = what[0], what[1:]
+    if kind == ".":
+        return getattr(part, name)
+    if kind == "a":
+        return part.arguments[name]
+    if kind == "j":
+        return _STYLES[int(name)](part.arguments)
+    if kind == "n" and isinstance(part.content, list):
+        return part.content[int(name)]
+    content = _content_of(part)
+    if _required(content) != kind:  # a compaction has put a text in its place
+        raise TypeError("the result was an object or a list, and is not any more")
+    return content
+
+
+def _content_of(part: Any) -> JSON:
     kind = type(part)
     if kind is Text or kind is Thinking:
         return part.text
-    content = part.arguments if kind is ToolCall else part.content
-    if "o" in hole and _required(content).get("o") != hole["o"]:
-        raise TypeError("the result was an object or a list, and is not any more")
-    return thawed(content)
+    return part.arguments if kind is ToolCall else part.content
 
 
-def _required(content: Any) -> dict[str, Any]:
-    """Return the mark of a hole that takes nothing but an object, 1, or a list, 2."""
-    return {"o": 1} if isinstance(content, dict) else {"o": 2} if isinstance(content, list) else {}
+def _required(content: Any) -> str:
+    """Return the mark of a hole that takes nothing but an object, or a list."""
+    return "o" if isinstance(content, dict) else "l" if isinstance(content, list) else ""
 
 
 def _object_in(text: str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec.structs import astuple
 from perdure.codec.unknown import is_marked
 from perdure.codec.values import DECODE_ERRORS, MAX_BYTES, decode, encode, is_in_bounds
 from perdure.errors import InvalidData
-from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
+from perdure.model.message import Envelope, Message, Part, Text, Thinking, ToolCall, ToolResult
 from perdure.model.value import EMPTY, FrozenDict
 
 _message_encoder = msgspec.json.Encoder()
@@ -74,26 +75,35 @@ def _is_plain_part(part: Part) -> bool:
     if type(part) is ToolResult:
         is_named = type(part.call_id) is str and (part.name is None or type(part.name) is str)
         return is_named and type(part.is_error) is bool and _is_scalar(part.content)
+    if type(part) is Thinking:
+        told = (part.signature, part.provider, part.id)
+        return type(part.text) is str and all(each is None or type(each) is str for each in told)
+    if type(part) is Envelope:
+        return type(part.format) is str and type(part.body) is str
     return False
 
 
-def _is_flat(mapping: Mapping[str, Any]) -> bool:
-    """Whether a mapping is frozen and holds nothing but scalars: it cannot nest too deep."""
+def _is_flat(mapping: Mapping[str, Any], depth: int = 2) -> bool:
+    """Whether a mapping is frozen and holds nothing but scalars, or a few levels of these: it cannot nest too deep."""
     if mapping is EMPTY:
         return True
     if type(mapping) is not FrozenDict:
         return False
-    for key, value in mapping.items():  # noqa: SIM110 - as above
-        if type(key) is not str or not _is_scalar(value):
+    for key, value in mapping.items():
+        if type(key) is not str:
+            return False
+        if not _is_scalar(value) and not (depth and type(value) is FrozenDict and _is_flat(value, depth - 1)):
             return False
     return True
 
 
 def _is_scalar(value: object) -> bool:
-    """Whether a value is JSON that comes back as it is. Of numbers, only whole ones that fit into 64 bits surely do."""
+    """Whether a value is JSON that comes back as it is: of numbers, finite ones, and whole ones of 64 bits."""
     kind = type(value)
     if kind is int:
         return bool(-(2**63) <= value < 2**63)  # type: ignore[operator]  # as was asked
+    if kind is float:
+        return isfinite(value)  # type: ignore[arg-type]  # as was asked
     return kind is str or kind is bool or value is None
 
 

@@ -22,6 +22,7 @@ class AdkForm(Form):
     """The form of Google ADK."""
 
     name = "adk"
+    may_need_no_envelope = False
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
         skeleton = {**item, **lifter.keep_all(item, _FRAME)}
@@ -31,7 +32,7 @@ class AdkForm(Form):
         if not isinstance(content, dict) or not isinstance(content.get("parts"), list):
             return "system", skeleton
         skeleton["content"] = {**content, "parts": [_part(part, lifter) for part in content["parts"]]}
-        return _role(content.get("role"), lifter), skeleton
+        return ("assistant" if content.get("role") == "model" else lifter.asks_as), skeleton
 
     def give(self, message: Message) -> list[JSON]:
         """Return an event. Its author is the one it had; of perdure's own messages, the user or `model`."""
@@ -43,13 +44,6 @@ class AdkForm(Form):
 
 
 FORM = AdkForm()
-
-
-def _role(given: Any, lifter: Lifter) -> Role:
-    if given == "model":
-        return "assistant"
-    parts = lifter.parts
-    return "tool" if parts and all(isinstance(part, ToolResult) for part in parts) else "user"
 
 
 def _part(part: Any, lifter: Lifter) -> JSON:

@@ -40,6 +40,7 @@ class ClaudeForm(Form):
     """The form of the Claude Agent SDK."""
 
     name = "claude"
+    may_need_no_envelope = False
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
         skeleton = {**item, **lifter.keep_all(item, _FRAME)}
@@ -48,7 +49,7 @@ class ClaudeForm(Form):
         kind, said = item["type"], item.get("message")
         if kind in ("user", "assistant") and isinstance(said, dict):
             skeleton["message"] = _message(said, lifter)
-            return _role(kind, lifter), skeleton
+            return ("assistant" if kind == "assistant" else lifter.asks_as), skeleton
         key = _TEXTS.get(kind)
         if key is not None and key in item:
             skeleton[key] = lifter.text(item[key])
@@ -70,24 +71,13 @@ FORM = ClaudeForm()
 
 
 def _message(said: dict[str, Any], lifter: Lifter) -> JSON:
-    skeleton = dict(said)
-    kept = {key: said[key] for key in _MESSAGE_FRAME if said.get(key) is not None}
-    if kept and lifter.is_sound(kept):
-        lifter.frame["message"] = kept
-        skeleton |= {key: lifter.framed("message", key) for key in kept}
+    skeleton = {**said, **lifter.keep_in("message", said, _MESSAGE_FRAME)}
     content = said["content"]
     if isinstance(content, list):
         skeleton["content"] = [_block(block, lifter) for block in content]
     else:
         skeleton["content"] = lifter.text(content)
     return skeleton
-
-
-def _role(kind: Any, lifter: Lifter) -> Role:
-    if kind == "assistant":
-        return "assistant"
-    parts = lifter.parts
-    return "tool" if parts and all(isinstance(part, ToolResult) for part in parts) else "user"
 
 
 def _block(block: Any, lifter: Lifter) -> JSON:
@@ -112,16 +102,8 @@ def _result(block: dict[str, Any], call_id: Any, lifter: Lifter) -> JSON:
     if not isinstance(content, list):
         left, named = lifter.result(call_id, content if "content" in block else "", is_error=is_error)
         return {**block, "tool_use_id": named, **({"content": left} if "content" in block else {})}
-    places = [at for at, each in enumerate(content) if _is_text(each)]
-    holes, named = lifter.results(call_id, [content[at]["text"] for at in places], is_error=is_error)
-    blocks = list(content)
-    for at, hole in zip(places, holes, strict=True):
-        blocks[at] = {**blocks[at], "text": hole}
+    blocks, named = lifter.result_in(call_id, content, ("text",), is_error=is_error)
     return {**block, "tool_use_id": named, "content": blocks}
-
-
-def _is_text(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
 
 
 def _given(part: Any) -> Mapping[str, Any] | None:

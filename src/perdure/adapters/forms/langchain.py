@@ -75,20 +75,11 @@ def _take(data: dict[str, Any], kind: Any, lifter: Lifter) -> tuple[Role, JSON]:
 def _take_result(data: dict[str, Any], lifter: Lifter) -> dict[str, JSON]:
     content, is_error = data["content"], data.get("status") == "error"
     call_id, name = data["tool_call_id"], data.get("name")
-    texts = [place for place, block in enumerate(content) if _is_text(block)] if isinstance(content, list) else []
-    if not isinstance(content, list):
+    if isinstance(content, list):
+        left, named = lifter.result_in(call_id, content, ("text",), name=name, is_error=is_error)
+    else:
         left, named = lifter.result(call_id, content, name=name, is_error=is_error)
-        return {"content": left, "tool_call_id": named}
-    pieces = [content[place]["text"] for place in texts]
-    holes, named = lifter.results(call_id, pieces, name=name, is_error=is_error)
-    blocks = list(content)
-    for place, hole in zip(texts, holes, strict=True):
-        blocks[place] = {**blocks[place], "text": hole}
-    return {"content": blocks, "tool_call_id": named}
-
-
-def _is_text(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+    return {"content": left, "tool_call_id": named}
 
 
 def _block(block: Any, lifter: Lifter) -> JSON:

@@ -18,6 +18,7 @@ class PydanticForm(Form):
     """The form of Pydantic AI."""
 
     name = "pydantic-ai"
+    may_need_no_envelope = False
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
         parts, kind = item["parts"], item["kind"]

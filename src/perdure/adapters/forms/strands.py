@@ -24,7 +24,7 @@ class StrandsForm(Form):
         message = item["message"]
         content = [_block(block, lifter) for block in message["content"]]
         skeleton = {**item, **lifter.keep_all(item, _FRAME), "message": {**message, "content": content}}
-        return _role(message["role"], lifter), skeleton
+        return ("assistant" if message["role"] == "assistant" else lifter.asks_as), skeleton
 
     def give(self, message: Message) -> list[JSON]:
         """Return a session message. One that Strands has not numbered has the number 0: the adapter knows better."""
@@ -44,13 +44,6 @@ class StrandsForm(Form):
 
 
 FORM = StrandsForm()
-
-
-def _role(given: Any, lifter: Lifter) -> Role:
-    if given == "assistant":
-        return "assistant"
-    parts = lifter.parts
-    return "tool" if parts and all(isinstance(part, ToolResult) for part in parts) else "user"
 
 
 def _block(block: Any, lifter: Lifter) -> JSON:
@@ -79,13 +72,8 @@ def _result(result: dict[str, Any], lifter: Lifter) -> JSON:
     content = result.get("content")
     if "toolUseId" not in result or not isinstance(content, list):
         return result
-    blocks = [(at, each) for at, each in enumerate(content) if isinstance(each, dict)]
-    places = [(at, key) for at, each in blocks for key in ("text", "json") if key in each]
-    pieces = [content[at][key] for at, key in places]
-    holes, call_id = lifter.results(result["toolUseId"], pieces, is_error=result.get("status") == "error")
-    left = list(content)
-    for (at, key), hole in zip(places, holes, strict=True):
-        left[at] = {**left[at], key: hole}
+    is_error = result.get("status") == "error"
+    left, call_id = lifter.result_in(result["toolUseId"], content, ("text", "json"), is_error=is_error)
     return {**result, "toolUseId": call_id, "content": left}
 
 
