@@ -46,6 +46,14 @@ BARS = (
         12,
         at_least=True,
     ),
+    Bar(
+        "crowd.disk",
+        "turns a second, 64 sessions at once, on a disk whose fsync takes 1 ms",
+        "OpenAI Agents, one `add_items` a turn, on the same disk",
+        8,
+        12,
+        at_least=True,
+    ),
     Bar("crowd.cpu", "processor time of a turn, 64 sessions at once", "", 0.15, unit="ms"),
     Bar("crowd.in_loop", "processor time of a turn, 64 sessions at once, with `commit_in_loop`", "", 0.15, unit="ms"),
     Bar(

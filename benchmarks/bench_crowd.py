@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Run, ms, rates
+from benchmarks.harness import Rate, Run, ms, rates
 from benchmarks.setting import AGENT, AddTurn, Saver, make_steady, next_turn
+from benchmarks.slow_disk import NotHere, rates_on_slow_disk
 from perdure import SessionRuntime, SqliteStore
 
 TASKS = 64
@@ -16,44 +19,70 @@ async def measure(run: Run) -> None:
     with run.folder() as folder:
         await beside_openai(run, folder)
     with run.folder() as folder:
+        on_slow_disk(run, folder)
+    with run.folder() as folder:
         await through_runtime(run, folder)
     with run.folder() as folder:
         await in_loop(run, folder)
 
 
 async def beside_openai(run: Run, folder: Path) -> None:
+    save, *others = await rates_beside_openai(folder)
+    run.report("crowd.cpu", save.cpu * 1000, f"{save.a_second:,.0f} turns a second")
+    for peer in others:
+        run.report("crowd.openai", save.a_second / peer.a_second, in_words(save, peer))
+    if not others:
+        run.skip("crowd.openai", "OpenAI Agents cannot be imported")
+
+
+def on_slow_disk(run: Run, folder: Path) -> None:
+    """Measure the same in a process in which a sync takes 1 ms: ours share one, theirs need one each."""
     try:
-        from agents import SQLiteSession
+        save, *others = rates_on_slow_disk(folder)
+    except NotHere as reason:
+        run.skip("crowd.disk", str(reason))
+        return
+    for peer in others:
+        run.report("crowd.disk", save.a_second / peer.a_second, in_words(save, peer))
+    if not others:
+        run.skip("crowd.disk", "OpenAI Agents cannot be imported")
 
-        from benchmarks.others.with_openai_agents import items
-    except ImportError as error:
-        run.skip("crowd.openai", f"OpenAI Agents cannot be imported: {error}")
-        peer = None
-    else:
-        sessions = [SQLiteSession(f"session-{number}", folder / "openai.db") for number in range(TASKS)]
-        ballast = [item for _ in range(5_000) for item in items(next_turn())]
-        await sessions[0].add_items(ballast)  # type: ignore[arg-type]  # dicts will do; its log is long by this
 
-        async def peer(number: int) -> None:
-            await sessions[number].add_items(items(next_turn()))  # type: ignore[arg-type]  # dicts will do
+def in_words(ours: Rate, theirs: Rate) -> str:
+    return f"{ours.a_second:,.0f} / {theirs.a_second:,.0f} a second; processor {ms(ours.cpu)} / {ms(theirs.cpu)}"
 
-    async with SqliteStore(folder / "bench.db") as store:
+
+async def rates_beside_openai(folder: Path) -> list[Rate]:
+    """Return our rate, and that of OpenAI Agents if it is there."""
+    async with SqliteStore(folder / "bench.db") as store, contextlib.AsyncExitStack() as stack:
         savers = await new_savers(store)
         await make_steady(store, folder / "bench.db", 60_000)
 
         async def ours(number: int) -> None:
             await savers[number]()
 
-        found = await rates(ours, *([peer] if peer else []), tasks=TASKS)
-    save = found[0]
-    run.report("crowd.cpu", save.cpu * 1000, f"{save.a_second:,.0f} turns a second")
-    if peer:
-        detail = (
-            f"{save.a_second:,.0f} / {found[1].a_second:,.0f} a second; processor {ms(save.cpu)} / {ms(found[1].cpu)}"
-        )
-        run.report("crowd.openai", save.a_second / found[1].a_second, detail)
-        for session in sessions:
-            session.close()
+        try:
+            sides = [await openai_turns(folder, stack)]
+        except ImportError:
+            sides = []
+        return await rates(ours, *sides, tasks=TASKS)
+
+
+async def openai_turns(folder: Path, stack: contextlib.AsyncExitStack) -> Callable[[int], Awaitable[object]]:
+    from agents import SQLiteSession
+
+    from benchmarks.others.with_openai_agents import items
+
+    sessions = [SQLiteSession(f"session-{number}", folder / "openai.db") for number in range(TASKS)]
+    for session in sessions:
+        stack.callback(session.close)
+    ballast = [item for _ in range(5_000) for item in items(next_turn())]
+    await sessions[0].add_items(ballast)  # type: ignore[arg-type]  # dicts will do; its log is long by this
+
+    async def turn_of(number: int) -> None:
+        await sessions[number].add_items(items(next_turn()))  # type: ignore[arg-type]  # dicts will do
+
+    return turn_of
 
 
 async def in_loop(run: Run, folder: Path) -> None:
