@@ -39,8 +39,9 @@ print(*sys.modules, sep="\\n")
 SAVE = """
 actions actions.transcript aio codec codec.attachments codec.documents codec.field_checks codec.json_checks
 codec.messages codec.pieces codec.unknown codec.values errors model model.checks model.definition model.events
-model.execution model.ids model.lineage model.message model.schema model.secrets model.session model.state model.step
-model.stop model.tool_refs model.transcript model.usage model.value protocols runtime runtime.bus runtime.hooks
+model.execution model.ids model.indexed model.lineage model.message model.schema model.secrets model.session
+model.state model.step model.stop model.tool_refs model.transcript model.usage model.value protocols runtime
+runtime.bus runtime.hooks
 runtime.repository runtime.runtime runtime.under_way stores stores.cache stores.checked stores.claims stores.engine
 stores.file_lock stores.folder stores.format stores.format.blocks stores.format.gathering stores.format.heads
 stores.format.packing stores.format.placement stores.format.rows stores.format.settled stores.jobs

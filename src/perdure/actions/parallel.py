@@ -18,10 +18,9 @@ from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import parent_of
 from perdure.actions.given import messages_to_send, require_loops
 from perdure.actions.needed_tools import connect_tools
-from perdure.actions.run import checked_metadata, pending_in, reader_of_files
+from perdure.actions.run import checked_metadata, pending_in, reader_of_files, titling_of
 from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
-from perdure.actions.titles import Titling
 from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     CorruptRecord,
@@ -182,7 +181,7 @@ class Group:
         self._finished: list[Branch] = []
         self._selection: Selection | None = None
         self._judged = Usage()
-        self._titling = Titling(session, loops)
+        self._titling = titling_of(session, loops)
         self._has_store_failed = False
         self.parent: str | None = None
         """The loop that the branches continue from."""
@@ -270,7 +269,8 @@ class Group:
             await finish_despite_cancel(self._settle() if self._is_interrupted else self._give_up())
             raise
         state = self._continued(self._runs[selection.index].state).with_spent(self._beside(selection))
-        return self._work.next(self._titling.named(self._session.with_state(state)))
+        after = self._session.with_state(state)
+        return self._work.next(after if self._titling is None else self._titling.named(after))
 
     def _beside(self, selection: Selection) -> Usage:
         """Return what was used beside the selected branch: by the others that have begun, and by those who judged."""
@@ -290,7 +290,8 @@ class Group:
         self._runs = [self._branch(index, told.get(loop_id, ())) for index, loop_id in enumerate(self._loop_ids)]
         await self._run()
         self._selection = await self._select()
-        await self._titling.ask(self._runs[self._selection.index].state)
+        if self._titling is not None:
+            await self._titling.ask(self._runs[self._selection.index].state)
 
     async def _left_off(self) -> Selection:
         """Where a group that was cancelled through the inbox leaves the session: at a branch as it was stopped."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +16,6 @@ from perdure import codec
 from perdure.actions.callers import NOBODY, Caller
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
-from perdure.actions.titles import Titling
 from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.agent_loop import Run, RunStart
 from perdure.loop.cut_off import LostAnswer
@@ -35,6 +34,9 @@ from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel, keeps_files
 from perdure.run_journal import LEASE
+
+if TYPE_CHECKING:
+    from perdure.actions.titles import Titling
 
 Spawn = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -124,15 +126,15 @@ async def run_agent(
         lost=options.lost,
         form=options.form,
     )
-    run, titling = loop.start(state, start), Titling(session, loops)
+    run, titling = loop.start(state, start), titling_of(session, loops)
     try:
         await _carry_through(run, work, context, options, titling)
     except asyncio.CancelledError:
-        made = work.next(titling.named(_after(session, run)), key=key)
+        made = work.next(_after(session, run, titling), key=key)
         if run.is_settled and work.can_be_saved and isinstance(made, Next):
             raise Interrupted(made) from None
         raise
-    return work.next(titling.named(_after(session, run)), key=key)
+    return work.next(_after(session, run, titling), key=key)
 
 
 async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOptions, past: Past) -> Caller:
@@ -182,8 +184,18 @@ async def past_of(session: AgentSession, state: AgentState, context: ActionConte
     return Past(told, Key(*key) if key else None, run.first.body.get("context_data"))
 
 
-def _after(session: AgentSession, run: Run) -> AgentSession:
+def titling_of(session: AgentSession, loops: LoopFactory) -> Titling | None:
+    """Return what asks for a title of a session that has none; None if nobody makes titles here."""
+    if loops.title is None:
+        return None
+    from perdure.actions.titles import Titling  # few connections make them
+
+    return Titling(session, loops)
+
+
+def _after(session: AgentSession, run: Run, titling: Titling | None) -> AgentSession:
     after = session.with_state(_shown(session.state, run))
+    after = after if titling is None else titling.named(after)
     return after.suspended() if run.is_waiting else after
 
 
@@ -196,7 +208,7 @@ def _shown(before: AgentState, run: Run) -> AgentState:
 
 
 async def _carry_through(
-    run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions, titling: Titling
+    run: Run, work: ClaimedWork, context: ActionContext | None, options: RunOptions, titling: Titling | None
 ) -> None:
     """Take every step of a run, or the last one."""
     if context is not None:
@@ -211,7 +223,7 @@ async def _carry_through(
         raise work.interrupted_by_closing()
 
 
-async def _all_steps(run: Run, titling: Titling) -> None:
+async def _all_steps(run: Run, titling: Titling | None) -> None:
     try:
         async with aclosing(run.steps()) as steps:
             async for _ in steps:
@@ -219,8 +231,9 @@ async def _all_steps(run: Run, titling: Titling) -> None:
     except asyncio.CancelledError:
         await run.end_cancelled()
         raise
-    # Here, where the claim is looked after, and a wish to cancel ends the wait and not the run.
-    await titling.ask(run.state)
+    if titling is not None:
+        # Here, where the claim is looked after, and a wish to cancel ends the wait and not the run.
+        await titling.ask(run.state)
 
 
 def checked_metadata(given: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ class Titling:
 
     async def ask(self, state: AgentState) -> None:
         """Ask for a title if a state has the session's first answer, and the session has no name."""
-        if self._loops.title is None or not self._is_due(state):
+        if not self._is_due(state):
             return
         try:
             async with asyncio.timeout(PATIENCE):

@@ -129,7 +129,8 @@ class AgentState(Value, frozen=True):
         """
         if self.spent is None:
             return None if self.execution_count else self.usage
-        return self.spent + self.usage
+        total = self.spent + self.usage
+        return msgspec.structs.replace(total, unknown=self.spent.unknown) if self.spent.unknown else total
 
     @property
     def errors(self) -> tuple[ErrorRecord, ...]:
