@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import perdure as P
@@ -218,6 +218,7 @@ owners = st.sampled_from([None, "ada", "ben"])
 
 
 @given(st.lists(st.tuples(made_up | chosen, owners, st.booleans()), max_size=12))
+@example([("4af2", None, True), ("0192f000-0000-7000-8000-00004af24af2", None, False)])  # a whole id, though deleted
 async def test_what_is_shown_names_its_session_and_no_other(
     several: list[tuple[str, str | None, bool]],
 ) -> None:

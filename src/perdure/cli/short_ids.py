@@ -63,7 +63,7 @@ class _Reach:
         if not is_there:  # then it is one of the deleted, which are looked for last
             length = max(length, (await self._length(session_id, deleted=True))[0])
         for end in _ends(session_id, length):
-            if not await self._is_beginning(end, deleted=not is_there):
+            if not await self._is_beginning(end):
                 return end
         return session_id
 
@@ -79,11 +79,11 @@ class _Reach:
         others = [each for each in found if each != session_id]
         return max([length, *(1 + _common_end(session_id, each) for each in others)]), len(others) < len(found)
 
-    async def _is_beginning(self, end: str, *, deleted: bool) -> bool:
-        """Tell whether the id of a session begins so: it would be meant as well."""
+    async def _is_beginning(self, end: str) -> bool:
+        """Tell whether the id of a session begins so, which would be meant as well, or is it, deleted or not."""
         for prefix in {end, self._mark + end}:
-            for hidden in {False, deleted}:
-                if await self._names.ids_with_prefix(prefix, owner=self._owner, deleted=hidden, limit=1):
+            for deleted in (False, True):
+                if await self._names.ids_with_prefix(prefix, owner=self._owner, deleted=deleted, limit=1):
                     return True
         return False
 
