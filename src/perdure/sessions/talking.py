@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
-from perdure.actions.inbox import CANCEL, is_under_way
+from perdure.actions.inbox import CANCEL, under_way
 from perdure.actions.send import SendMessage, WhenBusy
 from perdure.aio import finish_despite_cancel
 from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
@@ -173,7 +173,8 @@ class Talking(Looking):
     async def result(self, session_id: str, key: str) -> Reply[Any] | None:
         """Tell what came of a key, without starting anything. None if no message with that key was ever sent.
 
-        While its message waits or is being answered, the reply is `queued`. RunFailed if its run ended without one.
+        While its message waits or is being answered, the reply is `queued`, and `running` in the latter case.
+        RunFailed if its run ended without one.
         """
         found = await self.info(session_id)
         journal = self.runtime.journal
@@ -182,9 +183,11 @@ class Talking(Looking):
         kept = await journal.find_key(found.id, key)
         if kept is not None:
             return self._answered(await self.runtime.get_session(found.id, version=kept[1]))
-        if not await is_under_way(journal, found.id, key):
+        unanswered = await under_way(journal, found.id, key)
+        if unanswered is None:
             return None
-        return Reply(await self.runtime.get_session(found.id), queued=True)
+        is_running = unanswered.kind == "agent_start"
+        return Reply(await self.runtime.get_session(found.id), queued=True, running=is_running)
 
     async def follow(
         self,
