@@ -75,6 +75,10 @@ class RunOptions(msgspec.Struct, frozen=True):
     """What the model was saying when the run was killed."""
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
+    takes_back: str | None = None
+    """The loop that the run is begun in place of."""
+    began_as: AgentSession | None = None
+    """The session without that loop, as the run finds it."""
     form: Form | None = None
     """The form of answer that a new run alone is asked for; one that is continued has it on record."""
 
@@ -115,7 +119,8 @@ async def run_agent(
             "posted": options.posted,
             "context_data": caller.data,
             "metadata": options.metadata,
-            **await continuation_of(session, () if options.work else options.inputs, context),
+            "takes_back": options.takes_back,
+            **await continuation_of(options.began_as or session, () if options.work else options.inputs, context),
         },
         spawn=spawn,
         read_files=reader_of_files(session.id, context),

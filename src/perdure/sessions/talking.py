@@ -33,6 +33,7 @@ from perdure.stores.urls import store_of
 if TYPE_CHECKING:
     from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
     from perdure.actions.definition import ChangeModel
+    from perdure.actions.retry import RetryLastRun
 
 T = TypeVar("T")
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
@@ -127,7 +128,7 @@ class Talking(Looking):
                 yield chunk
 
     async def _started(
-        self, session_id: str, action: SendMessage, options: SendOptions, *, detach: bool
+        self, session_id: str, action: SendMessage | RetryLastRun, options: SendOptions, *, detach: bool
     ) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
         key = await self._prepare(session_id, options)
@@ -136,8 +137,7 @@ class Talking(Looking):
     async def _sending(
         self, message: object, parts: Sequence[Sent], output: object, options: SendOptions
     ) -> SendMessage:
-        for name in options.keys() - SendOptions.__annotations__.keys():
-            raise TypeError(f"got an unexpected keyword argument {name!r}")
+        _require_known(options)
         return SendMessage(await message_of(message, parts), self.loops, output=output, **options)
 
     async def _prepare(self, session_id: str, options: SendOptions) -> SessionId:
@@ -147,9 +147,11 @@ class Talking(Looking):
             await self._keep_model(key)
         return key
 
-    async def _sent(self, session_id: str, action: SendMessage) -> Reply[Any]:
-        after = await self._after_run(session_id, action)
-        return Reply(after, queued=True, form=action.form) if action.was_left else self._answered(after, action)
+    async def _sent(self, session_id: str, action: SendMessage | RetryLastRun) -> Reply[Any]:
+        after, sent = await self._after_run(session_id, action), _message_of(action)
+        if sent is not None and sent.was_left:
+            return Reply(after, queued=True, form=sent.form)
+        return self._answered(after, action)
 
     def _run_apart(
         self, session_id: SessionId, listener: Listener, work: Coroutine[Any, Any, Reply[T]], detach: bool
@@ -180,13 +182,13 @@ class Talking(Looking):
         journal = self.runtime.journal
         if journal is None:
             raise ConfigurationError("This store has no journal, so it keeps no keys.")
-        kept = await journal.find_key(found.id, key)
+        unanswered = await under_way(journal, found.id, key)
+        is_running = unanswered is not None and unanswered.kind == "agent_start"
+        kept = None if is_running else await journal.find_key(found.id, key)  # it may be running again
         if kept is not None:
             return self._answered(await self.runtime.get_session(found.id, version=kept[1]))
-        unanswered = await under_way(journal, found.id, key)
         if unanswered is None:
             return None
-        is_running = unanswered.kind == "agent_start"
         return Reply(await self.runtime.get_session(found.id), queued=True, running=is_running)
 
     async def follow(
@@ -230,24 +232,38 @@ class Talking(Looking):
         then = await self.store.load(session_id, base + 1)
         return then if then is not None and _last_run(then) in runs else newest
 
-    async def retry(self, session_id: str, **options: Unpack[SendOptions]) -> Reply[Any]:
-        """Send the last message again: what its run came to is taken out of the view, and stays in the history.
+    async def retry(self, session_id: str, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
+        """Send the last message that is shown again: what its run came to leaves the view, and stays in the history.
 
-        The options are those of `send`. InvalidData if nothing was sent yet; SessionNotActive while the run waits for
-        approval; SessionBusy while another is under way. If another begins in the very moment, the message is queued
-        behind it, and so is the reply.
+        The options are those of `send`, except that a retry never waits: SessionBusy while another run is under way.
+        Without a `key` the answer is kept under that of the run, and without an `output` it has the form of that.
+        InvalidData if nothing was sent yet; SessionNotActive while the run waits for approval.
         """
-        from perdure.actions.retry import taken_back
+        action = self._retrying(output, options)
+        return await self._sent(await self._prepare(session_id, options), action)
 
-        key = await self._reach(session_id)
-        messages, action = await taken_back(await self.session(key), self.runtime)
-        with self.live.running(key):  # not by execute(), which would let what waits in the inbox go before the message
-            await self.runtime.execute(key, action, on_conflict="retry")
-        try:
-            return await self.send(key, messages, **options)
-        except SessionBusy:  # the message is not shown any more, and must not be lost
-            options["when_busy"] = "queue"
-            return await self.send(key, messages, **options)
+    async def start_retry(
+        self, session_id: str, *, output: object = None, **options: Unpack[SendOptions]
+    ) -> StartedRun[Any]:
+        """Send the last message again, as `retry` does, and return once the run has begun, as `start` does."""
+        run = await self._started(session_id, self._retrying(output, options), options, detach=True)
+        await run.begun()
+        return run
+
+    async def stream_retry(
+        self, session_id: str, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
+    ) -> AsyncIterator[Chunk]:
+        """Send the last message again, as `retry` does, and have the answer's text as it comes."""
+        run = await self._started(session_id, self._retrying(output, options), options, detach=detach)
+        async with self._listening(run) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _retrying(self, output: object, options: SendOptions) -> RetryLastRun:
+        from perdure.actions.retry import RetryLastRun
+
+        _require_known(options)
+        return RetryLastRun(self.loops, **({} if output is None else {"output": output}), **options)
 
     @overload
     async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
@@ -372,7 +388,8 @@ class Talking(Looking):
 
     def _answered(self, session: AgentSession, action: Action | None = None) -> Reply[Any]:
         _require_answer(session, action)
-        given = action.form if isinstance(action, SendMessage) else None
+        sent = _message_of(action)
+        given = sent.form if sent is not None else None
         schema = session.state.response_format
         if given is None and schema is not None:
             given = Form(schema)
@@ -443,6 +460,17 @@ class Talking(Looking):
             await self.execute(session_id, change)
 
 
+def _require_known(options: SendOptions) -> None:
+    for name in options.keys() - SendOptions.__annotations__.keys():
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
+def _message_of(action: Action | None) -> SendMessage | None:
+    """Return what an action has sent, if it sends."""
+    sent = getattr(action, "sent", action)
+    return sent if isinstance(sent, SendMessage) else None
+
+
 def _require_answer(session: AgentSession, action: Action | None) -> None:
     """Raise RunFailed if a run has failed, and InputRefused if a filter has refused what it was to answer."""
     state = session.state
@@ -466,5 +494,6 @@ def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:
 
 def _is_shown(session: AgentSession, action: Action | None) -> bool:
     """Tell whether the view has what was sent: not if an input filter failed, which leaves the view as it was."""
-    sent = {message.id for message in action.messages} if isinstance(action, SendMessage) else set()
-    return not sent or any(message.id in sent for message in session.state.messages)
+    sent = _message_of(action)
+    ids = {message.id for message in sent.messages} if sent is not None else set()
+    return not ids or any(message.id in ids for message in session.state.messages)
