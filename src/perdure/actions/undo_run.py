@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version
@@ -49,11 +49,11 @@ async def without_run(session: AgentSession, loop_id: str, context: ActionContex
     """
     journal = require_journal(context, "A run that is begun again")
     runs = await journal.runs(session.id, run=loop_id)
-    start = runs[0].first.body if runs and runs[0].first.kind == "agent_start" else {}
+    start: Mapping[str, Any] = runs[0].first.body if runs and runs[0].first.kind == "agent_start" else {}
     before = start.get("base_version")
     # Its save made the next version. One begun in place of another run did not begin with the view before it.
-    is_plain = before is not None and start.get("takes_back") is None
-    return await _without_run(session, loop_id, context, (before, before + 1) if is_plain else None)
+    versions = (before, before + 1) if before is not None and start.get("takes_back") is None else None
+    return await _without_run(session, loop_id, context, versions)
 
 
 async def _without_run(
