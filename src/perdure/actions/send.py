@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from perdure.actions.run import (
     RunOptions,
     checked_metadata,
     pending_in,
+    ready_to_run,
     require_journal,
     run_agent,
 )
@@ -39,6 +40,11 @@ from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
 from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, Sequel, SessionManager
 
+if TYPE_CHECKING:
+    from perdure.actions.definition import ChangeModel
+    from perdure.actions.model_change import ModelFor
+    from perdure.model.state import AgentState
+
 WhenBusy = Literal["raise", "steer", "queue"]
 
 
@@ -49,7 +55,8 @@ class SendMessage:
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
     `metadata` goes on the record of the run. `context` is what tools find in `ToolContext.context`; it is never stored.
     `context_data` is JSON, stored with the run, for `connect(context=…)` to make a context of where the caller is gone.
-    `output`, a type or a JSON schema, is the form of this answer alone.
+    `output`, a type or a JSON schema, is the form of this answer alone. `model_for` returns the `ChangeModel` that a
+    session needs first, or None: it is executed once nothing else is in the way of the run.
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
@@ -67,6 +74,7 @@ class SendMessage:
         context: object = None,
         context_data: Mapping[str, Any] | None = None,
         output: object = None,
+        model_for: ModelFor | None = None,
     ) -> None:
         self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
@@ -91,6 +99,7 @@ class SendMessage:
         self._answers = answers
         """The item of the inbox that the messages come from."""
         self._key = None if key is None else Key(key, self._digest())
+        self._model_for = model_for
         self._takes_back: str | None = None
         self._has_taken_over = False
         """Whether its key is that of the run that it is sent in place of."""
@@ -134,6 +143,9 @@ class SendMessage:
         state = began_as.state.with_messages(*self.messages)
         options = replace(self._options(depth, then), takes_back=takes_back, began_as=began_as)
         try:
+            change = None if self._model_for is None else self._model_for(session)
+            if change is not None and context is not None:
+                return await self._with_model(session, change, state, context, options)
             return await run_agent(session, state, self._loops, context, options, spawn)
         except (ClaimLost, RunInterrupted):
             raise
@@ -141,6 +153,16 @@ class SendMessage:
             if self._may_be_left == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
             return await self._left(session, context, then)
+
+    async def _with_model(
+        self, session: AgentSession, change: ChangeModel, state: AgentState, context: ActionContext, options: RunOptions
+    ) -> ActionResult:
+        """Change the session's model, then begin. Nothing is changed if the run could not begin with it."""
+        from perdure.actions.model_change import begun_with, require_changed  # few sessions change their models
+
+        await ready_to_run(session, change.state_of(state), self._loops, context, options)
+        await require_changed(self._loops, session, change)
+        return await begun_with(change, self, session, context)
 
     @property
     def _may_be_left(self) -> WhenBusy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from perdure.actions.inbox import CANCEL, under_way
 from perdure.actions.send import SendMessage, WhenBusy
 from perdure.aio import finish_despite_cancel
-from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
+from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
@@ -19,7 +19,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
-from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.session import AgentSession
 from perdure.protocols import Action, Entry
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.attaching import Sent, message_of
@@ -78,9 +78,7 @@ class Talking(Looking):
         of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
         the form of this answer, which `reply.value` has: a type or a JSON schema.
         """
-        action = await self._sending(message, parts, output, options)
-        await self._prepare(session_id, options)
-        return await self._sent(session_id, action)
+        return await self._sent(session_id, await self._sending(message, parts, output, options))
 
     @overload
     async def start(
@@ -100,9 +98,7 @@ class Talking(Looking):
         The options are those of `send`. When the connection is left, the run has its grace to end; then it is
         interrupted, to be recovered.
         """
-        run = await self._started(
-            session_id, await self._sending(message, parts, output, options), options, detach=True
-        )
+        run = await self._started(session_id, await self._sending(message, parts, output, options), detach=True)
         await run.begun()
         return run
 
@@ -120,35 +116,27 @@ class Talking(Looking):
         Whoever stops listening stops the run, and what was said until then is kept. With `detach`, the run continues.
         The other options are those of `send`.
         """
-        run = await self._started(
-            session_id, await self._sending(message, parts, output, options), options, detach=detach
-        )
+        run = await self._started(session_id, await self._sending(message, parts, output, options), detach=detach)
         async with self._listening(run) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _started(
-        self, session_id: str, action: SendMessage | RetryLastRun, options: SendOptions, *, detach: bool
-    ) -> StartedRun[Any]:
+    async def _started(self, session_id: str, action: SendMessage | RetryLastRun, *, detach: bool) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
-        key = await self._prepare(session_id, options)
+        key = await self._reach(session_id)
         return self._run_apart(key, Listener(key), self._sent(key, action), detach)
 
     async def _sending(
         self, message: object, parts: Sequence[Sent], output: object, options: SendOptions
     ) -> SendMessage:
         _require_known(options)
-        return SendMessage(await message_of(message, parts), self.loops, output=output, **options)
-
-    async def _prepare(self, session_id: str, options: SendOptions) -> SessionId:
-        key = await self._reach(session_id)
-        # The run that is under way sends what is left with it.
-        with suppress(*() if options.get("when_busy", "raise") == "raise" else (SessionBusy,)):
-            await self._keep_model(key)
-        return key
+        said = await message_of(message, parts)
+        return SendMessage(said, self.loops, output=output, model_for=self._model_for, **options)
 
     async def _sent(self, session_id: str, action: SendMessage | RetryLastRun) -> Reply[Any]:
         after, sent = await self._after_run(session_id, action), _message_of(action)
+        if self._keeps_model(after):
+            self.live.touch(after.id).keeps_model = True
         if sent is not None and sent.was_left:
             return Reply(after, queued=True, form=sent.form)
         return self._answered(after, action)
@@ -239,14 +227,13 @@ class Talking(Looking):
         Without a `key` the answer is kept under that of the run, and without an `output` it has the form of that.
         InvalidData if nothing was sent yet; SessionNotActive while the run waits for approval.
         """
-        action = self._retrying(output, options)
-        return await self._sent(await self._prepare(session_id, options), action)
+        return await self._sent(session_id, self._retrying(output, options))
 
     async def start_retry(
         self, session_id: str, *, output: object = None, **options: Unpack[SendOptions]
     ) -> StartedRun[Any]:
         """Send the last message again, as `retry` does, and return once the run has begun, as `start` does."""
-        run = await self._started(session_id, self._retrying(output, options), options, detach=True)
+        run = await self._started(session_id, self._retrying(output, options), detach=True)
         await run.begun()
         return run
 
@@ -254,7 +241,7 @@ class Talking(Looking):
         self, session_id: str, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
     ) -> AsyncIterator[Chunk]:
         """Send the last message again, as `retry` does, and have the answer's text as it comes."""
-        run = await self._started(session_id, self._retrying(output, options), options, detach=detach)
+        run = await self._started(session_id, self._retrying(output, options), detach=detach)
         async with self._listening(run) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -263,7 +250,8 @@ class Talking(Looking):
         from perdure.actions.retry import RetryLastRun
 
         _require_known(options)
-        return RetryLastRun(self.loops, **({} if output is None else {"output": output}), **options)
+        given = {} if output is None else {"output": output}
+        return RetryLastRun(self.loops, model_for=self._model_for, **given, **options)
 
     @overload
     async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
@@ -343,13 +331,14 @@ class Talking(Looking):
         from perdure.actions.approval import ApproveToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        return ApproveToolCalls(self.loops, call_ids=shown, context=context)
+        return ApproveToolCalls(self.loops, call_ids=shown, context=context, model_for=self._connection.model_for)
 
     async def _denial(self, session_id: str, reason: str, call_ids: Shown | None, context: object) -> DenyToolCalls:
         from perdure.actions.approval import DenyToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        return DenyToolCalls(self.loops, reason=reason, call_ids=shown, context=context)
+        given: dict[str, Any] = {"context": context, "model_for": self._connection.model_for}
+        return DenyToolCalls(self.loops, reason=reason, call_ids=shown, **given)
 
     async def _decided_apart(
         self, session_id: str, action: ApproveToolCalls | DenyToolCalls, detach: bool
@@ -434,30 +423,24 @@ class Talking(Looking):
         await journal.post(key, Entry(CANCEL))
         return True
 
-    async def _keep_model(self, session_id: SessionId) -> None:
-        """Change the model that a session keeps to the one that connect() names, by an action of its own.
+    def _model_for(self, session: AgentSession) -> ChangeModel | None:
+        """Return the change to the model that connect() names, if a session keeps another one.
 
-        It is looked at once for each connection, so that a later ChangeModel holds. A definition's model, and an
-        override, come first and stay.
+        It is looked at until a run has begun with it, once for each connection, so that a later ChangeModel holds. A
+        definition's model, and an override, come first and stay.
         """
-        if self._connection.model is None or self.live.touch(session_id).keeps_model:
-            return
-        session = await self.store.load(session_id)
-        if session is None or session.status is not SessionStatus.ACTIVE:
-            return  # which the send itself refuses
+        if self._connection.model_for is not None:
+            return self._connection.model_for(session)
+        model = self._connection.model
+        if model is None or self.live.touch(session.id).keeps_model or self._keeps_model(session):
+            return None
         from perdure.actions.definition import ChangeModel
 
-        is_named_elsewhere = session.state.model is not None or session.definition.model is not None
-        if not is_named_elsewhere and session.state.default_model != self._connection.model:
-            await self._change_model(session_id, ChangeModel(self._connection.model, as_default=True))
-        self.live.touch(session_id).keeps_model = True
+        return ChangeModel(model, as_default=True)
 
-    async def _change_model(self, session_id: SessionId, change: ChangeModel) -> None:
-        try:
-            await self.execute(session_id, change)
-        except RunInterrupted:
-            await self._resume(session_id)  # with the model that it was begun with
-            await self.execute(session_id, change)
+    def _keeps_model(self, session: AgentSession) -> bool:
+        is_named_elsewhere = session.state.model is not None or session.definition.model is not None
+        return is_named_elsewhere or session.state.default_model == self._connection.model
 
 
 def _require_known(options: SendOptions) -> None:
