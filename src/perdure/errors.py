@@ -374,7 +374,7 @@ class RunFailed(DriverError):
         kind = self.kind
         self.problem = reason
         self.reason = reason = f"{kind}: {reason}" if kind else reason
-        advice = "send again to continue, or undo() to take the message back"
+        advice = "retry() sends the message again, send() says something else, and undo() takes the message back"
         if not is_shown:  # undo() would take back what was said before it
             advice = "the message is on record and was shown to no model; send it again once that is mended"
         super().__init__(

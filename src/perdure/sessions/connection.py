@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.actions.given import require_loops
 from perdure.errors import ConfigurationError
@@ -17,6 +17,9 @@ from perdure.runtime.bus import EventBus
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.open_sessions import LiveSet
 from perdure.sessions.started_run import StartedRun
+
+if TYPE_CHECKING:
+    from perdure.actions.model_change import ModelFor
 
 
 class Connection:
@@ -38,6 +41,8 @@ class Connection:
         self.loops = require_loops(loops)
         self.events = events
         self.model = model
+        self.model_for: ModelFor | None = None
+        """What else names the models of sessions, as the command line does, for runs that wait for approval too."""
         self.controller = controller
         self.runtime = SessionRuntime(store, controller=controller, events=events, filters=filters)
         self._runs: set[StartedRun[Any]] = set()
