@@ -206,6 +206,10 @@ def _nothing(verb: str, *given: Any, **named: Any) -> tuple[str, Call]:
     return "nothing", lambda who, mine, it: getattr(who, verb)(*given, **named)
 
 
+def _narrowed(verb: str, kind: str, filter: str) -> tuple[str, Call]:
+    return kind, lambda who, mine, it: getattr(who, verb)(**{filter: it})
+
+
 PROBES: dict[str, list[tuple[str, Call]]] = {
     "open": [_on_id("open"), _on_id("open", CLERK), _on_id("open", CLERK, on_change="take")],
     "exists": [_on_id("exists")],
@@ -229,14 +233,16 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
         ("word", lambda who, mine, it: who.search(it, session_id=mine)),
         ("id", lambda who, mine, it: who.search(SECRET, session_id=it)),
     ],
-    "list": [
-        *[("id", lambda who, mine, it: who.list(id=it)), ("id", lambda who, mine, it: who.list(parent=it))],
-        *[("owner", lambda who, mine, it: who.list(owner=it)), ("tag", lambda who, mine, it: who.list(tag=it))],
-        ("agent", lambda who, mine, it: who.list(agent=it)),
-        ("page", lambda who, mine, it: who.list(after=it)),
-        ("nothing", lambda who, mine, it: who.list(status="deleted")),
-        ("nothing", lambda who, mine, it: who.list(status="suspended", order="updated")),
-    ],
+    **{
+        verb: [
+            *[_narrowed(verb, "id", name) for name in ("id", "parent")],
+            *[_narrowed(verb, name, name) for name in ("owner", "tag", "agent")],
+            _narrowed(verb, "page", "after"),
+            _nothing(verb, status="deleted"),
+            _nothing(verb, status="suspended", order="updated"),
+        ]
+        for verb in ("list", "headers")
+    },
     "send": [
         *[_on_id("send", "hi"), _on_id("send", "hi", when_busy="queue"), _on_id("send", "hi", when_busy="steer")],
         ("id", lambda who, mine, it: who.send(it, "hi", key="bobs-key")),
