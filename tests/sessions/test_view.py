@@ -243,7 +243,7 @@ async def test_a_run_that_ends_while_it_is_looked_at_is_over(tmp_path: Path) -> 
         chat = await app.open("s")
         run = await chat.start("Go.")
         await chat.send("More.", when_busy="queue")
-        store.delay("read", 0.4)  # of the inbox: the run ends meanwhile, and so does the next
+        store.delay("progress", 0.6)  # the run ends meanwhile, and so does the next
         view = await chat.view()
         assert run.is_done
         assert (page(view), view.queued) == (("idle", ["Go.", "Done.", "More.", "Done."], [], ""), ())
