@@ -216,6 +216,7 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "info": [_on_id("info")],
     "session": [_on_id("session"), _on_id("session", 1)],
     "snapshot": [_on_id("snapshot")],
+    "view": [_on_id("view")],
     "length": [_on_id("length")],
     "history": [_on_id("history")],
     "record": [_on_id("record"), _on_id("record", limit=1)],

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
     from perdure.sessions.started_run import StartedRun
     from perdure.sessions.talking import SendOptions
+    from perdure.sessions.viewing import View
 
 T = TypeVar("T")
 
@@ -201,6 +202,13 @@ class Chat:
     async def session(self, version: int | None = None) -> AgentSession:
         """The session itself, as of a version."""
         return await self._sessions.session(self._id, version)
+
+    async def view(self) -> View:
+        """Return how the conversation stands: what a page shows that is loaded now, and the `cursor` to `follow` from.
+
+        It works from any process, also in the middle of a run.
+        """
+        return await self._sessions.view(self._id)
 
     async def snapshot(self) -> dict[str, Any] | None:
         return await self._sessions.snapshot(self._id)
