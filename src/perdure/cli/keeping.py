@@ -103,7 +103,7 @@ def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
 
     Without SOURCE it is the store that --store and the settings name. It may be interrupted and repeated.
     """
-    if settings_of(ctx).owner:
+    if owner_of(ctx):
         raise click.UsageError("A copy is of the whole store; leave --owner out, or export and import.")
     if len(urls) > 2:
         raise click.UsageError("Name a store to copy from and one to copy into, or only the second.")

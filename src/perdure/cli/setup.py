@@ -92,7 +92,12 @@ def store_url(ctx: click.Context) -> Chosen:
 
 
 def owner_of(ctx: click.Context) -> str | None:
+    """Return whose sessions a command sees; None for everybody's. An empty name would quietly mean everybody."""
+    if _typed(ctx, "owner") is None and os.environ.get("PERDURE_OWNER") == "":
+        raise click.UsageError("PERDURE_OWNER is empty. Name an owner, or unset it to see everybody's sessions.")
     chosen = _chosen(ctx, "owner", "PERDURE_OWNER")
+    if chosen is not None and not chosen.value:
+        raise click.UsageError(f"The owner in {chosen.by} is empty. Name one, or take the line out.")
     return chosen.value if chosen else None
 
 
@@ -106,7 +111,7 @@ def typed_agents(ctx: click.Context) -> list[AgentDefinition]:
 
     files = settings_of(ctx).agent
     if "" in files:
-        raise ConfigurationError("--agent is empty. Name a file, or leave it out.")
+        raise click.UsageError("--agent is empty. Name a file, or leave it out.", ctx)
     return [load_definition(file) for file in files]
 
 
@@ -187,7 +192,7 @@ def _chosen(ctx: click.Context, name: str, variable: str) -> Chosen | None:
 def _typed(ctx: click.Context, name: str) -> str | None:
     given: str | None = getattr(settings_of(ctx), name)
     if given == "":
-        raise ConfigurationError(f"--{name} is empty. Name one, or leave it out.")
+        raise click.UsageError(f"--{name} is empty. Name one, or leave it out.", ctx)
     return given
 
 
