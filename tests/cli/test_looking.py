@@ -84,6 +84,10 @@ def test_a_list_is_narrowed_by_metadata(perdure: Callable[..., Any], home: Path)
     assert ids("--metadata", "plan=7") == ["number"]
     assert ids("--metadata", 'plan="7"') == ["text"]
     assert ids("--metadata", "other=7") == []
+    empty = perdure("--store", "filed.db", "ls", "--metadata", "other=7")
+    assert empty.err.startswith("No session is indexed by other=7.")
+    assert "connect(filters=['other'])" in empty.err
+    assert "indexed" not in perdure("--store", "filed.db", "ls", "--metadata", "plan=7").err
     assert "KEY=VALUE" in perdure("--store", "filed.db", "ls", "--metadata", "plan", code=2).err
 
 

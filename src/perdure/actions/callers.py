@@ -41,7 +41,8 @@ class Caller(msgspec.Struct, frozen=True):
             made = loops.make_context(session, self.data)
             return replace(self, context=await made if isawaitable(made) else made)
         except Exception as error:  # around a user's function: a run that was killed or queued waits, as without one
-            what = f"connect(context=…) has made no context for session {session.id!r}: {type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}".rstrip(". ")
+            what = f"connect(context=…) has made no context for session {session.id!r}: {why}."
             advice = "Mend the function and connect again: recover() continues a run that waits, send(…) begins one."
             raise ConfigurationError(what, advice, missing="context") from error
 

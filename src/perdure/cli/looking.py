@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +110,20 @@ def ls(
             if after is None or left == 0:
                 return shown
 
-    if on_sessions(ctx, work, filters=indexed) == 0 and not as_json and is_terminal():
+    if on_sessions(ctx, work, filters=indexed) > 0:
+        return
+    if indexed:
+        note(_not_indexed(indexed))
+    elif not as_json and is_terminal():
         note(f"No sessions here. Begin one: {command('chat', begins=True)}")
+
+
+def _not_indexed(asked: Mapping[str, Any]) -> str:
+    """Explain that a list may be empty because nothing was indexed: what is declared is known to programs alone."""
+    pairs = " and ".join(f"{key}={written(value)}" for key, value in asked.items())
+    keys = ", ".join(map(repr, asked))
+    declared = f"connect(filters=[{keys}])"
+    return f"No session is indexed by {pairs}. Only those are that a program has saved with {declared}."
 
 
 def _key_and_value(given: str) -> tuple[str, Any]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perdure.errors import InvalidData
 from perdure.model.ids import new_id
 from perdure.model.message import ROLES, Media, Message, Opaque, Part, Text, Thinking, ToolCall
-from perdure.model.value import EMPTY, JSON, brief, clean_text
+from perdure.model.value import EMPTY, JSON, brief, clean_text, kind_of
 
 BESIDE = "openai"
 """The key in a message's metadata of what OpenAI's forms say and ours has no place for."""
@@ -173,7 +173,7 @@ def _content(fields: _Fields) -> tuple[tuple[Part, ...], dict[str, Any]]:
     if isinstance(content, str):
         return ((Text(clean_text(content)),) if content else ()), {}
     if not isinstance(content, list | tuple):
-        raise InvalidData(fields.at(key), f"content is a text or a list of parts, not a {type(content).__name__}")
+        raise InvalidData(fields.at(key), f"content is a text or a list of parts, not {kind_of(content)}")
     read = [_part(item, f"{fields.at(key)}[{place}]") for place, item in enumerate(content)]
     return tuple(part for part, _ in read), {str(place): beside for place, (_, beside) in enumerate(read) if beside}
 
