@@ -42,8 +42,11 @@ class Caller(msgspec.Struct, frozen=True):
             return replace(self, context=await made if isawaitable(made) else made)
         except Exception as error:  # around a user's function: a run that was killed or queued waits, as without one
             why = f"{type(error).__name__}: {error}".rstrip(". ")
-            what = f"connect(context=…) has made no context for session {session.id!r}: {why}."
-            advice = "Mend the function and connect again: recover() continues a run that waits, send(…) begins one."
+            what = f"The function that makes contexts has made none for session {session.id!r}: {why}."
+            advice = (
+                "Mend the function of connect(context=…) and connect again: recover() continues a run that waits, "
+                "send(…) begins one."
+            )
             raise ConfigurationError(what, advice, missing="context") from error
 
     def require_for(self, tools: Iterable[Tool], session_id: str) -> None:

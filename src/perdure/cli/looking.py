@@ -221,7 +221,7 @@ def show(
     if as_json:
         print_json({**of_session(found, messages), "killed": was_killed})
         return
-    _print_header(found, KILLED if was_killed else found.status.value, with_owner=owner_of(ctx) is None)
+    _print_header(found, KILLED if was_killed else found.status.value)
     print_messages(messages)
 
 
@@ -233,11 +233,11 @@ def _blocks(session: AgentSession) -> list[str]:
     return [f"{block.by} covers {counted(block.covered_count, 'message')} ({block.id})" for block in blocks]
 
 
-def _print_header(session: AgentSession, status: str, *, with_owner: bool) -> None:
+def _print_header(session: AgentSession, status: str) -> None:
     info = session.info
     named_ = f"  {line(info.name)}" if info.name else ""
     say(f"# {info.id}  {info.agent_name}  {status}  version {info.version}{named_}")
-    if with_owner and info.owner is not None:
+    if info.owner is not None:
         say(f"# owner {line(info.owner)}")
     if info.parent_id:
         how = "sub-agent of" if info.spawn_ref else "fork of"

@@ -53,7 +53,7 @@ def opened(
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is.
     """
-    from perdure.cli.tool_files import tools_in
+    from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
     from perdure.runtime.bus import EventBus
     from perdure.sessions.sessions import Sessions
@@ -64,10 +64,11 @@ def opened(
     if must_exist:
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
-    bus = EventBus()
+    bus, files = EventBus(), [read_tool_file(file) for file in settings_of(ctx).tools]
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=[*(tool for file in settings_of(ctx).tools for tool in tools_in(file)), *_mcp_servers(ctx)],
+        tools=[*(tool for file in files for tool in file.tools), *_mcp_servers(ctx)],
+        context=context_of(files),
         subagents=agents[1:] if begins else agents,
         events=bus,
     )
