@@ -159,6 +159,8 @@ def advised(error: Exception) -> str:
             return f"{error.what} Leave --agent out, or begin another session: {begin}"
         case RunFailed():
             return _of_run(error)
+        case StoreError() if error.advice:  # which names a file: it matters little which store is used
+            return str(error)
         case StoreError():
             return f"{' '.join(str(error).split())}\n{_of_store(error)}"
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
