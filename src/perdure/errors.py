@@ -217,7 +217,7 @@ class InvalidSessionId(PerdureError):
 
     def __init__(self, value: object) -> None:
         self.value = value
-        shown = repr(value)[:80] if isinstance(value, str) else f"A {type(value).__name__}"
+        shown = repr(value)[:80] if isinstance(value, str) else f"A value of type {type(value).__name__}"
         super().__init__(
             f"{shown} is not a session id.",
             "Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a letter or digit, or "

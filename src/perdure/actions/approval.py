@@ -208,7 +208,7 @@ def _shown(
         if call.id not in waiting and isinstance(each, PendingCall):
             raise _changed(session, now)
         if call.id not in waiting:
-            known = ", ".join(waiting)
+            known = ", ".join(f"{each.id} ({each.name}, digest {each.digest})" for each in waiting.values())
             raise InvalidData("$.call_ids", f"{call.id!r} does not wait for a decision; these do: {known}")
         shown[call.id] = call if isinstance(call, PendingCall) else PendingCall.of(call)
     return list(shown.values())

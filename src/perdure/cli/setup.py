@@ -56,7 +56,7 @@ def opened(
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is.
     """
-    from perdure.cli.tool_files import tools_in
+    from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
     from perdure.runtime.bus import EventBus
     from perdure.sessions.sessions import Sessions
@@ -67,10 +67,11 @@ def opened(
     if must_exist:
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
-    bus = EventBus()
+    bus, files = EventBus(), [read_tool_file(file) for file in settings_of(ctx).tools]
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=[*(tool for file in settings_of(ctx).tools for tool in tools_in(file)), *_mcp_servers(ctx)],
+        tools=[*(tool for file in files for tool in file.tools), *_mcp_servers(ctx)],
+        context=context_of(files),
         subagents=agents[1:] if begins else agents,
         events=bus,
     )
@@ -95,7 +96,12 @@ def store_url(ctx: click.Context) -> Chosen:
 
 
 def owner_of(ctx: click.Context) -> str | None:
+    """Return whose sessions a command sees; None for everybody's. An empty name would quietly mean everybody."""
+    if _typed(ctx, "owner") is None and os.environ.get("PERDURE_OWNER") == "":
+        raise click.UsageError("PERDURE_OWNER is empty. Name an owner, or unset it to see everybody's sessions.")
     chosen = _chosen(ctx, "owner", "PERDURE_OWNER")
+    if chosen is not None and not chosen.value:
+        raise click.UsageError(f"The owner in {chosen.by} is empty. Name one, or take the line out.")
     return chosen.value if chosen else None
 
 
@@ -109,7 +115,7 @@ def typed_agents(ctx: click.Context) -> list[AgentDefinition]:
 
     files = settings_of(ctx).agent
     if "" in files:
-        raise ConfigurationError("--agent is empty. Name a file, or leave it out.")
+        raise click.UsageError("--agent is empty. Name a file, or leave it out.", ctx)
     return [load_definition(file) for file in files]
 
 
@@ -198,7 +204,7 @@ def _chosen(ctx: click.Context, name: str, variable: str) -> Chosen | None:
 def _typed(ctx: click.Context, name: str) -> str | None:
     given: str | None = getattr(settings_of(ctx), name)
     if given == "":
-        raise ConfigurationError(f"--{name} is empty. Name one, or leave it out.")
+        raise click.UsageError(f"--{name} is empty. Name one, or leave it out.", ctx)
     return given
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.errors import FAILED, WAITS, Failure, to_decide, to_name_tool
+from perdure.cli.errors import FAILED, WAITS, Failure, to_decide, to_make_context, to_name_tool
 from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, subagents_of
 from perdure.cli.json_forms import of_reply
@@ -329,7 +329,8 @@ def recover(ctx: click.Context, session: str | None, as_json: bool) -> None:
                 say(f"{name}\t{shown(each)}")
         for (each, _), error in zip(report.failed, report.errors, strict=True):
             note(f"failed\t{shown(each)}: {error.what}")
-            if (hint := to_name_tool(error, subagents[each], "recover", each)) is not None:
+            hint = to_name_tool(error, subagents[each], "recover", each) or to_make_context(error)
+            if hint is not None:
                 note(hint)
             note(f"Or end it: {command('cancel', each)}")
         if not any(columns.values()) and not report.failed:
