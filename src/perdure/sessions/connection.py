@@ -21,6 +21,9 @@ from perdure.sessions.started_run import StartedRun
 if TYPE_CHECKING:
     from perdure.actions.model_change import ModelFor
 
+_LEAVE_AGAIN = 0.5
+"""How many seconds a wait has to end when the connection is closed: a store may let its cancellation get lost."""
+
 
 class Connection:
     """A store, opened once, with one runtime and one cache for however many owners use it."""
@@ -90,8 +93,10 @@ class Connection:
                 run.work.cancel()
         grace = 0.0 if at_once else self._grace
         await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self.alone)))
-        if self._runs:  # whose sessions are settled: they have only to tell those who wait
-            await asyncio.wait({run.work for run in self._runs})
+        while self._runs:  # whose sessions are settled: they have only to tell those who wait
+            for run in self._runs:
+                run.leave()
+            await asyncio.wait({run.work for run in self._runs}, timeout=_LEAVE_AGAIN)
 
     def keep(self, run: StartedRun[Any]) -> None:
         """Hold on to a run until it is over: asyncio itself does not."""
