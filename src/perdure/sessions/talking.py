@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perdure.actions.inbox import CANCEL, under_way
 from perdure.actions.send import SendMessage, WhenBusy, used_for_another
 from perdure.aio import finish_despite_cancel
-from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
+from perdure.errors import ClaimLost, ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
@@ -147,6 +147,8 @@ class Talking(Looking):
         if found is None:
             try:
                 after = await self._after_run(key, action)
+            except (ClaimLost, RunInterrupted):  # which tell of its own run
+                raise
             except SessionBusy:
                 found = await self._under_way(key, action)
                 if found is None:
