@@ -69,7 +69,8 @@ async def test_what_keeps_a_run_from_beginning_is_raised_by_start(url: str) -> N
         run = await chat.start("Go.")
         with pytest.raises(SessionBusy):
             await chat.start("And this.")
-        assert (await chat.start("Later.", when_busy="queue")).is_done
+        later = await chat.start("Later.", when_busy="queue")
+        assert not later.is_done
         assert (await run.result()).text == "done"
         await chat.session()
     async with perdure.connect(url, driver=ScriptedDriver(["no"])) as sessions:
@@ -127,7 +128,8 @@ async def test_a_stream_may_queue_its_message(url: str) -> None:
         chat = await sessions.open("s")
         run = await chat.start("Go.")
         text, reply = await heard(chat.stream("And this.", when_busy="queue"))
-        assert (text, reply.queued) == ("", True)
+        assert (text, reply.text, reply.queued) == ("first", "first", False)
+        assert [message.text for message in reply.session.state.messages] == ["Go.", "first", "And this.", "first"]
         await run.result()
 
 

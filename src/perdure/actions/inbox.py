@@ -69,8 +69,12 @@ class Inbox:
         metadata: Mapping[str, Any] = EMPTY,
         context_data: Mapping[str, Any] | None = None,
         output: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Leave messages with the session: for its run to take in, or to be sent once it is free."""
+        digest: str | None = None,
+    ) -> JournalEntry:
+        """Leave messages with the session: for its run to take in, or to be sent once it is free.
+
+        Return the item. The digest is that of the request that a key stands for.
+        """
         newest = await self._journal.read(self.session_id, last=1)
         body = {
             "id": new_id(),
@@ -80,8 +84,9 @@ class Inbox:
             **({"metadata": metadata} if metadata else {}),
             **({"context_data": context_data} if context_data is not None else {}),
             **({"output": output} if output is not None else {}),
+            **({"digest": digest} if digest is not None else {}),
         }
-        await self._journal.post(self.session_id, Entry(kind, body))
+        return JournalEntry(await self._journal.post(self.session_id, Entry(kind, body)), kind, body)
 
     async def items(self, after: int = 0, most: int | None = None) -> Sequence[JournalEntry]:
         """Return the items behind a number that are not taken yet, or the first so many of them."""
@@ -99,6 +104,10 @@ class Inbox:
                     return entry
             after, most = page[-1].seq, most * 8
         return None
+
+    async def has(self, item: JournalEntry) -> bool:
+        """Tell whether an item is not taken yet."""
+        return any(each.seq == item.seq for each in await self.items(item.seq - 1, 1))
 
     async def was_delivered(self, entry: JournalEntry) -> bool:
         """Tell whether a run has come to an item: the record behind the moment it was posted says so."""

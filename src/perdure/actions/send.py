@@ -105,6 +105,17 @@ class SendMessage:
         """Whether its key is that of the run that it is sent in place of."""
         self.was_left = False
         """Whether the messages were left in the inbox: what the session says is not an answer to them."""
+        self.left_as: JournalEntry | None = None
+        """The item of the inbox in which they wait for a run of their own."""
+
+    @property
+    def key(self) -> Key | None:
+        """The key that the caller has given; not one that was taken over."""
+        return None if self._has_taken_over else self._key
+
+    @property
+    def may_be_queued(self) -> bool:
+        return self._may_be_left == QUEUE
 
     def in_place_of(self, loop_id: str, key: Key | None) -> Self:
         """Send the messages in place of a run, which leaves the view in the same commit.
@@ -175,8 +186,12 @@ class SendMessage:
         key = None if self._key is None else self._key.name
         inbox = Inbox(journal, session.id)
         output = None if self.form is None else self.form.schema
-        await inbox.post(self._when_busy, self.messages, key, self._metadata, self._caller.data, output)
+        digest = None if self._key is None else self._key.digest
+        posted = await inbox.post(
+            self._when_busy, self.messages, key, self._metadata, self._caller.data, output, digest=digest
+        )
         self.was_left = True
+        self.left_as = posted if self._when_busy == QUEUE else None
         is_claimed = await journal.is_claimed(session.id)  # then that run looks into the inbox when it ends
         return Answer(session, None if is_claimed else then)
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from perdure.actions.model_change import ModelFor
     from perdure.sessions.recovering import Recovering
 
+_LEAVE_AGAIN = 0.5
+"""How many seconds a wait has to end when the connection is closed: a store may let its cancellation get lost."""
+
 
 class Connection:
     """A store, opened once, with one runtime and one cache for however many owners use it."""
@@ -96,8 +99,10 @@ class Connection:
                 run.work.cancel()
         grace = 0.0 if at_once else self._grace
         await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self.alone)))
-        if self._runs:  # whose sessions are settled: they have only to tell those who wait
-            await asyncio.wait({run.work for run in self._runs})
+        while self._runs:  # whose sessions are settled: they have only to tell those who wait
+            for run in self._runs:
+                run.leave()
+            await asyncio.wait({run.work for run in self._runs}, timeout=_LEAVE_AGAIN)
         if self.recovering is not None:
             await self.recovering.end()
             self.recovering = None

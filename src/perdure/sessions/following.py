@@ -115,7 +115,7 @@ class Follower:
 
         Raise RunInterrupted once its process has been gone for `patience` seconds, and nobody has recovered it.
         """
-        async with _listening(self._journal, self._session_id) as wait:
+        async with listening(self._journal, self._session_id) as wait:
             deadline: float | None = None
             while True:
                 progress = await progress_of(self._journal, self._session_id, self._kept)
@@ -270,7 +270,7 @@ def is_answer(message: Message, loop_id: str | None) -> bool:
 
 
 @asynccontextmanager
-async def _listening(journal: Journal, session_id: SessionId) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def listening(journal: Journal, session_id: SessionId) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Give what waits until there may be news. The store is the truth, so it is looked at again in any case."""
 
     async def pause() -> None:
@@ -283,5 +283,8 @@ async def _listening(journal: Journal, session_id: SessionId) -> AsyncIterator[C
 
         async def hear() -> None:
             await heard(LOOK_ANYWAY)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # asyncio.wait_for may let a cancellation get lost
+                raise asyncio.CancelledError
 
         yield hear

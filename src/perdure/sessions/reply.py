@@ -118,6 +118,5 @@ class Chunk(str):
 
     @property
     def cursor(self) -> str | None:
-        """The place behind it, for `follow(after=…)`. None if there was no run: the message waits, or its key was used
-        before."""
+        """The place behind it, for `follow(after=…)`. None if there was no run, since its key was used before."""
         return None if self.place is None else self.place.cursor

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Generic, TypeVar
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, RunInterrupted
 from perdure.model.ids import SessionId
 from perdure.sessions.cursors import Place
 from perdure.sessions.reply import Chunk, Reply
@@ -21,12 +21,22 @@ class StartedRun(Generic[T]):
     def __init__(
         self, session_id: SessionId, listener: Listener, run: Coroutine[Any, Any, Reply[T]], *, is_detached: bool = True
     ) -> None:
-        self.is_detached = is_detached
-        """Whether it continues though nobody listens any more."""
+        self._is_detached = is_detached
+        self._was_left = False
         self._session_id = session_id
         self._listener = listener
         self.work = listener.listen_to(run)
         self.work.add_done_callback(_retrieve)
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the run continues though nobody listens any more. One that is only waited for does."""
+        return self._is_detached or self._listener.waits
+
+    def leave(self) -> None:
+        """Give up waiting for another run, since the connection is closed."""
+        if self._listener.waits and self.work.cancel():
+            self._was_left = True
 
     @property
     def session_id(self) -> SessionId:
@@ -67,6 +77,12 @@ class StartedRun(Generic[T]):
     async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
         await asyncio.wait({self.work})
+        if self.work.cancelled() and self._was_left:
+            raise RunInterrupted(
+                self._session_id,
+                f"The connection was closed before session {self._session_id!r} had answered. The message is kept: "
+                "it is answered by the run that it waits for, or by recover().",
+            )
         if self.work.cancelled():
             raise ConfigurationError(
                 f"The run of session {self._session_id!r} was stopped before it had an answer: somebody cancelled it "
@@ -75,7 +91,10 @@ class StartedRun(Generic[T]):
         return self.work.result()
 
     async def cancel(self) -> bool:
-        """Stop the run, and wait until what was said so far is kept. Return False if it was over."""
+        """Stop the run, and wait until what was said so far is kept. Return False if it was over.
+
+        If the answer is another run's, that goes on, and only the wait for it ends: `chat.cancel()` stops it.
+        """
         stopped = self.work.cancel()
         await asyncio.wait({self.work})
         return stopped

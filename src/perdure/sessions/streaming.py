@@ -26,8 +26,7 @@ class Listener:
     def __init__(self, session_id: SessionId, *, continues: bool = False, said: int = 0) -> None:
         self.began = asyncio.Event()
         """Set once the run has claimed its session."""
-        self._updates: list[tuple[str, str | None]] = []
-        """The pieces of text, each with its message's id; None where the model begins that message again."""
+        self._chunks: list[Chunk] = []
         self._grown = asyncio.Event()
         self._is_over = False
         self._session_id = session_id
@@ -35,6 +34,8 @@ class Listener:
         self._said = said
         self.start: Place | None = None
         """Where the text of the run begins, once it has."""
+        self.waits = False
+        """Whether another run has to answer: one that was under way, or that of a message that is queued."""
 
     def listen_to(self, run: Coroutine[Any, Any, Reply[Any]]) -> asyncio.Task[Reply[Any]]:
         """Begin a run, which tells of itself in a context where this listener is known."""
@@ -46,13 +47,12 @@ class Listener:
 
     async def heard(self) -> AsyncIterator[Chunk]:
         """Yield what the run has said, from its beginning, and what it says until it is over."""
-        number, place = 0, self.start
+        number = 0
         while True:
             grown = self._grown
-            while number < len(self._updates):
-                chunk = _chunk(place or self.start or Place(""), *self._updates[number])
-                number, place = number + 1, chunk.place
-                yield chunk
+            while number < len(self._chunks):
+                number += 1
+                yield self._chunks[number - 1]
             if self._is_over:
                 return
             await grown.wait()
@@ -60,11 +60,21 @@ class Listener:
     def hear(self, event: object) -> None:
         if isinstance(event, MessageUpdate):
             if self.start is not None and event.loop_id == self.start.run and event.kind in ("text", "restart"):
-                self._updates.append((event.message_id, event.text if event.kind == "text" else None))
-                self._wake()
+                place = (self._chunks[-1].place if self._chunks else None) or self.start
+                self.tell(_chunk(place, event.message_id, event.text if event.kind == "text" else None))
         elif isinstance(event, AgentStart) and self.start is None and self._is_its_own(event):
             self.start = Place(event.loop_id, base=self._said)
             self.began.set()
+
+    def wait_for_another(self) -> None:
+        """Take note that the answer is another run's."""
+        self.waits = True
+        self.began.set()
+
+    def tell(self, chunk: Chunk) -> None:
+        """Pass on a piece of the answer."""
+        self._chunks.append(chunk)
+        self._wake()
 
     def _is_its_own(self, event: AgentStart) -> bool:
         # A run that was killed is recovered before what was said now is sent: it is resumed, and another's.

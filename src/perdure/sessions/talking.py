@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 from msgspec.structs import replace
 
 from perdure.actions.inbox import CANCEL, under_way
-from perdure.actions.send import SendMessage, WhenBusy
+from perdure.actions.send import SendMessage, WhenBusy, used_for_another
 from perdure.aio import finish_despite_cancel
-from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted
+from perdure.errors import ClaimLost, ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
@@ -20,7 +21,7 @@ from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
 from perdure.model.session import AgentSession
-from perdure.protocols import Action, Entry
+from perdure.protocols import Action, Entry, JournalEntry
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.cursors import Place
@@ -124,7 +125,8 @@ class Talking(Looking):
     async def _started(self, session_id: str, action: SendMessage | RetryLastRun, *, detach: bool) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
         key = await self._reach(session_id)
-        return self._run_apart(key, Listener(key), self._sent(key, action), detach)
+        listener = Listener(key)
+        return self._run_apart(key, listener, self._sent(key, action, listener), detach)
 
     async def _sending(
         self, message: object, parts: Sequence[Sent], output: object, options: SendOptions
@@ -133,13 +135,91 @@ class Talking(Looking):
         said = await message_of(message, parts)
         return SendMessage(said, self.loops, output=output, model_for=self._model_for, **options)
 
-    async def _sent(self, session_id: str, action: SendMessage | RetryLastRun) -> Reply[Any]:
-        after, sent = await self._after_run(session_id, action), _message_of(action)
+    async def _sent(
+        self, session_id: str, action: SendMessage | RetryLastRun, listener: Listener | None = None
+    ) -> Reply[Any]:
+        """Return what came of a message. One that another run answers is waited for if somebody listens to it.
+
+        The same key while its message waits or is being answered sends nothing, whatever `when_busy` says.
+        """
+        key = await self._reach(session_id)
+        found = await self._under_way(key, action, may_wait=True)
+        if found is None:
+            try:
+                after = await self._after_run(key, action)
+            except (ClaimLost, RunInterrupted):  # which tell of its own run
+                raise
+            except SessionBusy:
+                found = await self._under_way(key, action)
+                if found is None:
+                    raise
+            else:
+                return await self._came_of(key, after, action, listener)
+        is_running = found.kind == "agent_start"
+        if listener is None and not is_running and _may_be_queued(action):
+            return Reply(await self.session(key), queued=True)
+        if listener is None:
+            return await self._joined_apart(key, action, found)
+        return await self._joined(key, action, found, listener)
+
+    async def _came_of(
+        self, session_id: SessionId, after: AgentSession, action: SendMessage | RetryLastRun, listener: Listener | None
+    ) -> Reply[Any]:
+        sent = _message_of(action)
         if self._keeps_model(after):
             self.live.touch(after.id).keeps_model = True
-        if sent is not None and sent.was_left:
+        if sent is None or not sent.was_left:
+            return self._answered(after, action)
+        if listener is None or sent.left_as is None:
             return Reply(after, queued=True, form=sent.form)
-        return self._answered(after, action)
+        return await self._joined(session_id, action, sent.left_as, listener)
+
+    async def _under_way(
+        self, session_id: SessionId, action: SendMessage | RetryLastRun, *, may_wait: bool = False
+    ) -> JournalEntry | None:
+        """Return what tells that the message of an action's key waits or is being answered; None if it does neither.
+
+        With `may_wait` it is looked for only if the message would be queued otherwise.
+        """
+        sent, journal = _message_of(action), self.runtime.journal
+        if sent is None or sent.key is None or journal is None or (may_wait and not sent.may_be_queued):
+            return None
+        found = await under_way(journal, session_id, sent.key.name)
+        if found is not None:
+            _, digest = found.body["key"] if found.kind == "agent_start" else (None, found.body.get("digest"))
+            if digest not in (None, sent.key.digest):
+                raise used_for_another(sent.key.name)
+        return found
+
+    async def _joined_apart(self, session_id: SessionId, action: Action, found: JournalEntry) -> Reply[Any]:
+        """Wait for another run in a task of the connection's, which ends it when it is closed."""
+        listener = Listener(session_id)
+        run = self._run_apart(session_id, listener, self._joined(session_id, action, found, listener), detach=True)
+        try:
+            return await run.result()
+        except asyncio.CancelledError:
+            run.work.cancel()
+            raise
+
+    async def _joined(
+        self, session_id: SessionId, action: Action, found: JournalEntry, listener: Listener
+    ) -> Reply[Any]:
+        """Wait for the run that answers a message, and pass its text on. Return what came of it."""
+        from perdure.sessions.joining import Joining
+
+        assert self.runtime.journal is not None
+        listener.wait_for_another()
+        joining = Joining(self.runtime.journal, session_id, found, self._resume)
+        async for chunk in joining.chunks():
+            listener.start = listener.start or Place(chunk.place.run if chunk.place else "")
+            listener.tell(chunk)
+        if joining.follower is None:  # the key had its answer before
+            return self._answered(await self._after_run(session_id, action), action)
+        after = await self._session_after(session_id, joining.follower.runs, joining.follower.base_version)
+        listener.start = listener.start or joining.follower.place
+        sent = _message_of(action)
+        reply = self._answered(after)
+        return reply if sent is None or sent.form is None else replace(reply, form=sent.form)
 
     def _run_apart(
         self, session_id: SessionId, listener: Listener, work: Coroutine[Any, Any, Reply[T]], detach: bool
@@ -452,6 +532,11 @@ def _message_of(action: Action | None) -> SendMessage | None:
     """Return what an action has sent, if it sends."""
     sent = getattr(action, "sent", action)
     return sent if isinstance(sent, SendMessage) else None
+
+
+def _may_be_queued(action: Action) -> bool:
+    sent = _message_of(action)
+    return sent is not None and sent.may_be_queued
 
 
 def _require_answer(session: AgentSession, action: Action | None) -> None:
