@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from perdure import (
     ResumeSession,
     SendMessage,
     SessionRuntime,
+    codec,
     connect,
+    mcp,
     recover,
 )
 from perdure import tool as as_tool
@@ -24,6 +27,7 @@ from perdure.errors import (
     ContextTooLong,
     ErasedMeanwhile,
     IllegalStatusChange,
+    InvalidData,
     InvalidSessionId,
     PerdureError,
     RequestRefused,
@@ -37,6 +41,8 @@ from perdure.errors import (
 )
 from perdure.model.definition import AgentDefinition
 from perdure.model.message import ToolCall
+from perdure.model.value import brief, kind_of
+from perdure.protocols import SessionQuery
 from perdure.testing import ScriptedDriver
 
 ADVISED: list[Callable[[], PerdureError]] = [
@@ -138,3 +144,55 @@ async def test_a_report_has_the_errors_of_those_that_failed() -> None:
         report = await recover(runtime, LoopFactory(), session_id="nobody")
         assert [str(error) for error in report.errors] == [reason for _, reason in report.failed]
         assert isinstance(report.errors[0], SessionNotFound)
+
+
+@pytest.mark.parametrize(
+    ("filters", "path", "told"),
+    [
+        ({"order": "title"}, "$.order", "there is no order 'title'; use one of created, updated"),
+        ({"status": "gone"}, "$.status", "use one of active, suspended, completed, failed, deleted"),
+        ({"order": 7}, "$.order", "wrong type"),
+        ({"limit": "3"}, "$.limit", "Expected `int`, got `str`"),
+    ],
+)
+def test_a_wrong_filter_is_named_with_what_may_be_asked_for(filters: dict[str, Any], path: str, told: str) -> None:
+    with pytest.raises(InvalidData) as caught:
+        SessionQuery.of(filters)
+    assert (caught.value.path, told in caught.value.problem) == (path, True)
+
+
+async def test_a_call_that_does_not_wait_is_told_the_ids_and_digests_of_those_that_do() -> None:
+    async with connect("memory://", tools=[pay], driver=ScriptedDriver([ToolCall("pay", {"amount": 5})])) as sessions:
+        chat = await sessions.open()
+        (call,) = (await chat.send("Pay.")).pending_calls
+        with pytest.raises(InvalidData, match="'abc' does not wait") as caught:
+            await chat.approve(["abc"])
+    assert call.id in caught.value.problem
+    assert call.digest in caught.value.problem
+
+
+async def test_a_sentence_ends_before_the_advice() -> None:
+    def context(session: object, data: object) -> object:
+        raise KeyError("user")
+
+    async with connect("memory://", model="offline", context=context) as sessions:
+        with pytest.raises(ConfigurationError, match=r"KeyError: 'user'\. Mend the function"):
+            await (await sessions.open()).send("hi")
+
+
+def test_a_kind_has_its_article() -> None:
+    assert [kind_of(each) for each in (5, object(), "", [])] == ["an int", "an object", "a str", "a list"]
+    with pytest.raises(InvalidData, match=r"^an object is not JSON"):
+        codec.encode_json({"a": object()})
+
+
+def test_a_quote_that_is_cut_is_closed() -> None:
+    assert brief("a" * 99) == f"'{'a' * 48}…'"
+    assert brief(["a"] * 99).endswith("…")
+    assert brief("a" * 48) == repr("a" * 48)
+
+
+@pytest.mark.parametrize("given", [5, None, {}, b"uvx"])
+def test_what_is_no_mcp_server_is_told_what_is(given: Any) -> None:
+    with pytest.raises(InvalidData, match="expected the command or the URL of an MCP server"):
+        mcp(given)

@@ -316,3 +316,10 @@ def test_the_reference_has_every_public_name() -> None:
     """`make docs` generates the reference from the names on its pages, so a name must be on one."""
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     assert [name for name in IMPORTABLE if not re.search(rf"^::: perdure\..*\b{name}$", pages, re.MULTILINE)] == []
+
+
+def test_a_prompt_completes_the_names_of_testing() -> None:
+    """`dir()` lists what may be imported from it, before any of it was."""
+    import perdure.testing
+
+    assert dir(perdure.testing) == sorted(perdure.testing.__all__)

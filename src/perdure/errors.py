@@ -217,7 +217,7 @@ class InvalidSessionId(PerdureError):
 
     def __init__(self, value: object) -> None:
         self.value = value
-        shown = repr(value)[:80] if isinstance(value, str) else f"A {type(value).__name__}"
+        shown = repr(value)[:80] if isinstance(value, str) else f"A value of type {type(value).__name__}"
         super().__init__(
             f"{shown} is not a session id.",
             "Use 1 to 200 of the characters A-Z a-z 0-9 . _ - beginning with a letter or digit, or "
@@ -374,7 +374,7 @@ class RunFailed(DriverError):
         kind = self.kind
         self.problem = reason
         self.reason = reason = f"{kind}: {reason}" if kind else reason
-        advice = "send again to continue, or undo() to take the message back"
+        advice = "retry() sends the message again, send() says something else, and undo() takes the message back"
         if not is_shown:  # undo() would take back what was said before it
             advice = "the message is on record and was shown to no model; send it again once that is mended"
         super().__init__(

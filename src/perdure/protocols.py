@@ -455,7 +455,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             given = {name: value for name, value in filters.items() if value is not None or name == "owner"}
             query = msgspec.convert(given, cls, dec_hook=_as_text)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            raise InvalidData("$", f"a filter has the wrong type or value: {error}") from None
+            raise _wrong_filter(given, error) from None
         check_asked(query.metadata)
         if not 1 <= query.limit <= 1000:
             raise InvalidData("$.limit", f"a page holds 1 to 1000 sessions, not {query.limit}")
@@ -473,6 +473,18 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def shows_deleted(self) -> bool:
         return self.status is not None or self.id is not None
+
+
+def _wrong_filter(given: Mapping[str, Any], error: Exception) -> InvalidData:
+    """Return an error that names the filter, and where there are few values, which."""
+    what, _, where = str(error).partition(" - at `$.")
+    name = where.rstrip("`").partition(".")[0].partition("[")[0]
+    if name in _CHOICES and isinstance(given.get(name), str):
+        return InvalidData(f"$.{name}", f"there is no {name} {brief(given[name])}; use one of {_CHOICES[name]}")
+    return InvalidData(f"$.{name}" if name in given else "$", f"a filter has the wrong type or value: {what}")
+
+
+_CHOICES = {"status": ", ".join(SessionStatus), "order": "created, updated"}
 
 
 def _as_text(kind: type, value: Any) -> Any:

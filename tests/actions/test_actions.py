@@ -38,6 +38,7 @@ from perdure import (
     TrimTranscript,
     UpdateTask,
     WriteMetadata,
+    connect,
 )
 
 AGENT = AgentDefinition("support", system_prompt="Be brief.", model="offline", metadata={"tier": 1})
@@ -227,3 +228,40 @@ async def test_change_definition_keeps_a_prompt_of_the_sessions_own() -> None:
     assert (await ChangeDefinition(other).execute_on(session)).state.context.system_prompt == "Mine."
     with pytest.raises(InvalidData):
         ChangeDefinition("sales")  # type: ignore[arg-type]
+
+
+CALLING = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "5"}
+
+
+async def test_a_result_without_its_call_is_not_injected() -> None:
+    """The model would never be shown it. The error says what to do, and nothing is changed."""
+    async with connect("memory://", model="offline") as sessions:
+        chat = await sessions.open("s")
+        for given in (RESULT, [RESULT], [{"role": "user", "content": "hi"}, RESULT], [RESULT, RESULT]):
+            with pytest.raises(InvalidData, match="inject the assistant's message with that call too"):
+                await chat.inject(given)
+        assert await chat.length() == 0
+        await chat.inject({"role": "user", "content": "hi"})
+        with pytest.raises(InvalidData, match="no message before it makes the call 'c'") as caught:
+            await chat.inject([{"role": "user", "content": "hi"}, RESULT])
+        assert caught.value.path == "$.messages[1]"
+
+
+async def test_a_result_may_answer_a_call_that_was_injected_before() -> None:
+    async with connect("memory://", model="offline") as sessions:
+        chat = await sessions.open("s")
+        await chat.inject(CALLING)
+        await chat.inject(RESULT)
+        await chat.inject([{**CALLING, "id": "m"}, RESULT])
+        assert await chat.length() == 4
+
+
+async def test_a_history_may_begin_in_the_middle() -> None:
+    """What was cut off elsewhere is nobody's mistake here: its first results pass, and later ones need their calls."""
+    async with connect("memory://", model="offline") as sessions:
+        chat = await sessions.open("s")
+        with pytest.raises(InvalidData):
+            await chat.inject([RESULT, {"role": "user", "content": "hi"}, {**RESULT, "tool_call_id": "d"}])
+        await chat.inject([RESULT, {**RESULT, "tool_call_id": "d"}, {"role": "user", "content": "hi"}])
+        assert (await chat.send("Go on.")).text

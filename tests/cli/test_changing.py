@@ -46,7 +46,7 @@ def test_what_is_shown(perdure: Callable[..., Any], session: str) -> None:
     assert "covers" in perdure("show", session).out
     again = perdure("compact", session, "--json")
     assert ("nothing to compact" in again.err, again.json["by"]) == (True, None)
-    assert perdure("uncompact", session).out == "messages shown: 6\n"
+    assert perdure("uncompact", session).out == "messages shown: 6, before 3\n"
     assert perdure("rewind", session, "2").out == "messages shown: 2\n"
     assert perdure("reset", session).out == "messages shown: 0\n"
     assert len(perdure("show", session, "--all", "--json").json["messages"]) == 6
@@ -55,8 +55,20 @@ def test_what_is_shown(perdure: Callable[..., Any], session: str) -> None:
 def test_a_compaction_says_what_it_did(perdure: Callable[..., Any], session: str) -> None:
     """Of how many messages how many are shown, and how: the offline model sums up nothing. Its costs are no model's."""
     done = perdure("compact", session, "--keep-last", "2").out
-    assert done == "messages shown: 3 of 6; what is older is cut off, not summed up\n"
+    assert done == "messages shown: 3, before 6; 1 in place of 4 messages: what is older is cut off, not summed up\n"
     assert [row["key"] for row in perdure("stats", "--json").json["by_model"]] == ["none (compaction)", "offline"]
+
+
+def test_a_note_in_place_of_one_message_is_told_as_such(perdure: Callable[..., Any], session: str) -> None:
+    """As many messages are shown as before, and the line says why; each compaction that is left is counted."""
+    perdure("inject", session, "four")
+    compact = ("compact", session, "--strategy", "truncate", "--keep-last")
+    done = [perdure(*compact, kept).out for kept in (6, 5)]
+    assert done[0].startswith("messages shown: 7, before 7; 1 in place of 1 message: what is older is cut off")
+    assert done[1].startswith("messages shown: 6, before 7; 1 in place of 2 messages: ")
+    assert perdure("uncompact", session).out == "messages shown: 7, before 6; 1 older compaction left\n"
+    assert perdure("uncompact", session).out == "messages shown: 7, before 7\n"
+    assert "no compaction block" in perdure("uncompact", session, code=2).err
 
 
 def test_a_fork(perdure: Callable[..., Any], session: str) -> None:
@@ -108,7 +120,9 @@ def test_a_copy(perdure: Callable[..., Any], session: str) -> None:
 def test_erasing(perdure: Callable[..., Any], session: str) -> None:
     """It takes --yes where nobody can be asked."""
     message = perdure("show", session, "--json").json["messages"][0]["id"]
-    perdure("redact", session, message, code=2)
+    assert "--yes" in perdure("redact", session, message, code=2).err
+    assert "no message 'nope'" in perdure("redact", session, message, "nope", code=2).err
+    assert "There is no session 'nobody'" in perdure("redact", "nobody", message, code=3).err
     assert perdure("redact", session, message, "--yes").out == "messages replaced: 1\n"
     assert "[redacted]" in perdure("show", session, "--version", "2").out
     perdure("purge", session, code=2)

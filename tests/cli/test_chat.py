@@ -233,11 +233,11 @@ def test_compacting_and_uncompacting(chatting: Chatting) -> None:
             terminal.enter(f"What is {number} + 1?")
             terminal.expect(f"The answer is {number + 1}.", "> ")
         terminal.enter("/compact 2")
-        terminal.expect("Compacted: the model is shown 3 of 6 messages; what is older is cut off, not summed up.", "> ")
+        terminal.expect("Compacted: the model is shown 3 messages, before 6; 1 in place of 4 messages: ", "> ")
         terminal.enter("/compact 9")
         terminal.expect("There is nothing to compact.", "> ")
         terminal.enter("/uncompact")
-        terminal.expect("the model is shown 6 messages", "> ")
+        terminal.expect("the model is shown 6 messages, before 3.", "> ")
         left(terminal)
 
 

@@ -62,3 +62,13 @@ def test_what_is_wrong_is_told_with_its_place(perdure: Perdure, home: Path) -> N
     refused = perdure("import", "--format", "openai", "chat.jsonl", code=2)
     assert "line 2: $.role" in refused.err
     assert "--all goes with" in perdure("export", "--all", code=2).err
+
+
+def test_a_file_that_is_not_there_says_nothing_of_the_store(perdure: Callable[..., Said], home: Path) -> None:
+    """The file is what to look for; a store that fails is told of as before."""
+    for words in (("import", "none.jsonl"), ("import", "none.json", "--format", "openai")):
+        refused = perdure(*words, code=7).err
+        assert "could not be read: No such file or directory. Name another file." in refused
+        assert "doctor" not in refused
+    (home / "chat.json").write_text('[{"role": "user", "content": "hi"}]')
+    assert "--format openai" in perdure("import", "chat.json", code=2).err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,11 +16,13 @@ import pytest
 from tests import stories
 
 from perdure import Envelope, Message, SqliteStore, ToolCall, ToolResult
+from perdure.cli.looking import _row
 from perdure.cli.main import cli
 from perdure.cli.options import settings_of
 from perdure.cli.session_ids import ids_beginning_with
-from perdure.model.ids import use
+from perdure.model.ids import SessionId, use
 from perdure.model.message import Text
+from perdure.model.session import ListedSession
 from perdure.testing import FrozenClock
 from perdure.testing.samples import new_session, note
 from perdure.testing.samples import tell as tell_messages
@@ -62,9 +65,56 @@ def test_a_list_shows_titles_costs_and_last_words(perdure: Callable[..., Any], t
     assert all(each["title"] for each in listed.values() if each["message_count"])
     rows = {row.split("\t")[0]: row.split("\t") for row in perdure("ls", "--all").lines}
     for name, each in listed.items():
-        title, _, count, cost, last = rows[name][6:]
+        title, _, count, cost, last, owner = rows[name][6:]
         assert (title, count, last) == (each["title"] or "", str(each["message_count"]), each["last_words"] or "")
+        assert owner == (each["owner"] or "")
         assert bool(cost) == bool(each["usage"]["input_tokens"] + each["usage"]["output_tokens"])
+
+
+def test_an_owner_is_shown_to_those_who_see_several(perdure: Callable[..., Any]) -> None:
+    """`ls` says whose a session is, except to an owner, and where nobody is one. The other fields stay."""
+    perdure("send", "--new", "plain", "hi")
+    assert [len(row.split("\t")) for row in perdure("ls").lines] == [11]
+    perdure("send", "--new", "hers", "hi", "--owner", "ada")
+    rows = [row.split("\t") for row in perdure("ls").lines]
+    assert [(len(row), row[11]) for row in rows] == [(12, "ada"), (12, "")]
+    assert [row.split("\t")[:11] for row in perdure("ls", "--owner", "ada").lines] == [rows[0][:11]]
+    assert [len(row.split("\t")) for row in perdure("ls", "--owner", "ada").lines] == [11]
+    whole = rows[0][0]
+    assert "# owner ada" in perdure("show", whole).lines
+    assert "# owner ada" in perdure("show", "hers", "--owner", "ada").lines
+    assert not any(row.startswith("# owner") for row in perdure("show", "plain").lines)
+
+
+def test_the_fields_of_a_pipe_are_those_that_are_documented() -> None:
+    """In this order, since scripts cut by number."""
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    told = re.search(r"in this order:\s(.*?)\swhere", page, re.DOTALL)
+    assert told is not None
+    assert re.split(r",\s(?:then\s)?", told[1]) == list(_row(ListedSession(SessionId("s"), "guide"), False))
+
+
+APPROVING = '''
+from perdure import tool
+
+@tool(needs_approval=True)
+def refund(order: int) -> str:
+    """Refund an order."""
+    return "done"
+'''
+
+
+def test_a_run_that_waits_for_a_person_is_shown_as_waiting(perdure: Callable[..., Any], home: Path) -> None:
+    """Its record says that it has not ended; the session says why. After the decision it has ended."""
+    (home / "tools.py").write_text(APPROVING)
+    perdure("send", "--new", "s", "refund(7)", "--tools", "tools.py", code=10)
+    (run,) = perdure("tree", "s", "--json").json["children"]
+    assert run["status"] == "waiting"
+    assert any("? " in each and "waiting" in each for each in perdure("tree", "s").lines)
+    perdure("fork", "s", "f", "--at", "1")
+    assert [each["status"] for each in perdure("tree", "s", "--json").json["children"]] == ["waiting", "active"]
+    perdure("approve", "s", "--tools", "tools.py")
+    assert perdure("tree", "s", "--json").json["children"][0]["status"] == "completed"
 
 
 def test_a_list_is_narrowed_by_metadata(perdure: Callable[..., Any], home: Path) -> None:
@@ -84,6 +134,10 @@ def test_a_list_is_narrowed_by_metadata(perdure: Callable[..., Any], home: Path)
     assert ids("--metadata", "plan=7") == ["number"]
     assert ids("--metadata", 'plan="7"') == ["text"]
     assert ids("--metadata", "other=7") == []
+    empty = perdure("--store", "filed.db", "ls", "--metadata", "other=7")
+    assert empty.err.startswith("No session is indexed by other=7.")
+    assert "connect(filters=['other'])" in empty.err
+    assert "indexed" not in perdure("--store", "filed.db", "ls", "--metadata", "plan=7").err
     assert "KEY=VALUE" in perdure("--store", "filed.db", "ls", "--metadata", "plan", code=2).err
 
 

@@ -154,3 +154,53 @@ def test_no_id_of_anothers_is_offered_to_complete(home: Path) -> None:
             ) as context,
         ):
             assert len(ids_beginning_with(context, "o")) == found
+
+
+@pytest.mark.parametrize("name", [*LINES, "copy"])
+@pytest.mark.parametrize("how", ["behind", "before", "variable", "file"])
+def test_an_empty_owner_is_not_everybody(name: str, how: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script whose variable is unset must not see, or erase, what everybody has: exit code 2, and nothing is done."""
+    asyncio.run(_bob_begins())
+    before = asyncio.run(_state())
+    monkeypatch.setenv("PERDURE_STORE", STORE)
+    if how == "variable":
+        monkeypatch.setenv("PERDURE_OWNER", "")
+    if how == "file":
+        Path("perdure.toml").write_text('owner = ""\n')
+    given = ["--owner", ""] if how in ("behind", "before") else []
+    for line in [["copy.db"]] if name == "copy" else LINES[name]:
+        words = [name, *("@" if each == IT else each for each in line)]
+        done = CliRunner().invoke(cli, given + words if how == "before" else words + given, input="")
+        assert done.exit_code == 2, (line, done.stdout, done.stderr)
+        assert " is empty. " in done.stderr
+        assert "zanzibar" not in done.stdout
+    assert asyncio.run(_state()) == before
+    assert not Path("copy.db").exists()
+
+
+def test_an_empty_variable_is_overruled_by_an_owner_that_is_typed(
+    perdure: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed goes first, as for every setting."""
+    asyncio.run(_bob_begins())
+    monkeypatch.setenv("PERDURE_OWNER", "")
+    assert "zanzibar" in perdure("ls", "--owner", "bob", "--store", STORE).out
+
+
+def test_nothing_is_completed_for_an_empty_owner(home: Path) -> None:
+    """A shell is not told everybody's ids."""
+    asyncio.run(_bob_begins())
+    words = ["show", "x", "--store", STORE, "--owner", ""]
+    with (
+        cli.make_context("perdure", ["show", "x"], resilient_parsing=True) as above,
+        cli.get_command(above, "show").make_context(  # type: ignore[union-attr]
+            "show", words[1:], parent=above, resilient_parsing=True
+        ) as context,
+    ):
+        assert ids_beginning_with(context, "o") == []
+
+
+@pytest.mark.parametrize("option", ["--store", "--model", "--agent"])
+def test_no_other_setting_may_be_empty(option: str, perdure: Callable[..., Said]) -> None:
+    """An empty text is a variable that a script has not set."""
+    assert f"{option} is empty" in perdure("send", "--new", "hi", option, "", code=2).err

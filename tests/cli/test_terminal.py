@@ -60,7 +60,7 @@ def test_json_survives_what_is_escaped(capsys: pytest.CaptureFixture[str]) -> No
         assert safe(shown) == shown
 
 
-COLUMNS = {"ID": ["0" * 36], "STATUS": ["active"], "AGE": ["2 min ago"], "NAME": ["n" * 30], "TAGS": [""]}
+COLUMNS = {"ID": ["0" * 36], "STATUS": ["active"], "AGE": ["2 min ago"], "NAME": ["n" * 30], "TAGS": [""], "COST": [""]}
 
 
 @pytest.mark.parametrize(

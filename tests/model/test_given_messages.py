@@ -243,3 +243,36 @@ def test_whatever_is_given_is_a_message_or_a_typed_error(items: list[Any]) -> No
     except PerdureError:
         return
     assert all(isinstance(message, Message) for message in made)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "system"},
+        {"role": "developer", "content": None},
+        {"role": "assistant"},
+        {"type": "message", "role": "user"},
+    ],
+)
+def test_a_message_needs_content(given: dict[str, Any]) -> None:
+    """It is more likely a mistake than a message in which nothing is said; the place and the form are named."""
+    with pytest.raises(InvalidData, match="needs content: a text or a list of parts") as caught:
+        Message.of(given)
+    assert caught.value.path == "$.content"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "user", "content": ""},
+        {"role": "user", "parts": []},
+    ],
+)
+def test_what_providers_return_without_words_is_taken(given: dict[str, Any]) -> None:
+    """An assistant says null beside its calls, and real conversations have empty texts."""
+    assert Message.of(given).role == given["role"]

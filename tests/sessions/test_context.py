@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
 import pytest
 
 import perdure
 from perdure import AgentDefinition, AgentSession, ConfigurationError, InvalidData, SendParallel, ToolCall, ToolContext
+from perdure.loop.tools import FunctionTool
 from perdure.testing import Delay, ScriptedDriver
 
 CALL = ToolCall("whoami", {})
@@ -170,3 +171,66 @@ async def test_context_data_is_json_without_secrets(url: str) -> None:
             with pytest.raises((InvalidData, ConfigurationError)):
                 await chat.send("hi", context_data=wrong)  # type: ignore[arg-type]
         assert (await app.info("s")).version == 1
+
+
+class Named(Protocol):
+    user: str
+
+
+class Typed(TypedDict):
+    user: str
+
+
+Item = TypeVar("Item")
+
+
+class Box(Generic[Item]):
+    user = "boxed"
+
+
+async def test_a_context_of_another_class_is_refused_before_the_run(url: str) -> None:
+    """The error names both; nothing is changed, and no model is asked."""
+    driver = ScriptedDriver([CALL, "done"])
+    async with perdure.connect(url, driver=driver, tools=[whoami]) as app:
+        chat = await app.open("s")
+        with pytest.raises(ConfigurationError, match=r"of type \S+Request, and was given a str") as refused:
+            await chat.send("Who?", context="ada")
+        assert (refused.value.missing, refused.value.name) == ("context", "whoami")
+        assert (await app.info("s")).version == 1
+        assert driver.requests == []
+        assert (await chat.send("Who?", context=type("Better", (Request,), {})("ada"))).text == "done"
+
+
+async def test_what_the_function_makes_is_checked_too(url: str) -> None:
+    async with perdure.connect(url, driver=ScriptedDriver([CALL]), tools=[whoami], context=lambda *_: 5) as app:
+        with pytest.raises(ConfigurationError, match="was given an int"):
+            await (await app.open("s")).send("Who?")
+
+
+def _taking(kind: Any) -> FunctionTool:
+    def ask_it(caller: Any) -> str:
+        """Take a context."""
+        return "taken"
+
+    ask_it.__annotations__["caller"] = ToolContext[kind]
+    return perdure.tool(ask_it)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (Named, Request("ada")),
+        (Typed, {"user": "ada"}),
+        (Box[int], Box()),
+        (dict[str, str], {}),
+        (Request | None, "ada"),
+        (Any, 5),
+        (object, 5),
+        (float, 5),
+    ],
+)
+async def test_a_type_that_a_value_does_not_tell_is_not_checked(url: str, kind: Any, given: Any) -> None:
+    """Protocols, typed dicts, generics and unions pass: whether they fit, only the tool can find out."""
+    driver = ScriptedDriver([ToolCall("ask_it", {}), "done"])
+    async with perdure.connect(url, driver=driver, tools=[_taking(kind)]) as app:
+        assert results((await (await app.open("s")).send("Go.", context=given)).session) == ["taken"]

@@ -273,3 +273,26 @@ async def test_any_session_there_and_back(said: list[Message]) -> None:
 def _renamed(said: list[Message]) -> list[Message]:
     """Give each message an id of its own."""
     return [Message(each.role, each.parts, f"m{place}", each.metadata) for place, each in enumerate(said)]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        json.dumps(CHAT).encode(),
+        json.dumps(CHAT, indent=2).encode() + b"\n",
+        b'{"messages": []}',
+        b'{ "role": "user", "content": "hi"}\n',
+    ],
+)
+async def test_a_conversation_is_not_taken_for_an_export(raw: bytes) -> None:
+    """The error names the format to give, whichever way the file is laid out."""
+    async with perdure.connect("memory://") as sessions:
+        with pytest.raises(InvalidData, match="format='openai', or --format openai"):
+            await sessions.import_(io.BytesIO(raw))
+
+
+@pytest.mark.parametrize("raw", [b"", b"hello", b'{"perdure": "other", "format": 1}\n'])
+async def test_what_is_neither_is_told_as_before(raw: bytes) -> None:
+    async with perdure.connect("memory://") as sessions:
+        with pytest.raises(InvalidData, match="Export it again"):
+            await sessions.import_(io.BytesIO(raw))

@@ -754,7 +754,7 @@ async def test_only_a_users_message_is_sent_unless_asked_for(connect: Connect, m
         assert caught.value.path == "$.message[1].role"
         assert await chat.length() == 0
         assert (await chat.send([Message.user("hi"), message], any_role=True)).text == "yes"
-        await chat.inject(message)
+        await chat.inject([Message.assistant(ToolCall("finish", {}, "c")), message])
 
 
 async def test_a_changed_agent_is_told_or_taken_by_choice(connect: Connect) -> None:

@@ -14,6 +14,7 @@ from perdure.errors import ConfigurationError, InvalidData
 from perdure.loop.factory import LoopFactory
 from perdure.model.definition import refuse_secrets
 from perdure.model.session import AgentSession
+from perdure.model.value import with_article
 from perdure.protocols import NeedsContext, Tool
 
 
@@ -41,16 +42,21 @@ class Caller(msgspec.Struct, frozen=True):
             made = loops.make_context(session, self.data)
             return replace(self, context=await made if isawaitable(made) else made)
         except Exception as error:  # around a user's function: a run that was killed or queued waits, as without one
-            what = f"connect(context=…) has made no context for session {session.id!r}: {type(error).__name__}: {error}"
-            advice = "Mend the function and connect again: recover() continues a run that waits, send(…) begins one."
+            why = f"{type(error).__name__}: {error}".rstrip(". ")
+            what = f"The function that makes contexts has made none for session {session.id!r}: {why}."
+            advice = (
+                "Mend the function of connect(context=…) and connect again: recover() continues a run that waits, "
+                "send(…) begins one."
+            )
             raise ConfigurationError(what, advice, missing="context") from error
 
     def require_for(self, tools: Iterable[Tool], session_id: str) -> None:
-        """Raise ConfigurationError if a tool needs a context, and there is none: it would fail when it is called.
+        """Raise ConfigurationError if a tool needs a context, and there is none or another: it would fail when called.
 
         A run that was killed or queued then waits, since nothing of it has begun here.
         """
         if self.context is not None:
+            self._require_type(tools, session_id)
             return
         needing = [tool.name for tool in tools if isinstance(tool, NeedsContext) and tool.needs_context]
         if needing:
@@ -60,6 +66,20 @@ class Caller(msgspec.Struct, frozen=True):
                 "function that makes one: connect(…, context=lambda session, data: …)."
             )
             raise ConfigurationError(what, advice, missing="context", name=needing[0])
+
+    def _require_type(self, tools: Iterable[Tool], session_id: str) -> None:
+        for tool in tools:
+            wanted = getattr(tool, "context_type", None)
+            if isinstance(wanted, type) and not isinstance(self.context, wanted):
+                needs = f"The tool {tool.name!r} of session {session_id!r} needs a context of type {_full(wanted)}"
+                advice = "Give it that: send(…, context=…), or the function of connect(…, context=…) returns it."
+                what = f"{needs}, and was given {with_article(_full(type(self.context)))}."
+                raise ConfigurationError(what, advice, missing="context", name=tool.name)
+
+
+def _full(kind: type) -> str:
+    """Return a class's name, with its module: two modules may have a class of one name."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 NOBODY = Caller()

@@ -11,6 +11,7 @@ from perdure.loop.factory import LoopFactory
 from perdure.loop.tools import in_a_thread
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
+from perdure.model.value import kind_of
 from perdure.model.words import first_words
 
 PATIENCE = 10.0
@@ -38,7 +39,7 @@ class Titling:
             async with asyncio.timeout(PATIENCE):
                 made = await self._made(self._session.with_state(state))
             if made is not None and not isinstance(made, str):
-                raise TypeError(f"a title is a text or None, not a {type(made).__name__}")
+                raise TypeError(f"a title is a text or None, not {kind_of(made)}")
         except Exception:  # it is the user's function, like a subscriber
             _log.exception("no title for session %s; its first words serve", self._session.id)
         else:

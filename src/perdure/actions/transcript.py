@@ -11,7 +11,13 @@ from perdure.model.message import Message, require_distinct, several_messages
 from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.transcript import Transcript
+from perdure.model.value import brief
 from perdure.protocols import ActionContext, ActionResult
+
+_ORPHAN = (
+    "no message before it makes the call {call} that this result answers, so the model would not be shown it; "
+    "inject the assistant's message with that call too, or say it in a text of role 'user'"
+)
 
 
 class InjectMessage:
@@ -29,7 +35,27 @@ class InjectMessage:
         require_distinct(self.messages, "$.messages")
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        self._require_calls(session.state.transcript)
         return session.with_state(session.state.with_messages(*self.messages))
+
+    def _require_calls(self, view: Transcript) -> None:
+        """Raise InvalidData if a tool result answers no call: the model would not be shown it.
+
+        A history from elsewhere may begin in the middle: its first results have lost their calls before.
+        """
+        made: set[str] = set()
+        is_cut = not view and any(message.role != "tool" for message in self.messages)
+        for place, message in enumerate(self.messages):
+            made |= _calls_of(message)
+            is_cut = is_cut and message.role == "tool"
+            for result in () if is_cut else message.tool_results:
+                if result.call_id not in made and not _makes_call(view, result.call_id):
+                    raise InvalidData(f"$.messages[{place}]", _ORPHAN.format(call=brief(result.call_id)))
+
+
+def _makes_call(view: Transcript, call_id: str) -> bool:
+    """Tell whether a view shows a call. The last messages are looked at first: results follow their calls."""
+    return any(call_id in _calls_of(message) for message in reversed(view))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, NoReturn
@@ -30,6 +31,10 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     name: str = ""
     at: int = 0
     body: msgspec.Raw = _NOTHING
+
+
+_CONVERSATION = re.compile(rb'\s*(\[|\{\s*"(messages|role|type)")')
+"""How a file of messages in OpenAI's form begins: an array, or an object a line."""
 
 
 class _First(msgspec.Struct, frozen=True):
@@ -142,6 +147,9 @@ def read_sessions(file: BinaryIO) -> Iterator[Found]:
 
 
 def _check_first(lines: _Lines) -> None:
+    if _CONVERSATION.match(lines.peek()):
+        problem = "this is a conversation, not a file that perdure has exported"
+        raise InvalidData("line 1", f"{problem}. Import it with format='openai', or --format openai in a shell")
     raw = lines.raw()
     try:
         first = msgspec.json.decode(raw, type=_First)
@@ -160,11 +168,17 @@ class _Lines:
         self._file = file
         self.number = 0
         self.last = b""
+        self._peeked = b""
         self.begin()
+
+    def peek(self) -> bytes:
+        """Return the first line, which is read once more by `raw`."""
+        self._peeked = self._file.readline(_LONGEST + 1)
+        return self._peeked
 
     def raw(self) -> bytes:
         self.number += 1
-        raw = self._file.readline(_LONGEST + 1)
+        raw, self._peeked = self._peeked or self._file.readline(_LONGEST + 1), b""
         if not raw.endswith(b"\n"):
             cut = len(raw) <= _LONGEST
             self.refuse(

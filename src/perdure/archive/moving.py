@@ -124,7 +124,7 @@ async def opened(path: str) -> BinaryIO:
     try:
         return await asyncio.to_thread(open, path, "rb", _READ_AT_ONCE)
     except OSError as error:
-        raise StoreError(f"{path} could not be read: {error.strerror}. Name another file.") from None
+        raise StoreError(f"{path} could not be read: {error.strerror}.", "Name another file.") from None
 
 
 async def _check_owner(store: SessionStore, found: Found, owner: str | None) -> None:

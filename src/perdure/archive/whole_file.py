@@ -26,7 +26,8 @@ async def whole_file(path: str) -> AsyncIterator[BinaryIO]:
         os.replace(unfinished, path)
         await asyncio.to_thread(_sync_directory, os.path.dirname(path) or ".")
     except OSError as error:
-        raise StoreError(f"{path} could not be written: {error.strerror}. Name another file, or make room.") from None
+        what = f"{path} could not be written: {error.strerror}."
+        raise StoreError(what, "Name another file, or make room.") from None
     finally:
         with suppress(OSError):
             os.unlink(unfinished)

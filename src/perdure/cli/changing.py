@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from perdure.cli.options import session_argument, settings_of, store_command, version_option
 from perdure.cli.session_ids import on_session
-from perdure.cli.terminal import note, print_json, print_length, say
+from perdure.cli.terminal import counted, note, print_json, print_length, say
 
 if TYPE_CHECKING:
-    from perdure.model.session import AgentSession
+    from perdure.model.transcript import Block, Piece
     from perdure.sessions.sessions import Sessions
 
 NOTHING_TO_DO = "There is nothing to compact."
@@ -83,7 +83,7 @@ def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) 
     if as_json:
         print_json({"session": session_id, "messages": done.shown, "before": done.before, "by": done.by})
     else:
-        say(f"messages shown: {done.shown} of {done.before}{done.how}")
+        say(f"messages shown: {done.shown}{done.how}")
 
 
 @store_command(json=True)
@@ -91,7 +91,11 @@ def compact(ctx: click.Context, /, session: str, as_json: bool, **options: Any) 
 @click.argument("block", required=False)
 def uncompact(ctx: click.Context, session: str, block: str | None, as_json: bool) -> None:
     """Show again what the newest compaction of SESSION covers, or that of the id BLOCK."""
-    _counted(ctx, session, lambda sessions, session_id: sessions.uncompact(session_id, block), as_json)
+    session_id, done = on_session(ctx, session, lambda sessions, key: uncompacted(sessions, key, block))
+    if as_json:
+        print_length(session_id, done.shown, as_json)
+    else:
+        say(f"messages shown: {done.shown}{done.how}")
 
 
 @store_command(json=True)
@@ -189,26 +193,61 @@ class Compacted(NamedTuple):
 
     shown: int
     before: int
-    by: str | None
-    """The strategies that were used, joined by +; None if nothing was compacted."""
+    block: Block | None
+    """The block that shows less; None if nothing was compacted."""
+
+    @property
+    def by(self) -> str | None:
+        """The strategies that were used, joined by +; None if nothing was compacted."""
+        return None if self.block is None else self.block.by
 
     @property
     def how(self) -> str:
-        """What became of the rest, behind a semicolon; nothing if nothing did."""
-        done = ", ".join(_DONE.get(each, f"by {each}") for each in (self.by or "").split("+") if each)
-        return done and f"; {done}"
+        """What became of the rest, behind what is shown; nothing if nothing did.
+
+        A note stands for what is covered, so that as many messages as before may be shown.
+        """
+        if self.block is None:
+            return ""
+        done = ", ".join(_DONE.get(each, f"by {each}") for each in self.block.by.split("+"))
+        covered = counted(self.block.covered_count, "message")
+        return f", before {self.before}; {len(self.block)} in place of {covered}: {done}"
+
+
+class Uncompacted(NamedTuple):
+    """What is shown after a compaction was taken off, and how many are left that may be taken off."""
+
+    shown: int
+    before: int
+    left: int
+
+    @property
+    def how(self) -> str:
+        left = f"; {counted(self.left, 'older compaction')} left" if self.left else ""
+        return f", before {self.before}{left}"
 
 
 async def compacted(sessions: Sessions, session_id: str, **options: Any) -> Compacted:
     """Compact what a session shows, and tell how."""
     before = await sessions.session(session_id)
     shown = await sessions.compact(session_id, **options)
-    made = _blocks(await sessions.session(session_id))
-    new = [by for block_id, by in made.items() if block_id not in _blocks(before)]
-    return Compacted(shown, len(before.state.messages), new[-1] if new else None)
+    known = {block.id for block in _blocks(before.state.transcript.pieces)}
+    made = _blocks((await sessions.session(session_id)).state.transcript.pieces)
+    new = [block for block in made if block.id not in known]
+    return Compacted(shown, len(before.state.messages), new[0] if new else None)
 
 
-def _blocks(session: AgentSession) -> dict[str, str]:
+async def uncompacted(sessions: Sessions, session_id: str, block: str | None = None) -> Uncompacted:
+    """Take a compaction off, and tell what is left."""
+    before = await sessions.length(session_id)
+    shown = await sessions.uncompact(session_id, block)
+    left = _blocks((await sessions.session(session_id)).state.transcript.pieces)
+    return Uncompacted(shown, before, len(left))
+
+
+def _blocks(pieces: Sequence[Piece]) -> list[Block]:
+    """Return the compactions of a view, each before those that it covers."""
     from perdure.model.transcript import Block
 
-    return {piece.id: piece.by for piece in session.state.transcript.pieces if isinstance(piece, Block)}
+    blocks = [piece for piece in pieces if isinstance(piece, Block)]
+    return [each for block in blocks for each in (block, *_blocks(block.covered))]

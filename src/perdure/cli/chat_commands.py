@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.text import Text
 
 from perdure.actions.definition import ChangeModel, ChangeSystemPrompt
-from perdure.cli.changing import NOTHING_TO_DO, compacted
+from perdure.cli.changing import NOTHING_TO_DO, compacted, uncompacted
 from perdure.cli.chat_view import described
 from perdure.cli.family_tree import tree_of
 from perdure.cli.hints import command as hint
@@ -93,16 +93,19 @@ async def _compact(desk: Desk, argument: str) -> None:
         raise InvalidData("/compact", f"how many messages to keep is a number, not {argument!r}")
     options = {"keep_last": int(argument)} if argument else {}
     done = await compacted(desk.sessions, desk.chat.id, **options)
-    shown = f"the model is shown {done.shown} of {counted(done.before, 'message')}"
-    desk.say(NOTHING_TO_DO if done.by is None else f"Compacted: {shown}{done.how}.", "dim")
+    if done.by is None:
+        desk.say(NOTHING_TO_DO, "dim")
+    else:
+        _show_length(desk, "Compacted", done.shown, done.how)
 
 
 async def _uncompact(desk: Desk, _: str) -> None:
-    _show_length(desk, "Uncompacted", await desk.chat.uncompact())
+    done = await uncompacted(desk.sessions, desk.chat.id)
+    _show_length(desk, "Uncompacted", done.shown, done.how)
 
 
-def _show_length(desk: Desk, done: str, length: int) -> None:
-    desk.say(f"{done}: the model is shown {counted(length, 'message')}.", "dim")
+def _show_length(desk: Desk, done: str, length: int, how: str = "") -> None:
+    desk.say(f"{done}: the model is shown {counted(length, 'message')}{how}.", "dim")
 
 
 async def _tree(desk: Desk, _: str) -> None:

@@ -161,6 +161,8 @@ def advised(error: Exception) -> str:
             return f"{error.what} Leave --agent out, or begin another session: {begin}"
         case RunFailed():
             return _of_run(error)
+        case StoreError() if error.advice:  # which names a file: it matters little which store is used
+            return str(error)
         case StoreError():
             return f"{' '.join(str(error).split())}\n{_of_store(error)}"
         case SessionBusy(owner=owner) if type(error) is SessionBusy and owner:
@@ -173,6 +175,8 @@ def advised(error: Exception) -> str:
 def _of_setup(error: ConfigurationError) -> str:
     if error.missing == "model":
         return f"{error.what}\n{NAME_A_MODEL}"
+    if error.missing == "context":
+        return f"{error.what}\n{to_make_context(error)}"
     there = subagents_there(click.get_current_context(silent=True)) if missed_tool(error) else set()
     return "\n".join(filter(None, (error.what, to_name_tool(error, there))))
 
@@ -207,6 +211,18 @@ def to_name_tool(error: BaseException, subagents: set[str], *words: object) -> s
     if name in subagents:
         return f"It is an agent. Name the file that defines it: {again}--agent {AGENT_FILE}"
     return f"Name the Python file that has it: {again}--tools {TOOLS_FILE}"
+
+
+def to_make_context(error: BaseException) -> str | None:
+    """Return what to write in a file of tools where they miss a context; None where none is missing."""
+    if not isinstance(error, ConfigurationError) or error.missing != "context":
+        return None
+    if error.name is None:  # no tool was refused: the function was called
+        return "Mend the function context(session, data) in the file that --tools names."
+    return (
+        "Write the function that makes one into a file that --tools names: def context(session, data). What it returns "
+        "is the ToolContext.context of tools; data is what the sender left as context_data, or None."
+    )
 
 
 def to_decide(session_id: str) -> str:

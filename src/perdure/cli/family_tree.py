@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from perdure.cli.interrupted import KILLED, killed_in
 from perdure.cli.json_forms import of_usage
+from perdure.model.session import SessionStatus
 from perdure.model.usage import Usage
 from perdure.paging import all_infos
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
 
 _DEEPEST = 20
+WAITING = "waiting"
+"""The status of a run that waits for a person to approve or deny."""
 
 
 @dataclass
@@ -95,10 +98,19 @@ class _Grown:
         node.usage = replace(record, loops=tuple(loops)).total_usage()
         node.children = [*_runs(loops, subagents), *forks]
         if info.id in self._killed:
-            _mark_killed(node.children)
+            _mark_open(node.children, KILLED)
+        elif await self._waits(info):
+            _mark_open(node.children, WAITING)
         # What hangs on a run that is older than those shown hangs on the session.
         node.children += [each for found in subagents.values() for each in found]
         return node
+
+    async def _waits(self, info: AgentSessionInfo) -> bool:
+        """Tell whether a session's run waits for a person. Its record says only that it has not ended."""
+        if info.status is not SessionStatus.SUSPENDED:
+            return False
+        execution = (await self._sessions.session(info.id)).state.execution
+        return execution is not None and bool(execution.pending_calls)
 
 
 def _runs(loops: Sequence[LoopRecord], subagents: dict[str, list[Node]]) -> list[Node]:
@@ -154,12 +166,12 @@ def _run(loop: LoopRecord, kind: str, subagents: dict[str, list[Node]]) -> Node:
     )
 
 
-def _mark_killed(runs: Iterable[Node]) -> None:
-    """Tell of runs that have not ended that nobody is running them any more."""
+def _mark_open(runs: Iterable[Node], status: str) -> None:
+    """Tell of runs that have not ended why nobody is running them."""
     for node in runs:
         if node.kind in ("loop", "branch", "group"):
-            _mark_killed(node.children)
-            node.status = KILLED if node.status in ("running", "pending") else node.status
+            _mark_open(node.children, status)
+            node.status = status if node.status in ("running", "pending") else node.status
 
 
 def _asked(loop: LoopRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -17,6 +17,7 @@ from perdure.cli.options import older_option, session_argument, settings_of, sta
 from perdure.cli.session_ids import named, on_session
 from perdure.cli.setup import agent_of, on_sessions, owner_of, run, store_url
 from perdure.cli.terminal import counted, line, note, print_json, progress, say
+from perdure.errors import InvalidData
 
 if TYPE_CHECKING:
     from perdure.archive.checking import FsckReport
@@ -103,7 +104,7 @@ def copy(ctx: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
 
     Without SOURCE it is the store that --store and the settings name. It may be interrupted and repeated.
     """
-    if settings_of(ctx).owner:
+    if owner_of(ctx):
         raise click.UsageError("A copy is of the whole store; leave --owner out, or export and import.")
     if len(urls) > 2:
         raise click.UsageError("Name a store to copy from and one to copy into, or only the second.")
@@ -288,6 +289,8 @@ def purge(
 @_yes
 def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacement: str, yes: bool) -> None:
     """Replace what MESSAGES of SESSION, given by their ids, say: in every version, fork, summary and index."""
+    if not yes:
+        session, _ = on_session(ctx, session, lambda sessions, key: _require_said(sessions, key, messages))
     _confirm(yes, f"replace {counted(len(messages), 'message')}")
 
     async def verb(sessions: Sessions, session_id: str) -> tuple[int, list[str]]:
@@ -302,6 +305,15 @@ def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacem
             "Sub-agents and their callers have each other's texts in messages of their own. Sessions that may have "
             f"copies: {shown}. To see where a text still is: {command('search', 'TEXT')}"
         )
+
+
+async def _require_said(sessions: Sessions, session_id: str, message_ids: Sequence[str]) -> None:
+    """Raise InvalidData if a message is not there, before anybody is asked whether it is to be replaced."""
+    said = [*await sessions.history(session_id), *(await sessions.session(session_id)).state.messages]
+    known = {message.id for message in said}
+    for missing in (each for each in message_ids if each not in known):
+        what = f"session {session_id!r} has no message {missing!r}"
+        raise InvalidData("$", f"{what}. See the ids: {command('show', session_id, '--all')}")
 
 
 async def _with_copies(sessions: Sessions, session_id: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,11 @@ _TOLD = 5
 """How many killed runs a page of sessions tells of one by one."""
 _WIDE = 140
 """How wide a terminal has to be to show what was said last: beside it a title is shown whole."""
+_SPARE = (
+    *("LAST WORDS", "VERSION", "AGENT", "COST", "CHANGED", "TAGS"),
+    *("MESSAGES", "OWNER", "STATUS", "TITLE", "CREATED"),
+)
+"""The columns that a narrow terminal can do without, the first ones first."""
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold yellow", "system": "bold magenta"}
 _WIDTH = 2000
 
@@ -101,7 +106,7 @@ def ls(
             page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
             if not as_json:
                 await learn(sessions, [info.id for info in page])
-            _print_page(page, killed, as_json)
+            _print_page(page, killed, as_json, of_all=sessions.owner is None)
             await _tell_of_killed(sessions, [info.id for info in page if info.id in killed])
             shown, left = shown + len(page), None if left is None else left - len(page)
             after = page.next
@@ -110,8 +115,20 @@ def ls(
             if after is None or left == 0:
                 return shown
 
-    if on_sessions(ctx, work, filters=indexed) == 0 and not as_json and is_terminal():
+    if on_sessions(ctx, work, filters=indexed) > 0:
+        return
+    if indexed:
+        note(_not_indexed(indexed))
+    elif not as_json and is_terminal():
         note(f"No sessions here. Begin one: {command('chat', begins=True)}")
+
+
+def _not_indexed(asked: Mapping[str, Any]) -> str:
+    """Explain that a list may be empty because nothing was indexed: what is declared is known to programs alone."""
+    pairs = " and ".join(f"{key}={written(value)}" for key, value in asked.items())
+    keys = ", ".join(map(repr, asked))
+    declared = f"connect(filters=[{keys}])"
+    return f"No session is indexed by {pairs}. Only those are that a program has saved with {declared}."
 
 
 def _key_and_value(given: str) -> tuple[str, Any]:
@@ -134,30 +151,32 @@ async def _tell_of_killed(sessions: Sessions, session_ids: Sequence[str]) -> Non
         note(f"Killed as well: {len(session_ids) - _TOLD:,} more. Go on with all: {command('recover', tools=True)}")
 
 
-def _print_page(page: SessionInfoList[ListedSession], killed: set[str], as_json: bool) -> None:
+def _print_page(page: SessionInfoList[ListedSession], killed: set[str], as_json: bool, *, of_all: bool) -> None:
     if as_json:
         for info in page:
             print_json({**of_listed(info), "killed": info.id in killed})
     elif page:
-        rows = [
-            (
-                shown(info.id),
-                info.agent_name,
-                KILLED if info.id in killed else info.status.value,
-                info.version,
-                age(info.created_at),
-                age(info.updated_at),
-                info.title or "",
-                " ".join(info.tags),
-                "" if info.message_count is None else info.message_count,
-                _cost(info.usage),
-                info.last_words or "",
-            )
-            for info in page
-        ]
-        _print_sessions(rows)
+        _print_sessions([_row(info, info.id in killed) for info in page], of_all and any(info.owner for info in page))
     for damage in page.damaged:
         note(f"damaged: {damage}")
+
+
+def _row(info: ListedSession, is_killed: bool) -> dict[str, object]:
+    """Return a session's fields by the names of their columns, in the order that a pipe has them."""
+    return {
+        "SESSION": shown(info.id),
+        "AGENT": info.agent_name,
+        "STATUS": KILLED if is_killed else info.status.value,
+        "VERSION": info.version,
+        "CREATED": age(info.created_at),
+        "CHANGED": age(info.updated_at),
+        "TITLE": info.title or "",
+        "TAGS": " ".join(info.tags),
+        "MESSAGES": "" if info.message_count is None else info.message_count,
+        "COST": _cost(info.usage),
+        "LAST WORDS": info.last_words or "",
+        "OWNER": info.owner or "",
+    }
 
 
 def _cost(usage: Usage | None) -> str:
@@ -165,17 +184,18 @@ def _cost(usage: Usage | None) -> str:
     return "" if usage is None or not usage.total_tokens else price(of_usage(usage))
 
 
-def _print_sessions(rows: Sequence[tuple[object, ...]]) -> None:
-    columns = ["SESSION", "AGENT", "STATUS", "VERSION", "CREATED", "CHANGED", "TITLE", "TAGS", "MESSAGES", "COST"]
-    spare = ["VERSION", "AGENT", "COST", "CHANGED", "TAGS", "MESSAGES", "STATUS", "TITLE", "CREATED"]
-    flexible = ["TITLE", "TAGS"]
+def _print_sessions(rows: Sequence[Mapping[str, object]], owners: bool) -> None:
     room = width()
-    if room is None or room >= _WIDE:
-        columns.append("LAST WORDS")
-        spare.insert(0, "LAST WORDS")
-        flexible.insert(0, "LAST WORDS")
-    shown = [row[: len(columns)] for row in rows]
-    print_table(columns, shown, right=("VERSION", "MESSAGES", "COST"), spare=spare, flexible=flexible)
+    is_narrow = room is not None and room < _WIDE
+    hidden = [*([] if owners else ["OWNER"]), *(["LAST WORDS"] if is_narrow else [])]
+    columns = [name for name in rows[0] if name not in hidden]
+    print_table(
+        columns,
+        [[row[name] for name in columns] for row in rows],
+        right=("VERSION", "MESSAGES", "COST"),
+        spare=_SPARE,
+        flexible=("LAST WORDS", "TITLE", "TAGS", "OWNER"),
+    )
 
 
 @store_command(json=True)
@@ -217,6 +237,8 @@ def _print_header(session: AgentSession, status: str) -> None:
     info = session.info
     named_ = f"  {line(info.name)}" if info.name else ""
     say(f"# {info.id}  {info.agent_name}  {status}  version {info.version}{named_}")
+    if info.owner is not None:
+        say(f"# owner {line(info.owner)}")
     if info.parent_id:
         how = "sub-agent of" if info.spawn_ref else "fork of"
         say(f"# {how} {info.parent_id}")

@@ -29,7 +29,7 @@ def settings_of(ctx: click.Context) -> Settings:
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if value and param.name is not None:
+    if (value or value == "") and param.name is not None:  # an empty text is kept, to be refused where it is used
         setattr(settings_of(ctx), param.name, value)
 
 

@@ -114,5 +114,5 @@ def ids_beginning_with(ctx: click.Context, incomplete: str) -> list[str]:
 
     try:
         return on_sessions(ctx, work)
-    except (PerdureError, OSError):
+    except (PerdureError, OSError, click.UsageError):
         return []

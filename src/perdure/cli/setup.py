@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -16,8 +17,10 @@ from perdure.errors import ConfigurationError
 from perdure.sessions.default_store import Chosen, as_url, configured, default_store, path_of
 
 if TYPE_CHECKING:
+    from perdure.actions.definition import ChangeModel
     from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
+    from perdure.model.session import AgentSession
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
 
@@ -53,7 +56,7 @@ def opened(
 
     `must_exist` refuses to begin a new store. `begins` is for a new session, whose agent the first --agent is.
     """
-    from perdure.cli.tool_files import tools_in
+    from perdure.cli.tool_files import context_of, read_tool_file
     from perdure.loop.factory import LoopFactory
     from perdure.runtime.bus import EventBus
     from perdure.sessions.sessions import Sessions
@@ -64,10 +67,11 @@ def opened(
     if must_exist:
         require_store(ctx)
     chosen, agents = model_name(ctx), typed_agents(ctx)
-    bus = EventBus()
+    bus, files = EventBus(), [read_tool_file(file) for file in settings_of(ctx).tools]
     loops = LoopFactory(
         model=chosen.value if chosen else None,
-        tools=[*(tool for file in settings_of(ctx).tools for tool in tools_in(file)), *_mcp_servers(ctx)],
+        tools=[*(tool for file in files for tool in file.tools), *_mcp_servers(ctx)],
+        context=context_of(files),
         subagents=agents[1:] if begins else agents,
         events=bus,
     )
@@ -92,7 +96,12 @@ def store_url(ctx: click.Context) -> Chosen:
 
 
 def owner_of(ctx: click.Context) -> str | None:
+    """Return whose sessions a command sees; None for everybody's. An empty name would quietly mean everybody."""
+    if _typed(ctx, "owner") is None and os.environ.get("PERDURE_OWNER") == "":
+        raise click.UsageError("PERDURE_OWNER is empty. Name an owner, or unset it to see everybody's sessions.")
     chosen = _chosen(ctx, "owner", "PERDURE_OWNER")
+    if chosen is not None and not chosen.value:
+        raise click.UsageError(f"The owner in {chosen.by} is empty. Name one, or take the line out.")
     return chosen.value if chosen else None
 
 
@@ -106,7 +115,7 @@ def typed_agents(ctx: click.Context) -> list[AgentDefinition]:
 
     files = settings_of(ctx).agent
     if "" in files:
-        raise ConfigurationError("--agent is empty. Name a file, or leave it out.")
+        raise click.UsageError("--agent is empty. Name a file, or leave it out.", ctx)
     return [load_definition(file) for file in files]
 
 
@@ -139,13 +148,23 @@ async def continued(ctx: click.Context, sessions: Sessions, session_id: str) -> 
     """Return a session that is there already. Of the files that --agent names, one has to be its agent's."""
     agents = typed_agents(ctx)
     own = (await sessions.info(session_id)).agent_name
-    chat = await sessions.open(session_id, next((each for each in agents if each.name == own), (*agents, None)[0]))
-    await use_model(ctx, sessions, session_id)
-    return chat
+    return await sessions.open(session_id, next((each for each in agents if each.name == own), (*agents, None)[0]))
 
 
 async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> None:
-    """Have a session that is there already ask the model that --model names, from now on.
+    """Have a session that is there already ask the model that is named for it, from now on."""
+    change = _model_change(ctx, sessions, await sessions.session(session_id))
+    if change is not None:
+        await sessions.execute(session_id, change)
+
+
+def use_model_in_run(ctx: click.Context, sessions: Sessions) -> None:
+    """Have the next run of a session ask the model that is named for it; a run that is refused changes nothing."""
+    sessions._connection.model_for = partial(_model_change, ctx, sessions)
+
+
+def _model_change(ctx: click.Context, sessions: Sessions, session: AgentSession) -> ChangeModel | None:
+    """Return the change to the model that --model names, if a session keeps another one.
 
     A model of the environment or of a config file is for sessions that keep none.
     """
@@ -154,13 +173,11 @@ async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> 
 
     wanted, default = settings_of(ctx).model, sessions.loops.model
     if wanted is None and default is None:
-        return
-    session = await sessions.session(session_id)
+        return None
     kept = session.state.model_for(session.definition)
     if wanted is not None and (kept is None or kept.name != wanted):
-        await sessions.execute(session_id, ChangeModel(ModelConfig(wanted)))
-    elif kept is None:
-        await sessions.execute(session_id, ChangeModel(default, as_default=True))
+        return ChangeModel(ModelConfig(wanted))
+    return ChangeModel(default, as_default=True) if kept is None else None
 
 
 def shown_url(url: str) -> str:
@@ -187,7 +204,7 @@ def _chosen(ctx: click.Context, name: str, variable: str) -> Chosen | None:
 def _typed(ctx: click.Context, name: str) -> str | None:
     given: str | None = getattr(settings_of(ctx), name)
     if given == "":
-        raise ConfigurationError(f"--{name} is empty. Name one, or leave it out.")
+        raise click.UsageError(f"--{name} is empty. Name one, or leave it out.", ctx)
     return given
 
 

@@ -32,6 +32,7 @@ _STATUS_STYLES = {
     "running": "cyan",
     "suspended": "yellow",
     "pending": "yellow",
+    "waiting": "yellow",
     "aborted": "yellow",
     "rejected": "yellow",
     "failed": "red",
@@ -179,7 +180,8 @@ def _fitting(
     from rich.cells import cell_len
 
     wide = {name: max(len(name), *map(cell_len, column), 0) for name, column in cells.items()}
-    wide = {name: size for name, size in wide.items() if name not in flexible or any(cells[name])}  # nothing to show
+    first = next(iter(cells))
+    wide = {name: size for name, size in wide.items() if name == first or any(cells[name])}  # nothing to show
 
     def excess() -> int:
         return sum(wide.values()) + 2 * (len(wide) - 1) - room
@@ -191,7 +193,6 @@ def _fitting(
             wide[name] = max(_FLEXED, wide[name] - excess())
         elif name in wide and name in spare:
             del wide[name]
-    first = next(iter(cells))
     return {name: None if name == first else size for name, size in wide.items()}
 
 

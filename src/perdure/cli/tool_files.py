@@ -1,32 +1,65 @@
-"""Tools from a Python file that the user has named: the file is imported, as the user has asked."""
+"""Tools, and what makes their context, from a Python file that the user has named: it is imported, as was asked."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import traceback
+from collections.abc import Iterable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from perdure.errors import ConfigurationError
+from perdure.loop.factory import MakeContext
 from perdure.loop.tools import FunctionTool
 from perdure.protocols import Tool, Toolset
 
+MAKES_CONTEXT = "context"
+"""The name of the function, in a file of tools, that makes the context of a run."""
 
-def tools_in(file: str) -> list[Any]:
-    """Return what a file marks with `@tool`, and its toolsets; with neither, its functions that have a docstring."""
+
+class ToolFile(NamedTuple):
+    """What a file has for agents: tools, and perhaps the function that makes what tools find in their context."""
+
+    file: str
+    tools: list[Any]
+    make_context: MakeContext | None
+
+
+def context_of(files: Iterable[ToolFile]) -> MakeContext | None:
+    """Return the function that makes contexts. Raise ConfigurationError if several files have one."""
+    having = [each for each in files if each.make_context is not None]
+    if len(having) > 1:
+        named = " and ".join(each.file for each in having)
+        raise ConfigurationError(f"Both {named} have a function {MAKES_CONTEXT}(). Leave it to one of them.")
+    return having[0].make_context if having else None
+
+
+def read_tool_file(file: str) -> ToolFile:
+    """Return what a file marks with `@tool`, and its toolsets; with neither, its functions that have a docstring.
+
+    A function `context(session, data)` that is not marked is no tool: it makes the context of a run.
+    """
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
         raise ConfigurationError(f"There is no Python file {file}. Give --tools the path of one.")
     module = _imported(path)
-    public = [value for name, value in vars(module).items() if not name.startswith("_")]
+    make_context = _maker_in(module)
+    public = [value for name, value in vars(module).items() if not name.startswith("_") and value is not make_context]
     marked = [value for value in public if isinstance(value, Tool | Toolset) and not inspect.isclass(value)]
     found = marked or [FunctionTool(value) for value in public if _is_described(value, module)]
-    if not found:
+    if not found and make_context is None:
         raise ConfigurationError(f"{file} has no tools. Write a function with a docstring, or mark one with @tool.")
-    return found
+    return ToolFile(file, found, make_context)
+
+
+def _maker_in(module: ModuleType) -> MakeContext | None:
+    found = getattr(module, MAKES_CONTEXT, None)
+    if not callable(found) or inspect.isclass(found) or isinstance(found, Tool | Toolset):
+        return None
+    return cast(MakeContext, found)
 
 
 def _is_described(value: object, module: ModuleType) -> bool:

@@ -30,6 +30,7 @@ _SIGNS = {
     "aborted": "■",
     "rejected": "⊘",
     "killed": "!",
+    "waiting": "?",
 }
 _WORDS = {"fork": "fork ", "subagent": "sub-agent "}
 

@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.errors import InvalidData
 from perdure.model.value import MAX_DEPTH as MAX_DEPTH
-from perdure.model.value import FrozenDict, FrozenList, brief
+from perdure.model.value import FrozenDict, FrozenList, brief, kind_of
 
 
 def check_json(value: object, path: str = "$", depth: int = 0) -> None:
@@ -90,4 +90,4 @@ def _find_fault(value: object, path: str, depth: int, plain: tuple[type, ...]) -
         for place, item in enumerate(value):
             _find_fault(item, f"{path}[{place}]", depth + 1, plain)
     else:
-        raise InvalidData(path, f"a {type(value).__name__} is not JSON; use text, numbers, lists and dicts")
+        raise InvalidData(path, f"{kind_of(value)} is not JSON; use text, numbers, lists and dicts")

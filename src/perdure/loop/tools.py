@@ -23,6 +23,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    is_typeddict,
     overload,
 )
 
@@ -70,7 +71,10 @@ class FunctionTool:
         self._needs_approval = needs_approval
         self._function = function
         self._is_async = inspect.iscoroutinefunction(function)
-        self._arguments, self._context_name, self.needs_context = _arguments_of(self.name, function, described)
+        self._arguments, self._context_name, wanted = _arguments_of(self.name, function, described)
+        self.needs_context = _is_needed(wanted)
+        self.context_type = _class_in(wanted)
+        """The class that its context has to be of; None if any will do, or if that cannot be told from outside."""
         self.parameters = _schema_of(self.name, self._arguments)
 
     def needs_approval(self, arguments: Mapping[str, Any]) -> bool:
@@ -286,21 +290,21 @@ def _as_tool(function: Callable[..., Any]) -> Tool:
 
 def _arguments_of(
     name: str, function: Callable[..., Any], described: Mapping[str, str]
-) -> tuple[type[msgspec.Struct], str | None, bool]:
-    """A struct with a field for each parameter; the name of the one that takes the context, and if it needs one."""
+) -> tuple[type[msgspec.Struct], str | None, Any]:
+    """A struct with a field for each parameter; the name of the one that takes the context, and its type hint."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
         raise ConfigurationError(f"The type hints of tool {name} cannot be read: {error}.") from None
     fields: list[Any] = []
-    context_name, needs_context = None, False
+    context_name, context_hint = None, None
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigurationError(f"Tool {name}: a model calls by name, so {parameter} cannot be filled in.")
         hint = hints.get(parameter.name, Any)
         wanted = _context_in(hint)
         if wanted is not None:
-            context_name, needs_context = parameter.name, _is_needed(wanted)
+            context_name, context_hint = parameter.name, wanted
             continue
         if parameter.default is None:
             hint = Optional[hint]  # noqa: UP045  # a hint may be a text or a special form, which have no `|`
@@ -310,7 +314,7 @@ def _arguments_of(
         fields.append((parameter.name, hint) if required else (parameter.name, hint, _default(parameter.default)))
     # No type of a user's can be named so: msgspec tells types apart by their names.
     made = msgspec.defstruct(f"arguments of {name}", fields, kw_only=True, forbid_unknown_fields=True)
-    return made, context_name, needs_context
+    return made, context_name, context_hint
 
 
 def _context_in(hint: Any) -> Any:
@@ -321,6 +325,17 @@ def _context_in(hint: Any) -> Any:
 def _is_needed(wanted: Any) -> bool:
     """Tell whether `ToolContext[…]` says what the context is, and that it may not be None."""
     return any(each is not Any and NoneType not in (each, *get_args(each)) for each in get_args(wanted))
+
+
+def _class_in(wanted: Any) -> type | None:
+    """Return the class that `ToolContext[…]` names, if `isinstance` can tell what is one.
+
+    A protocol, a TypedDict or a generic cannot be told so; and an int is taken for a float.
+    """
+    (named,) = get_args(wanted) or (None,)
+    is_plain = isinstance(named, type) and get_origin(named) is None and named not in (Any, float, complex)
+    is_structural = is_typeddict(named) or getattr(named, "_is_protocol", False)
+    return named if is_plain and not is_structural else None
 
 
 def _default(value: Any) -> Any:

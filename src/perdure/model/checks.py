@@ -8,7 +8,7 @@ from inspect import isclass
 from typing import Any, TypeVar
 
 from perdure.errors import InvalidData
-from perdure.model.value import brief, clean_text
+from perdure.model.value import brief, clean_text, with_article
 
 T = TypeVar("T")
 _LARGEST = 2**63 - 1
@@ -92,6 +92,4 @@ def text_of(value: object, path: str) -> str:
 
 
 def _named(kind: Any) -> str:
-    name = getattr(kind, "__name__", str(kind))
-    article = "an" if name[:1].lower() in "aeiou" else "a"
-    return f"{article} {name}"
+    return with_article(getattr(kind, "__name__", str(kind)))

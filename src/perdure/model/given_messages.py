@@ -16,12 +16,14 @@ from msgspec.structs import replace
 from perdure.errors import InvalidData
 from perdure.model.ids import new_id
 from perdure.model.message import ROLES, Media, Message, Opaque, Part, Text, Thinking, ToolCall
-from perdure.model.value import EMPTY, JSON, brief, clean_text
+from perdure.model.value import EMPTY, JSON, brief, clean_text, kind_of
 
 BESIDE = "openai"
 """The key in a message's metadata of what OpenAI's forms say and ours has no place for."""
 PROVIDER = "openai"
 """Who understands the ids and encrypted reasoning of Responses items, as drivers name it."""
+_SAID_BY_ASSISTANT = ("tool_calls", "refusal", "reasoning_content", "audio", "function_call")
+"""What an assistant's message may say without content."""
 _OUTPUT_ITEMS = ("reasoning", "function_call", "message")
 
 
@@ -67,6 +69,12 @@ class _Fields:
         self._left = dict(given)
         self._known: list[str] = []
 
+    def has(self, *keys: str) -> bool:
+        return not self._left.keys().isdisjoint(keys)
+
+    def are_null(self, *keys: str) -> bool:
+        return all(self._left.get(key) is None for key in keys)
+
     def at(self, key: str) -> str:
         return f"{self.path}.{key}"
 
@@ -111,6 +119,7 @@ def _from_role(fields: _Fields) -> Message:
     if role == "tool":
         return _tool_message(fields)
     beside: dict[str, Any] = {"role": role} if role == "developer" else {}
+    is_silent = _is_silent(fields, role)
     parts, of_parts = _content(fields)
     if role == "assistant":
         parts, of_parts = _with_assistants_own(fields, parts, of_parts, beside)
@@ -123,6 +132,9 @@ def _from_role(fields: _Fields) -> Message:
     if is_item and role == "assistant" and message_id:
         parts = _under_id(parts, message_id, beside)
     fields.end(f"a message of role {role}")
+    if is_silent:
+        problem = f"a message of role {role} needs content: a text or a list of parts"
+        raise InvalidData(fields.at("content"), problem)
     if beside:
         metadata = {**metadata, BESIDE: beside}
     return Message("system" if role == "developer" else role, (*parts, *calls), message_id or new_id(), metadata)
@@ -161,6 +173,13 @@ def _is_text(item: object) -> bool:
     return item["type"] in ("text", "input_text", "output_text") and isinstance(item["text"], str)
 
 
+def _is_silent(fields: _Fields, role: str) -> bool:
+    """Tell whether nothing is said. An assistant may say null, and beside calls or thoughts nothing at all."""
+    if role == "assistant":
+        return not fields.has("content", "parts", *_SAID_BY_ASSISTANT)
+    return fields.are_null("content", "parts")
+
+
 def _content(fields: _Fields) -> tuple[tuple[Part, ...], dict[str, Any]]:
     """Return the parts of a message, and what OpenAI says beside them, by their place."""
     content, parts = fields.take("content", object), fields.take("parts", object)
@@ -173,7 +192,7 @@ def _content(fields: _Fields) -> tuple[tuple[Part, ...], dict[str, Any]]:
     if isinstance(content, str):
         return ((Text(clean_text(content)),) if content else ()), {}
     if not isinstance(content, list | tuple):
-        raise InvalidData(fields.at(key), f"content is a text or a list of parts, not a {type(content).__name__}")
+        raise InvalidData(fields.at(key), f"content is a text or a list of parts, not {kind_of(content)}")
     read = [_part(item, f"{fields.at(key)}[{place}]") for place, item in enumerate(content)]
     return tuple(part for part, _ in read), {str(place): beside for place, (_, beside) in enumerate(read) if beside}
 

@@ -189,12 +189,27 @@ def thawed(value: Any) -> Any:
     return [thawed(item) for item in value] if isinstance(value, list) else value
 
 
+_BRIEF = 50
+"""How many characters of a value an error shows."""
+
+
 def brief(value: object) -> str:
-    """A value as an error message shows it: short, and whatever it is."""
+    """A value as an error message shows it: short, and whatever it is. A quote that is cut is closed."""
     try:
-        return repr(value)[:50]
+        shown = repr(value)
     except ValueError:  # an int of more digits than Python prints
         return f"a huge {type(value).__name__}"
+    quote = shown[-1] if isinstance(value, str | bytes) else ""
+    return shown if len(shown) <= _BRIEF else f"{shown[: _BRIEF - 1]}…{quote}"
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, for an error message: "a str", "an int"."""
+    return with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
 def clean_text(text: str) -> str:

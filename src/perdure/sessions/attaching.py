@@ -110,12 +110,12 @@ async def message_of(message: object, parts: Sequence[Sent]) -> object:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.is_dir():
-            raise InvalidData("$.source", f"{path} is a directory; name a file in it")
         with path.open("rb") as file:
             body = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise InvalidData("$.source", f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise InvalidData("$.source", f"{path} is a directory; name a file in it") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidData("$.source", f"{path} cannot be read: {reason}") from None

@@ -102,9 +102,19 @@ class Chat:
         """
         return self._sessions.follow(self._id, after=after, timeout=timeout)
 
-    async def retry(self, **options: Unpack[SendOptions]) -> Reply[Any]:
-        """Send the last message again: what its run came to is taken out of the view, and stays in the history."""
-        return await self._sessions.retry(self._id, **options)
+    async def retry(self, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
+        """Send the last message again: what its run came to leaves the view, and stays in the history."""
+        return await self._sessions.retry(self._id, output=output, **options)
+
+    async def start_retry(self, *, output: object = None, **options: Unpack[SendOptions]) -> StartedRun[Any]:
+        """Send the last message again, and return once the run has begun."""
+        return await self._sessions.start_retry(self._id, output=output, **options)
+
+    def stream_retry(
+        self, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
+    ) -> AsyncIterator[Chunk]:
+        """Send the last message again, and have the answer's text as it comes."""
+        return self._sessions.stream_retry(self._id, output=output, detach=detach, **options)
 
     async def approve(self, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
         """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""

@@ -19,6 +19,7 @@ from perdure.sessions.open_sessions import LiveSet
 from perdure.sessions.started_run import StartedRun
 
 if TYPE_CHECKING:
+    from perdure.actions.model_change import ModelFor
     from perdure.sessions.recovering import Recovering
 
 
@@ -41,6 +42,8 @@ class Connection:
         self.loops = require_loops(loops)
         self.events = events
         self.model = model
+        self.model_for: ModelFor | None = None
+        """What else names the models of sessions, as the command line does, for runs that wait for approval too."""
         self.controller = controller
         self.runtime = SessionRuntime(store, controller=controller, events=events, filters=filters)
         self._runs: set[StartedRun[Any]] = set()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from perdure.errors import ConfigurationError
 from perdure.model.checks import expect, expect_count
+from perdure.model.value import kind_of
 from perdure.protocols import SessionStore
 
 _FORMS = (
@@ -23,7 +24,7 @@ def store_of(url: str | SessionStore, *, cache: int = 128, commit_in_loop: bool 
     if isinstance(url, SessionStore):
         return url
     if not isinstance(url, str):
-        raise ConfigurationError(f"A store is named by a URL: {_FORMS}. This is a {type(url).__name__}.")
+        raise ConfigurationError(f"A store is named by a URL: {_FORMS}. This is {kind_of(url)}.")
     scheme, found, rest = url.partition("://")
     if not found or scheme not in (*_OPENERS, "sqlite"):
         raise ConfigurationError(f"{_without_password(url)!r} names no store. Use {_FORMS}.")

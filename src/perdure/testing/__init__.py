@@ -69,3 +69,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'perdure.testing' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"perdure.testing.{home}"), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

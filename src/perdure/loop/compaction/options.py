@@ -11,7 +11,7 @@ import msgspec
 from perdure.aio import raise_if_cancelled
 from perdure.errors import InvalidData
 from perdure.model.message import Message
-from perdure.model.value import brief
+from perdure.model.value import brief, with_article
 
 CompactStrategy = Literal["llm", "truncate", "observation_mask", "custom"]
 STRATEGIES: tuple[CompactStrategy, ...] = get_args(CompactStrategy)
@@ -95,7 +95,8 @@ async def called(name: str, kind: type[T], function: Callable[..., Any], *given:
     answer = await answer if isawaitable(answer) else answer
     raise_if_cancelled()  # a callback that tidied up and returned has swallowed the cancellation
     if not isinstance(answer, kind):
-        raise InvalidData(f"$.{name}", f"{name} returned {brief(answer)}; it is to return a {kind.__name__}")
+        wanted = with_article(kind.__name__)
+        raise InvalidData(f"$.{name}", f"{name} returned {brief(answer)}; it is to return {wanted}")
     return answer
 
 

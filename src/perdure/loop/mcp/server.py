@@ -17,12 +17,14 @@ from perdure.loop.mcp.transport import Command, Endpoint, scrubbed
 from perdure.loop.tools import OnUnknown, check_tool_options, is_tool_name
 from perdure.model.checks import expect, expect_several, expect_text
 from perdure.model.secrets import without_secrets
+from perdure.model.value import brief
 
 ApprovalOf = bool | Literal["destructive"] | Collection[str] | Callable[[str, Mapping[str, Any]], bool]
 """Which calls wait for a person: all, those of tools that may destroy something, those of named tools, or what a
 function of the tool's name and its arguments says."""
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_EXPECTED = "expected the command or the URL of an MCP server, such as 'uvx mcp-server-time'"
 _LAUNCHERS = {
     "uvx",
     "uv",
@@ -195,10 +197,12 @@ def _words(what: object) -> tuple[str, ...]:
         except ValueError as error:
             raise InvalidData("$.what", f"the command cannot be split into words: {error}") from None
     else:
-        given: tuple[Any, ...] = expect_several(what, "$.what")  # type: ignore[arg-type]  # as is checked
+        if isinstance(what, bytes | Mapping) or not isinstance(what, Iterable):
+            raise InvalidData("$.what", f"{_EXPECTED}; got {brief(what)}")
+        given: tuple[Any, ...] = tuple(what)
         words = [expect_text(fspath(each) if isinstance(each, PathLike) else each, "$.what") for each in given]
     if not words or not words[0].strip():
-        raise InvalidData("$.what", "expected the command or the URL of an MCP server, such as 'uvx mcp-server-time'")
+        raise InvalidData("$.what", _EXPECTED)
     return tuple(words)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.errors import InvalidData
 from perdure.model.ids import SessionId
-from perdure.model.value import brief, clean_text
+from perdure.model.value import brief, clean_text, kind_of
 
 
 class Request(NamedTuple):
@@ -22,8 +22,8 @@ class Request(NamedTuple):
     @classmethod
     def of(cls, session_id: str, message_ids: Sequence[str], replacement: str) -> Request:
         if isinstance(message_ids, str) or not isinstance(message_ids, Iterable):
-            kind = type(message_ids).__name__
-            raise InvalidData("$.message_ids", f"expected several ids, got a {kind}; write [message.id]")
+            problem = f"expected several ids, got {kind_of(message_ids)}; write [message.id]"
+            raise InvalidData("$.message_ids", problem)
         given = tuple(message_ids)
         for place, each in enumerate(given):
             if not isinstance(each, str):
