@@ -33,8 +33,7 @@ async def desk() -> None:
     async with perdure.connect(STORE, model="offline", tools=[pay]) as sessions:
         for info in await sessions.list(status="suspended"):
             chat = await sessions.open(info.id)
-            execution = (await chat.session()).state.execution
-            shown = execution.pending_calls if execution is not None else ()
+            shown = (await chat.view()).pending_calls
             for call in shown:
                 print(f"{info.id}: {call.name} {dict(call.arguments)}")
             # What is decided about is what was shown: if the agent wants something else by now, nothing is made.

@@ -2,116 +2,118 @@
 
     pip install 'perdure[serve]'
     uvicorn web_app:app                         # in this folder; then, in another terminal:
-    curl -N localhost:8000/chats/order-7 -H 'X-User: ada' -H 'Content-Type: application/json' \
-         -d '{"text": "call refund {\"order\": 7}", "key": "request-1"}'
+    curl -N localhost:8000/chats/a -H 'X-User: ada' -d '{"text": "call refund {\"order\": 7}", "key": "request-1"}'
 
 `X-User` stands for whatever your sign-in gives you. Do not take it from a header of the browser's.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from json import JSONDecodeError
 from typing import Any
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse, JSONServerSentEvent
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import perdure
-from perdure import Sessions, ToolContext
 
-
-@dataclass
-class User:
-    name: str
+STORE, MODEL = os.environ.get("CHAT_STORE", "sqlite:///chats.db"), os.environ.get("CHAT_MODEL", "offline")
+CLERK = perdure.AgentDefinition("clerk", system_prompt="You help customers. Be brief.")
+CONFLICTS = (perdure.SessionBusy, perdure.SessionNotActive, perdure.SessionConflict, perdure.PendingCallsChanged)
+MISTAKES = (perdure.InvalidData, perdure.InvalidSessionId, JSONDecodeError)
+STATUS = {**dict.fromkeys(CONFLICTS, 409), **dict.fromkeys(MISTAKES, 400), perdure.SessionNotFound: 404}
 
 
 @perdure.tool(needs_approval=True)
-def refund(order: int, asking: ToolContext[User]) -> str:
+def refund(order: int, asking: perdure.ToolContext[str]) -> str:
     """Give the money for an order back."""
-    return f"{asking.context.name} gets the money for order {order} back"
-
-
-CLERK = perdure.AgentDefinition("clerk", system_prompt="You help customers. Be brief.")
-
-
-def user_of(session: perdure.AgentSession, data: Any) -> User:
-    """Make a context for runs without a caller: a crash or a restart has ended the request."""
-    return User(session.info.owner or "nobody")
+    return f"{asking.context} gets the money for order {order} back"
 
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
-    store, model = os.environ.get("CHAT_STORE", "sqlite:///chats.db"), os.environ.get("CHAT_MODEL", "offline")
-    async with perdure.connect(store, model=model, tools=[refund], context=user_of) as sessions:
-        await sessions.recover()  # what the last process left behind
+    options: Any = {"tools": [refund], "context": lambda session, data: session.info.owner}  # for runs without a caller
+    async with perdure.connect(STORE, model=MODEL, recover=True, **options) as sessions:
         yield {"sessions": sessions}
 
 
-def mine(request: Request) -> Sessions:
-    """Return the sessions of whoever is asking. No other user's exist there."""
-    sessions: Sessions = request.state.sessions
-    return sessions.of(request.headers["X-User"])
+async def asked(request: Request, **kinds: type) -> Any:
+    """Return the sessions of whoever is asking, the name of the chat, and fields of the JSON that was sent."""
+    body = await request.json() if kinds else {}
+    for name, kind in kinds.items():
+        if not isinstance(body, dict) or not isinstance(body.get(name), kind) or not body[name]:
+            raise perdure.InvalidData(f"$.{name}", f"expected an object with {name!r}, a {kind.__name__}, not empty")
+    mine = request.state.sessions.of(request.headers.get("X-User", ""))  # no other user's sessions exist there
+    return mine, request.path_params.get("chat"), *(body[name] for name in kinds)
 
 
-def events(chunks: AsyncIterator[perdure.Chunk]) -> EventSourceResponse:
-    """Stream an answer. The id of an event is where a browser that reconnects reads on."""
-
-    async def told() -> AsyncIterator[ServerSentEvent]:
+async def events(chunks: AsyncIterator[perdure.Chunk]) -> AsyncIterator[JSONServerSentEvent]:
+    """Yield an answer's text. The id of an event is where a browser that reconnects reads on."""
+    try:
         async for chunk in chunks:
-            if chunk.reply is None:
-                kind = "restart" if chunk.restarts else "text"
-                yield ServerSentEvent(chunk, event=kind, id=chunk.cursor)
-            else:
-                waits = [{"id": call.digest, "name": call.name} for call in chunk.reply.pending_calls]
-                yield ServerSentEvent("waits" if waits else "done", event="end", id=chunk.cursor)
+            kind = "end" if chunk.reply else "restart" if chunk.restarts else "text"
+            end = {"calls": calls_in(chunk.reply), "queued": chunk.reply.queued} if chunk.reply else {}
+            yield JSONServerSentEvent({"text": chunk, "offset": chunk.offset, **end}, event=kind, id=chunk.cursor)
+    except perdure.PerdureError as error:  # the response has begun: it is too late for a status
+        yield JSONServerSentEvent({"error": str(error)}, event="failed")
 
-    return EventSourceResponse(told())
+
+def calls_in(found: perdure.View | perdure.Reply[Any]) -> list[dict[str, Any]]:
+    return [{"id": each.digest, "name": each.name, "arguments": dict(each.arguments)} for each in found.pending_calls]
 
 
 async def say(request: Request) -> EventSourceResponse:
     """Send a message. A double click is one request, since it has the same key; a closed tab stops nothing."""
-    chat = await mine(request).open(request.path_params["chat"], agent=CLERK, on_change="take")
-    body = await request.json()
-    run = await chat.start(body["text"], key=body["key"], context=User(request.headers["X-User"]), when_busy="queue")
-    return events(run.stream())
+    mine, name, text, key = await asked(request, text=str, key=str)
+    chat = await mine.open(name, agent=CLERK, on_change="take")
+    run = await chat.start(text, key=key, context=mine.owner, when_busy="queue")
+    return EventSourceResponse(events(run.stream()))
+
+
+async def show(request: Request) -> JSONResponse:
+    """Return what a page shows that is loaded now. It then listens behind the cursor."""
+    mine, name = await asked(request)
+    view = await mine.view(name)
+    said = [{"role": each.role, "text": each.text} for each in (*view.messages, *view.asked) if each.text]
+    now = {"activity": view.activity, "text": view.text, "calls": calls_in(view), "cursor": view.cursor}
+    return JSONResponse({"messages": said, "queued": [each.text for each in view.queued], **now})
 
 
 async def listen(request: Request) -> EventSourceResponse:
     """Follow the run under way, from where this browser has stopped."""
-    chat = await mine(request).open(request.path_params["chat"])
-    return events(chat.follow(after=request.headers.get("Last-Event-ID")))
+    mine, name = await asked(request)
+    await mine.info(name)  # raises SessionNotFound before the response begins
+    after = request.headers.get("Last-Event-ID", request.query_params.get("after"))
+    return EventSourceResponse(events(mine.follow(name, after=after)))
+
+
+async def decide(request: Request) -> EventSourceResponse:
+    """Approve the calls that a person was shown, or deny them. If others wait by now, nothing is made."""
+    mine, name, calls = await asked(request, calls=list)
+    waiting = (await mine.view(name)).pending_calls
+    if any(each not in [call.digest for call in waiting] for each in calls):
+        raise perdure.PendingCallsChanged(name, waiting, [call.name for call in waiting])
+    if request.url.path.endswith("/approve"):
+        return EventSourceResponse(events(mine.stream_approve(name, calls, context=mine.owner, detach=True)))
+    return EventSourceResponse(events(mine.stream_deny(name, "No.", calls, context=mine.owner, detach=True)))
 
 
 async def sidebar(request: Request) -> JSONResponse:
-    page = await mine(request).list(order="updated", top_level=True, limit=30, after=request.query_params.get("after"))
+    mine, _ = await asked(request)
+    page = await mine.list(order="updated", top_level=True, limit=30, after=request.query_params.get("after"))
     rows = [{"chat": each.id, "title": each.title, "last": each.last_words, "status": each.status} for each in page]
     return JSONResponse({"chats": rows, "next": page.next})
 
 
-async def not_found(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, status_code=404)
+async def refused(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": str(error)}, next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS))
 
 
-async def bad_request(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, status_code=400)
-
-
-app = Starlette(
-    lifespan=lifespan,
-    routes=[
-        Route("/chats", sidebar),
-        Route("/chats/{chat}", say, methods=["POST"]),
-        Route("/chats/{chat}", listen, methods=["GET"]),
-    ],
-    exception_handlers={
-        perdure.SessionNotFound: not_found,
-        perdure.InvalidData: bad_request,
-        perdure.InvalidSessionId: bad_request,
-    },
-)
+chats: Any = [Route("/chats", sidebar), Route("/chats/{chat}", show), Route("/chats/{chat}", say, methods=["POST"])]
+runs = [Route("/chats/{chat}/events", listen)]
+runs += [Route(f"/chats/{{chat}}/{verb}", decide, methods=["POST"]) for verb in ("approve", "deny")]
+app = Starlette(routes=[*chats, *runs], lifespan=lifespan, exception_handlers=dict.fromkeys(STATUS, refused))

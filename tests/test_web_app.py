@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -9,20 +11,31 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx2 as httpx
 import pytest
 
+import perdure
+from perdure.testing import Chunks, Delay, ScriptedDriver
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
+CHAT = "/chats/order-7"
+PAY = 'call refund {"order": 7}'
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'chats.db'}"
+
+
+@pytest.fixture
+def url(store: str, tmp_path: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "web_app:app", "--port", str(port), "--log-level", "warning"]
-    environment = {**os.environ, "CHAT_STORE": f"sqlite:///{tmp_path / 'chats.db'}"}
+    environment = {**os.environ, "CHAT_STORE": store}
     server = subprocess.Popen([*command, "--app-dir", str(EXAMPLES)], env=environment, cwd=tmp_path)
     try:
         _wait_for(port)
@@ -44,51 +57,163 @@ def _wait_for(port: int) -> None:
             time.sleep(0.05)
 
 
-def say(url: str, user: str, text: str, key: str) -> tuple[str, list[str]]:
-    """Send a message; return the text that was streamed, and the ids of the events."""
-    body = {"text": text, "key": key}
-    with httpx.stream("POST", f"{url}/chats/order-7", json=body, headers={"X-User": user}, timeout=30) as answer:
+class Answer(NamedTuple):
+    """What a browser has that goes by the offsets of events."""
+
+    text: str
+    ids: list[str]
+    kinds: list[str]
+    end: dict[str, Any]
+
+
+def send(url: str, user: str, body: object, path: str = CHAT) -> Answer:
+    with httpx.stream("POST", url + path, json=body, headers={"X-User": user}, timeout=30) as answer:
         assert answer.status_code == 200
         return _read(answer)
 
 
-def _read(answer: httpx.Response) -> tuple[str, list[str]]:
-    text, ids, event = "", [], ""
+def say(url: str, user: str, text: str, key: str) -> Answer:
+    return send(url, user, {"text": text, "key": key})
+
+
+def listen(url: str, user: str, text: str = "", **given: Any) -> Answer:
+    headers = {"X-User": user, **given.pop("headers", {})}
+    with httpx.stream("GET", f"{url}{CHAT}/events", headers=headers, timeout=30, **given) as answer:
+        assert answer.status_code == 200
+        return _read(answer, text)
+
+
+def _read(answer: httpx.Response, text: str = "") -> Answer:
+    ids, kinds, data = [], [], {}
     for line in answer.iter_lines():
         name, _, value = line.partition(": ")
-        if name == "event":
-            event = value
-        elif name == "id":
+        if name == "id":
             ids.append(value)
-        elif name == "data" and event == "text":
-            text += value
-    return text, ids
+        elif name == "event":
+            kinds.append(value)
+        elif name == "data":
+            data = json.loads(value)
+            text = text[: data["offset"]] + data["text"] if "text" in data else text
+    return Answer(text, ids, kinds, data)
+
+
+def page(url: str, user: str) -> Any:
+    return httpx.get(url + CHAT, headers={"X-User": user}, timeout=30).json()
 
 
 def test_every_user_has_chats_of_their_own(url: str) -> None:
-    assert say(url, "ada", "What is 2 + 3?", "one")[0] == say(url, "ada", "What is 2 + 3?", "one")[0] != ""
-    said, ids = say(url, "bob", "Hello", "one")
-    assert said
-    assert ids
+    assert say(url, "ada", "What is 2 + 3?", "one").text == say(url, "ada", "What is 2 + 3?", "one").text != ""
+    said = say(url, "bob", "Hello", "one")
+    assert said.text
+    assert said.ids
+    chats = {}
     for user in ("ada", "bob"):
-        page = httpx.get(f"{url}/chats", headers={"X-User": user}).json()
-        assert len(page["chats"]) == 1
-    hers = httpx.get(f"{url}/chats", headers={"X-User": "ada"}).json()["chats"][0]["chat"]
-    assert httpx.get(f"{url}/chats", headers={"X-User": "bob"}).json()["chats"][0]["chat"] != hers
+        (listed,) = httpx.get(f"{url}/chats", headers={"X-User": user}).json()["chats"]
+        chats[user] = listed["chat"]
+    assert chats["ada"] != chats["bob"]
+    assert [each["text"] for each in page(url, "ada")["messages"]] == ["What is 2 + 3?", "The answer is 5."]
 
 
 def test_a_browser_that_left_reads_on(url: str) -> None:
     """It is given what it has missed, by the id of the last event that it saw, and nothing twice."""
-    whole, ids = say(url, "ada", "Tell me a long story about a fox, a dog and a river", "one")
-    headers = {"X-User": "ada", "Last-Event-ID": ids[0]}
-    with httpx.stream("GET", f"{url}/chats/order-7", headers=headers, timeout=30) as answer:
-        rest, _ = _read(answer)
-    assert whole.endswith(rest)
-    assert len(rest) < len(whole)
+    whole, ids, *_ = say(url, "ada", "Tell me a long story about a fox, a dog and a river", "one")
+    headers = {"Last-Event-ID": ids[0]}
+    with httpx.stream("GET", f"{url}{CHAT}/events", headers={"X-User": "ada", **headers}, timeout=30) as answer:
+        first = next(json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+    assert 0 < first["offset"] < len(whole)
+    assert listen(url, "ada", whole[: first["offset"]], headers=headers).text == whole
 
 
-def test_bad_input_is_told(url: str) -> None:
-    body = {"text": "", "key": "one"}
-    refused = httpx.post(f"{url}/chats/order-7", json=body, headers={"X-User": "ada"}, timeout=30)
-    assert (refused.status_code, "error" in refused.json()) == (400, True)
-    assert httpx.get(f"{url}/chats/a%20b", headers={"X-User": "ada"}, timeout=30).status_code == 400
+def test_a_page_that_is_loaded_listens_behind_what_it_shows(url: str) -> None:
+    """Nothing is shown twice: not even the last answer, where nothing has run since."""
+    say(url, "ada", "My name is Ada.", "one")
+    loaded = page(url, "ada")
+    assert (loaded["activity"], loaded["text"], loaded["calls"], loaded["queued"]) == ("idle", "", [], [])
+    assert listen(url, "ada", params={"after": loaded["cursor"]}).kinds == ["end"]
+    said = say(url, "ada", "What is my name?", "two")
+    heard = listen(url, "ada", params={"after": loaded["cursor"]})
+    assert heard.text == said.text != ""
+    assert heard.kinds[-1] == "end"
+
+
+@pytest.mark.parametrize(("verb", "outcome"), [("approve", "ada gets the money for order 7 back"), ("deny", "No.")])
+def test_a_person_decides(url: str, verb: str, outcome: str) -> None:
+    """The page shows what waits; what is decided about is what was shown, and a second click is told so."""
+    asked = say(url, "ada", PAY, "one")
+    (call,) = asked.end["calls"]
+    assert (call["name"], call["arguments"]) == ("refund", {"order": 7})
+    loaded = page(url, "ada")
+    assert (loaded["activity"], loaded["calls"]) == ("waiting", [call])
+    headers = {"X-User": "ada"}
+    assert httpx.post(url + CHAT, json={"text": "Well?", "key": "two"}, headers=headers).status_code == 409
+    for wrong in (["0" * 64], [call["id"], "x"]):
+        refused = httpx.post(f"{url}{CHAT}/{verb}", json={"calls": wrong}, headers=headers)
+        assert (refused.status_code, page(url, "ada")["activity"]) == (409, "waiting")
+    decided = send(url, "ada", {"calls": [call["id"]]}, f"{CHAT}/{verb}")
+    assert outcome in decided.text
+    assert decided.end["calls"] == []
+    assert listen(url, "ada", loaded["text"], params={"after": loaded["cursor"]}).text == decided.text
+    again = httpx.post(f"{url}{CHAT}/{verb}", json={"calls": [call["id"]]}, headers=headers)
+    assert again.status_code == 409
+    assert page(url, "ada")["activity"] == "idle"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", CHAT, {"text": "", "key": "one"}, 400),
+        ("POST", CHAT, {"text": "Hi"}, 400),
+        ("POST", CHAT, {"text": 5, "key": "one"}, 400),
+        ("POST", CHAT, ["text", "key"], 400),
+        ("POST", f"{CHAT}/approve", {}, 400),
+        ("POST", f"{CHAT}/deny", {"calls": []}, 400),
+        ("POST", f"{CHAT}/approve", {"calls": ["x"]}, 404),
+        ("GET", CHAT, None, 404),
+        ("GET", f"{CHAT}/events", None, 404),
+        ("GET", "/chats/a%20b", None, 400),
+    ],
+)
+def test_bad_input_is_told(url: str, method: str, path: str, body: object, status: int) -> None:
+    """By a status and a sentence, and nothing is created by it."""
+    refused = httpx.request(method, url + path, json=body, headers={"X-User": "ada"}, timeout=30)
+    assert (refused.status_code, bool(refused.json()["error"])) == (status, True)
+    assert httpx.get(f"{url}/chats", headers={"X-User": "ada"}).json()["chats"] == []
+
+
+def test_what_is_not_json_or_a_cursor_is_told(url: str) -> None:
+    headers = {"X-User": "ada"}
+    assert httpx.post(url + CHAT, content=b"{", headers=headers).status_code == 400
+    assert httpx.get(f"{url}/chats").status_code == 400  # whoever it is
+    say(url, "ada", "Hello", "one")
+    assert httpx.get(f"{url}{CHAT}/events?after=x", headers=headers).status_code == 400
+    other = say(url, "bob", "Hello", "one").ids[0]
+    told = listen(url, "ada", params={"after": other})
+    assert (told.kinds, "cursor" in told.end["error"]) == (["failed"], True)
+
+
+@pytest.fixture
+def killed(store: str) -> None:
+    """Leave a run behind that was killed in the middle of its answer."""
+
+    async def leave() -> None:
+        half = ScriptedDriver([Chunks(["Once upon ", Delay(60, "a time")])])
+        async with perdure.connect(store, model="offline", driver=half, grace=0.0) as app:
+            chat = await app.of("ada").open("order-7", perdure.AgentDefinition("clerk"))
+            run = await chat.start("Tell me.")
+            async for _ in run.stream():
+                break
+            await asyncio.sleep(0.3)
+
+    asyncio.run(leave())
+
+
+@pytest.mark.usefixtures("killed")
+def test_what_the_last_process_left_behind_is_recovered(url: str) -> None:
+    """The server is up at once, and continues the run in the background."""
+    deadline = time.monotonic() + 30
+    while page(url, "ada")["activity"] != "idle" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    loaded = page(url, "ada")
+    question, answer = (each["text"] for each in loaded["messages"])
+    assert (question, "Once upon" in answer) == ("Tell me.", False)
+    assert listen(url, "ada").text == answer

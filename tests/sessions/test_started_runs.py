@@ -214,8 +214,13 @@ def test_the_blocking_face_has_them_too(tmp_path: Path) -> None:
 
 
 async def test_a_repeated_key_streams_the_answer_that_is_there(url: str) -> None:
+    """Whoever goes by the offsets of chunks has it whole at the end."""
     async with perdure.connect(url, driver=ScriptedDriver([SLOW])) as sessions:
         chat = await sessions.open("s")
         first, _ = await heard(chat.stream("Go.", key="k"))
         again, reply = await heard(chat.stream("Go.", key="k"))
         assert (first, again, reply.text) == ("one two three",) * 3
+        shown = ""
+        async for chunk in chat.stream("Go.", key="k"):
+            shown = shown[: chunk.offset] + chunk
+        assert shown == "one two three"

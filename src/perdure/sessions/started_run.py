@@ -70,9 +70,11 @@ class StartedRun(Generic[T]):
             yield chunk
             place, is_silent = chunk.place, False
         reply = await self.result()
+        place, untold = place or self._listener.start, 0
         if is_silent and reply.text:  # it was answered before, under its key, or its driver does not stream
-            yield Chunk(reply.text, place=self._listener.start)
-        yield last_chunk(reply, place or self._listener.start)
+            untold = len(reply.text)
+            yield Chunk(reply.text, offset=0 if place is None else place.end, place=place)
+        yield last_chunk(reply, place, untold)
 
     async def result(self) -> Reply[T]:
         """Wait for the answer. Raise RunFailed if the run ends without one, RunInterrupted if it waits for recovery."""
@@ -103,11 +105,14 @@ class StartedRun(Generic[T]):
         return f"<StartedRun of {self._session_id}{', done' if self.is_done else ''}>"
 
 
-def last_chunk(reply: Reply[Any], place: Place | None) -> Chunk:
-    """Return the chunk that ends a stream. One behind a run that waits for a person leads to what it says later."""
+def last_chunk(reply: Reply[Any], place: Place | None, untold: int = 0) -> Chunk:
+    """Return the chunk that ends a stream. One behind a run that waits for a person leads to what it says later.
+
+    Its offset is behind what the place knows of, and so many characters that it does not know of.
+    """
     if place is not None and not reply.pending_calls:
         place = place.ended()
-    return Chunk(reply=reply, offset=0 if place is None else place.end, place=place)
+    return Chunk(reply=reply, offset=untold + (0 if place is None else place.end), place=place)
 
 
 def _retrieve(work: asyncio.Task[Reply[Any]]) -> None:

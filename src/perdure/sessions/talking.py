@@ -259,13 +259,7 @@ class Talking(Looking):
             return None
         return Reply(await self.runtime.get_session(found.id), queued=True, running=is_running)
 
-    async def follow(
-        self,
-        session_id: str,
-        *,
-        after: str | None = None,
-        timeout: float = 60.0,  # noqa: ASYNC109 (it bounds the wait for a recovery, not this call)
-    ) -> AsyncIterator[Chunk]:
+    def follow(self, session_id: str, *, after: str | None = None, timeout: float = 60.0) -> AsyncIterator[Chunk]:
         """Yield what the run under way says, or what the last one has said, from any process.
 
         It begins behind the chunk whose `cursor` is given as `after`, or else with the beginning of the run; then comes
@@ -273,12 +267,15 @@ class Talking(Looking):
         begins an answer again, a chunk that `restarts` tells from which `offset` on what came before is void.
 
         A run whose process has died is waited for until somebody recovers it. RunInterrupted is raised after `timeout`
-        seconds without that.
+        seconds without that. A text that is not a cursor is InvalidData at once; what has to be looked up, at the first
+        chunk.
         """
+        place = None if after is None else Place.of(after)
+        return self._followed(session_id, place, expect_wait(timeout, "$.timeout"))
+
+    async def _followed(self, session_id: str, place: Place | None, patience: float) -> AsyncIterator[Chunk]:
         from perdure.sessions.following import Follower, run_to_follow
 
-        place = None if after is None else Place.of(after)
-        expect_wait(timeout, "$.timeout")
         key, journal = (await self.info(session_id)).id, self.runtime.journal
         if journal is None:
             raise ConfigurationError("This store has no journal, so a run cannot be followed from here.")
@@ -287,7 +284,7 @@ class Talking(Looking):
             yield Chunk(reply=Reply(await self.session(key)))
             return
         follower = Follower(journal, key, run, place)
-        async for chunk in follower.chunks(timeout):
+        async for chunk in follower.chunks(patience):
             yield chunk
         after_run = await self._session_after(key, follower.runs, follower.base_version)
         yield last_chunk(self._answered(after_run), follower.place)
