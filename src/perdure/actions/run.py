@@ -96,7 +96,10 @@ async def run_agent(
         from perdure.actions.needed_tools import connect_tools  # few runs have such tools
 
         await connect_tools(loops, definition, context)
-    loop = loops.build(definition, state, depth=options.depth, model=options.model)
+    model = options.model or loops.model_of(definition, state)
+    if not options.give_up:
+        await loops.require_known(model)
+    loop = loops.build(definition, state, depth=options.depth, model=model)
     work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = options.past or await past_of(session, state, context)
     caller = await _caller_of(session, loops, options, past)

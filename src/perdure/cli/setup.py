@@ -133,11 +133,11 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
 
 async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
-    """Return a new session. Raise ConfigurationError, and create none, if no model is named for it."""
+    """Return a new session. Raise ConfigurationError, and create none, if no model is named for it, or no such one."""
     from perdure.sessions.talking import ASSISTANT
 
     agent = agent_of(ctx)
-    sessions.loops.model_of(agent or ASSISTANT)
+    await sessions.loops.require_known(sessions.loops.model_of(agent or ASSISTANT))
     return await sessions.open(session_id, agent)
 
 
@@ -164,8 +164,10 @@ async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> 
     session = await sessions.session(session_id)
     kept = session.state.model_for(session.definition)
     if wanted is not None and (kept is None or kept.name != wanted):
+        await sessions.loops.require_known(ModelConfig(wanted))
         await sessions.execute(session_id, ChangeModel(ModelConfig(wanted)))
-    elif kept is None:
+    elif kept is None and default is not None:
+        await sessions.loops.require_known(default)
         await sessions.execute(session_id, ChangeModel(default, as_default=True))
 
 

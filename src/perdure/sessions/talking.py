@@ -429,6 +429,7 @@ class Talking(Looking):
 
         is_named_elsewhere = session.state.model is not None or session.definition.model is not None
         if not is_named_elsewhere and session.state.default_model != self._connection.model:
+            await self.loops.require_known(self._connection.model)
             await self._change_model(session_id, ChangeModel(self._connection.model, as_default=True))
         self.live.touch(session_id).keeps_model = True
 
