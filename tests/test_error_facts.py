@@ -52,6 +52,7 @@ ADVISED: list[Callable[[], PerdureError]] = [
     lambda: SessionBusy("s", "host:1"),
     lambda: SessionNotActive("s", "suspended"),
     lambda: SessionNotActive("s", "suspended", ["pay"]),
+    lambda: SessionNotActive("s", "deleted"),
     lambda: SessionConflict("s", 1, 1, "It is another's.", "Open another.", agent="clerk"),
     lambda: InvalidSessionId("a b"),
     lambda: RequestRefused("m", "no"),

@@ -20,7 +20,8 @@ from perdure.testing.samples import say, show, texts
 FORMATS = sorted(path for path in HERE.glob("format-*") if path.is_dir())
 RECORDS = sorted(path for path in HERE.glob("record-*") if path.is_dir())
 STORED = [(path, name) for path in FORMATS for name in STORES if (path / name).exists()]
-SKETCHED = [(path, name) for path, name in STORED if int(path.name.rpartition("-")[2]) >= 9]
+_UNSKETCHED = {"format-1", *(f"format-1{head}-schema-{number}" for head in ("", "-head-2") for number in range(2, 9))}
+SKETCHED = [(path, name) for path, name in STORED if path.name not in _UNSKETCHED]
 """Those that keep the text of an answer while it is being written."""
 
 

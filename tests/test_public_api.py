@@ -229,6 +229,7 @@ UnreadableFile
 UpdateTask
 Usage
 UseGuards
+View
 Warned
 Workflow
 WorkflowResult

@@ -226,6 +226,7 @@ if TYPE_CHECKING:
     from perdure.sessions.shared import SharedStore as SharedStore
     from perdure.sessions.shared import shared as shared
     from perdure.sessions.started_run import StartedRun as StartedRun
+    from perdure.sessions.viewing import View as View
     from perdure.stores.file import FileStore as FileStore
     from perdure.stores.memory import MemoryStore as MemoryStore
     from perdure.stores.postgres import PostgresStore as PostgresStore
@@ -309,6 +310,7 @@ _HOMES = {
     "sessions.lineage": "Ancestry Diff",
     "sessions.reply": "Chunk Reply",
     "sessions.started_run": "StartedRun",
+    "sessions.viewing": "View",
     "stores.file": "FileStore",
     "stores.memory": "MemoryStore",
     "stores.postgres": "PostgresStore",

@@ -128,7 +128,7 @@ class SessionBusy(PerdureError):
         self.session_id = session_id
         self.owner = owner
         by = f" by {owner}" if owner else ""
-        advice = "Wait for the run to end, cancel it, or send with when_busy='queue' or 'steer'."
+        advice = "Wait for the run to end, or cancel() it. A message can be left with it: when_busy='queue' or 'steer'."
         super().__init__(reason or f"Session {session_id!r} is being run{by}.", "" if reason else advice)
 
 
@@ -181,7 +181,7 @@ class SessionNotActive(PerdureError):
         self.pending = tuple(pending)
         advice = "Execute ResumeSession() on it first."
         if status == "deleted":
-            advice = "It can be read, exported, forked and erased; fork it to continue the conversation."
+            advice = "Call restore() to continue the conversation, or fork it."
         if self.pending:
             calls = ", ".join(self.pending)
             advice = f"It waits for a person to approve or deny what it is about to call: {calls}."
@@ -374,7 +374,7 @@ class RunFailed(DriverError):
         kind = self.kind
         self.problem = reason
         self.reason = reason = f"{kind}: {reason}" if kind else reason
-        advice = "send again to continue, or undo() to take the message back"
+        advice = "retry() sends the message again, send() says something else, and undo() takes the message back"
         if not is_shown:  # undo() would take back what was said before it
             advice = "the message is on record and was shown to no model; send it again once that is mended"
         super().__init__(

@@ -46,6 +46,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["fork", "s", "s"], 4, "exists already"),
         (["show", "s", "--version", "9"], 3, "version 9"),
         (["send", "paused", "hello"], 5, "perdure resume paused"),
+        (["send", "hidden", "hello"], 5, "perdure restore hidden"),
         (["send", "s"], 2, "perdure send SESSION"),
         (["send", "s", "hello", "--tools", "none.py"], 9, "--tools"),
         (["send", "s", "hello", "--model", "openai:gpt-5"], 9, "OPENAI_API_KEY is not set"),
@@ -80,6 +81,8 @@ def test_what_goes_wrong(perdure: Callable[..., Any], home: Path, arguments: lis
     perdure("send", "--new", "s", "hello")
     perdure("send", "--new", "paused", "hello")
     perdure("suspend", "paused")
+    perdure("send", "--new", "hidden", "hello")
+    perdure("delete", "hidden")
     shown = perdure(*arguments, code=code)
     assert said in shown.err
     assert shown.out == ""

@@ -106,11 +106,48 @@ def test_a_session_keeps_what_model_names(perdure: Callable[..., Any], home: Pat
 
 def test_naming_another_changes_it_on_record(perdure: Callable[..., Any]) -> None:
     """The version of the change is its own; the next command need not name it."""
-    perdure("send", "--new", "s", "hello")
-    perdure("send", "s", "hello", "--model", "openai:none", code=9)
+    perdure("send", "--new", "s", "hello", "--model", "openai:none", code=9)
+    assert perdure("show", "s", "--json").json["version"] == 2
+    perdure("send", "s", "hello", "--model", "offline")
     assert perdure("show", "s", "--json").json["version"] == 4
-    assert perdure("show", "s", "--json").json["model"] == "openai:none"
-    assert "openai:none" in perdure("send", "s", "hello", code=9).err
+    assert perdure("show", "s", "--json").json["model"] == "offline"
+    perdure("send", "s", "hello")
+
+
+def test_a_model_that_cannot_be_asked_is_not_changed_to(perdure: Callable[..., Any]) -> None:
+    """The error says what is missing, and the session stays as it was."""
+    perdure("send", "--new", "s", "hello")
+    assert "openai:none" in perdure("send", "s", "hello", "--model", "openai:none", code=9).err
+    shown = perdure("show", "s", "--json").json
+    assert (shown["version"], shown["model"]) == (2, "offline")
+
+
+WAITING = """
+from perdure import ToolContext, tool
+
+@tool
+def who(caller: ToolContext[str]) -> str:
+    "Tell who asks."
+    return caller.context
+
+@tool(needs_approval=True)
+def refund(order: int) -> str:
+    "Refund an order."
+    return "refunded"
+"""
+
+
+def test_a_decision_that_is_refused_does_not_change_the_model(perdure: Callable[..., Any], home: Path) -> None:
+    """The run that waits keeps the model that it was begun with."""
+    (home / "refund.py").write_text(WAITING)
+    (home / "plain.py").write_text("from perdure import tool\n\n@tool(" + WAITING.partition("@tool(")[2])
+    perdure("send", "--new", "s", 'call refund {"order": 7}', "--tools", "plain.py", code=10)
+    before = perdure("show", "s", "--json").json
+    for words in (("approve", "s"), ("deny", "s", "no")):
+        refused = perdure(*words, "--tools", "refund.py", "--model", "openai:none", code=9)
+        assert "needs a context" in refused.err
+    assert perdure("show", "s", "--json").json == before
+    assert "refunded" in perdure("approve", "s", "--tools", "plain.py").out
 
 
 @pytest.mark.parametrize("words", [("send", "--new", "s", "hello"), ("chat",)])

@@ -58,8 +58,12 @@ from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, tell, texts
 
 HERE = Path(__file__).parent
-CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}"
-"""Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind."""
+CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}-totals"
+"""Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind.
+
+The last word stands for what came without a new number: `totals` are the usage of all runs and the indexed metadata in
+headers, and runs that stand in their heads.
+"""
 RECORD = "record-2"
 FOREIGN = "foreign-1"
 """The form of a session record's file. The first has no checksum."""
@@ -119,7 +123,8 @@ async def _converse(store: Any) -> AgentSession:
     session = await store.create(AgentSession.from_dict({**given.to_dict(), "from_the_future": {"kept": True}}))
     session = await store.save(run_of(session))
     session = await store.save(tell(session, *_content()).with_name("Order 7"))
-    session = await store.save(note(note(session, "ticket", "OPS-142"), "notes", ["a long note"] * 40))
+    noted = note(note(session, "ticket", "OPS-142"), "notes", ["a long note"] * 40)
+    session = await store.save(noted.with_indexed(("ticket",)))
     view = session.state.transcript.cover(
         0, 4, [Message.assistant("They asked for order 7.")], by="test", tokens_before=90
     )

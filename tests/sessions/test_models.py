@@ -28,6 +28,7 @@ from perdure import (
     SessionActionExecuted,
     SessionRuntime,
     ToolCall,
+    ToolContext,
     Workflow,
     connect,
     tool,
@@ -473,3 +474,60 @@ async def test_a_driver_of_ones_own_that_is_not_here_writes_nothing(tmp_path: Pa
         with pytest.raises(ConfigurationError, match="'Mine' is not here"):
             await chat.send("hi")
         assert await chat.length() == 0
+
+
+@tool
+def whose(caller: ToolContext[str]) -> str:
+    """Tell who is asking."""
+    return caller.context
+
+
+REFUSED: dict[str, Callable[[Sessions], Awaitable[Any]]] = {
+    "send": lambda sessions: sessions.send("s", "hi"),
+    "start": lambda sessions: sessions.start("s", "hi"),
+    "stream": streamed,
+    "retry": lambda sessions: sessions.retry("s"),
+    "start_retry": lambda sessions: sessions.start_retry("s"),
+}
+
+
+@pytest.mark.parametrize("verb", REFUSED)
+async def test_a_run_that_is_refused_does_not_change_the_model(url: str, verb: str) -> None:
+    """Without the context that a tool needs, or with a model that is not there, the session stays as it was."""
+    async with connect(url, model="offline") as sessions:
+        await (await sessions.open("s")).send("first")
+        before = await sessions.session("s")
+    async with connect(url, model=ModelConfig("offline", temperature=0.5), tools=[whose]) as sessions:
+        with pytest.raises(ConfigurationError, match="needs a context"):
+            await REFUSED[verb](sessions)
+        assert await sessions.session("s") == before
+    async with connect(url, model="nope:x") as sessions:
+        with pytest.raises(ConfigurationError, match="nope"):
+            await REFUSED[verb](sessions)
+        assert await sessions.session("s") == before
+
+
+async def test_a_repeated_key_does_not_change_the_model(url: str) -> None:
+    """Its answer is there, so that nothing is begun with the model that this connection names."""
+    async with connect(url, model="offline") as sessions:
+        await (await sessions.open("s")).send("first", key="k")
+        before = await sessions.session("s")
+    async with connect(url, model=ModelConfig("offline", temperature=0.5)) as sessions:
+        await sessions.send("s", "first", key="k")
+        assert await sessions.session("s") == before
+        await sessions.send("s", "second")
+        assert (await sessions.session("s")).state.default_model == ModelConfig("offline", temperature=0.5)
+
+
+async def test_a_model_is_changed_beside_an_injection(url: str) -> None:
+    """Whoever comes first, the message is sent to the model that was named."""
+    async with connect(url, model="offline") as sessions:
+        await sessions.open("s")
+    for number in range(5):
+        model = ModelConfig("offline", temperature=number / 10)
+        async with connect(url, model=model) as sessions:
+            note = {"role": "user", "content": "By the way."}
+            both = sessions.send("s", "hi"), sessions.inject("s", note)
+            reply, _ = await asyncio.gather(*both, return_exceptions=True)
+            assert not isinstance(reply, BaseException), reply
+            assert (await sessions.session("s")).state.default_model == model

@@ -151,10 +151,12 @@ async def test_a_key_tells_what_came_of_it(url: str) -> None:
         assert await chat.result("k") is None
         run = await chat.start("Go.", key="k")
         await chat.send("Later.", key="l", when_busy="queue")
-        for key in ("k", "l"):
+        for key, is_running in (("k", True), ("l", False)):
             reply = await chat.result(key)
             assert reply is not None
-            assert reply.queued
+            assert (reply.queued, reply.running) == (True, is_running)
+            with pytest.raises(InvalidData, match="is being answered" if is_running else "waits until another"):
+                _ = reply.value
         await run.result()
         reply = await chat.result("k")
         assert reply is not None
@@ -174,6 +176,7 @@ async def test_a_failed_run_says_why_and_can_be_retried(url: str) -> None:
         assert error.cause is not None
         assert (error.cause.type, error.cause.code, error.retryable) == ("TransientDriverError", 529, True)
         assert error.session.id == "s"
+        assert "retry() sends the message again" in str(error)
         with pytest.raises(RunFailed):
             await chat.result("k")
         assert (await chat.retry()).text == "now it works"

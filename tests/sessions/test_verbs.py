@@ -22,6 +22,7 @@ from perdure import (
     RunFailed,
     SessionBusy,
     SessionConflict,
+    SessionNotActive,
     SessionNotFound,
     Sessions,
     StopReason,
@@ -262,6 +263,30 @@ async def test_a_stream_is_of_its_own_run_alone(connect: Connect) -> None:
         assert ("".join(heard), queued.session.version) == ("to one", 1)
         await sessions.runtime.idle()
         assert await shown(sessions, chat.id) == ["one", "to one", "two", "to two"]
+
+
+async def test_a_change_beside_a_run_is_refused(connect: Connect) -> None:
+    """It would cost the run its result. The advice fits every verb, and names what a message alone may do."""
+    async with connect(driver=ScriptedDriver([Delay(0.2, "Done.")])) as sessions:
+        chat = await sessions.open()
+        run = await chat.start("Go.")
+        for change in (lambda: chat.rename("Mine"), chat.delete, chat.reset, lambda: chat.inject(Message.user("x"))):
+            with pytest.raises(SessionBusy, match=r"Wait for the run to end, or cancel\(\) it\. A message can be left"):
+                await change()
+        assert (await run.result()).text == "Done."
+        await chat.rename("Mine")
+        info = await sessions.info(chat.id)
+        assert (info.name, info.status.value, info.version) == ("Mine", "active", 3)
+
+
+async def test_a_deleted_session_says_how_it_is_taken_back(connect: Connect) -> None:
+    async with connect(driver=ScriptedDriver(["Hello."])) as sessions:
+        chat = await sessions.open()
+        await chat.delete()
+        with pytest.raises(SessionNotActive, match=r"Call restore\(\)"):
+            await chat.send("Hi.")
+        await chat.restore()
+        assert (await chat.send("Hi.")).text == "Hello."
 
 
 async def test_what_is_queued_behind_nothing_is_answered(connect: Connect) -> None:

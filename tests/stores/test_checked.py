@@ -64,6 +64,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "limit": without(None, 5),
         "after": without(None),
     },
+    "previews": {"session_ids": (*without([], {}), ["a b"], [None])},
     "ids_with_prefix": {"prefix": (*without("x"), "a b"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "ids_with_suffix": {"suffix": (*TEXT, "a b", "abc"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "search": {

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of, pending_now
 from perdure.actions.given import require_loops
+from perdure.actions.model_change import begun_with, require_changed
 from perdure.actions.needed_model import recorded_config, require_model
 from perdure.actions.needed_tools import require_tools
-from perdure.actions.run import RunOptions, run_agent
+from perdure.actions.run import RunOptions, past_of, ready_to_run, run_agent
 from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
 from perdure.errors import InvalidData, PendingCallsChanged, SessionNotActive
@@ -23,7 +25,10 @@ from perdure.model.message import ToolCall
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.usage import Usage
 from perdure.model.value import brief
-from perdure.protocols import ActionContext, ActionResult, Answer, Next
+from perdure.protocols import ActionContext, ActionResult, Answer
+
+if TYPE_CHECKING:
+    from perdure.actions.model_change import ModelFor
 
 Shown = Iterable[ToolCall | str]
 """The calls that a decision is about: as they were shown, or their digests, or their ids."""
@@ -36,8 +41,16 @@ class ApproveToolCalls:
     what a sub-agent waits for, is another by now, PendingCallsChanged is raised and nothing is made.
     """
 
-    def __init__(self, loops: LoopFactory, *, call_ids: Shown | None = None, context: object = None) -> None:
+    def __init__(
+        self,
+        loops: LoopFactory,
+        *,
+        call_ids: Shown | None = None,
+        context: object = None,
+        model_for: ModelFor | None = None,
+    ) -> None:
         self._loops = require_loops(loops)
+        self._model_for = model_for
         self._caller = Caller(context)
         self._given = _checked(call_ids)
         self.used_before = Usage()
@@ -57,20 +70,27 @@ class ApproveToolCalls:
         )
         self.used_before = session.state.usage
         decisions = Decisions(approved={call.id: call.digest for call in shown}, waited=_waited(now))
-        return await _continued(session, self._loops, context, decisions, depth, self._caller)
+        return await _continued(self, session, context, decisions, depth)
 
 
 class DenyToolCalls:
     """Keep pending calls (all of them, unless some are named) from being made; the model is told why, and continues."""
 
     def __init__(
-        self, loops: LoopFactory, *, reason: str, call_ids: Shown | None = None, context: object = None
+        self,
+        loops: LoopFactory,
+        *,
+        reason: str,
+        call_ids: Shown | None = None,
+        context: object = None,
+        model_for: ModelFor | None = None,
     ) -> None:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidData("$.reason", "a denial needs a reason that the model can be told")
         self._loops = require_loops(loops)
         self._caller = Caller(context)
         self._reason = reason
+        self._model_for = model_for
         self._given = _checked(call_ids)
         self.used_before = Usage()
         """What the run had used before this continued it."""
@@ -80,7 +100,7 @@ class DenyToolCalls:
         self.used_before = session.state.usage
         decisions = Decisions(denied={call.id: self._reason for call in shown}, waited=_waited(now))
         depth = await depth_of(session, context)
-        return await _continued(session, self._loops, context, decisions, depth, self._caller)
+        return await _continued(self, session, context, decisions, depth)
 
 
 class ShowPendingCalls:
@@ -96,13 +116,20 @@ class ShowPendingCalls:
 
 
 async def _continued(
+    action: ApproveToolCalls | DenyToolCalls,
     session: AgentSession,
-    loops: LoopFactory,
     context: ActionContext | None,
     decisions: Decisions,
     depth: int,
-    caller: Caller,
-) -> AgentSession | Next:
+) -> ActionResult:
+    loops, caller = action._loops, action._caller
+    change = None if action._model_for is None else action._model_for(session)
+    if change is not None and context is not None:
+        past = await past_of(session, session.state, context)
+        options = RunOptions(decisions=decisions, depth=depth, caller=caller, past=past)
+        await ready_to_run(session, change.state_of(session.state), loops, context, options)
+        await require_changed(loops, session, change)
+        return await begun_with(change, action, session, context)
     execution = session.state.execution
     assert execution is not None
     model = await require_model(

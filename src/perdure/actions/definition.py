@@ -9,6 +9,7 @@ from perdure.errors import InvalidData
 from perdure.model.checks import text_of
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.session import AgentSession
+from perdure.model.state import AgentState
 from perdure.protocols import ActionContext
 
 
@@ -44,9 +45,12 @@ class ChangeModel:
             ModelConfig.of(self.config)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        return session.with_state(self.state_of(session.state))
+
+    def state_of(self, state: AgentState) -> AgentState:
+        """Return a state with the other model."""
         model = None if self.config is None else ModelConfig.of(self.config)
-        state = session.state
-        return session.with_state(state.with_default_model(model) if self.as_default else state.with_model(model))
+        return state.with_default_model(model) if self.as_default else state.with_model(model)
 
 
 @dataclass(frozen=True, slots=True)

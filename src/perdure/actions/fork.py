@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version, place_of
+from perdure.actions.undo_run import without_run
 from perdure.errors import InvalidData
 from perdure.loop.replay import Replay
 from perdure.model.checks import expect_count
@@ -66,7 +67,10 @@ async def _after_loop(session: AgentSession, loop_id: str, context: ActionContex
     if start is None or start.base_version is None or not loop.status.is_over:
         problem = f"loop {loop_id!r} is {loop.status.value}; fork one that began from a version and has ended"
         raise InvalidData("$.loop", problem)
-    began = (await at_version(session, start.base_version, context)).state
+    found = await at_version(session, start.base_version, context)
+    if start.takes_back is not None:
+        found = await without_run(found, start.takes_back, context)
+    began = found.state
     shown = Replay(began).apply_all(loop.events).state.transcript
     written = await _places(journal, session, loop, start)
     return began.with_transcript(Transcript(_linked(shown.pieces, written)))

@@ -136,15 +136,17 @@ class Inbox:
         return story
 
 
-async def is_under_way(journal: Journal, session_id: str, key: str) -> bool:
-    """Tell whether a message with a key waits in the inbox, or is answered by a run that has not been saved."""
-    if any(item.body.get("key") == key for item in await Inbox(journal, session_id).items() if item.kind == QUEUE):
-        return True
-    if not (await journal.is_claimed(session_id) or await journal.is_interrupted(session_id)):
-        return False
-    newest = await loops_on_record(journal, session_id, limit=1)
-    starts = [run.first for run in newest if run.first.kind == "agent_start"]
-    return any((start.body.get("key") or [None])[0] == key for start in starts)
+async def under_way(journal: Journal, session_id: str, key: str) -> JournalEntry | None:
+    """Return the start of the run that answers the message of a key, or the item of the inbox in which it waits.
+
+    Return None if there is neither: the message was answered, or never sent.
+    """
+    if await journal.is_claimed(session_id) or await journal.is_interrupted(session_id):
+        for run in await loops_on_record(journal, session_id, limit=1):
+            if run.first.kind == "agent_start" and (run.first.body.get("key") or [None])[0] == key:
+                return run.first
+    items = await Inbox(journal, session_id).items()
+    return next((item for item in items if item.kind == QUEUE and item.body.get("key") == key), None)
 
 
 def _delivers(entry: JournalEntry, item: Any) -> bool:

@@ -18,6 +18,7 @@ from perdure.actions.parallel import resume_group
 from perdure.actions.run import Past, RunOptions, require_journal, run_agent
 from perdure.actions.send import waiting_messages
 from perdure.actions.subagents import Spawner
+from perdure.actions.undo_run import without_run
 from perdure.actions.waiting import is_waiting
 from perdure.errors import (
     ConfigurationError,
@@ -105,7 +106,8 @@ class ResumeExecution:
             return await self._resumed_group(session, context, work, record, events[0], events[1:], written)
         # A version that shows calls to decide about must not outlive their run: both end in one commit, or neither.
         record.ends_anyway = self._give_up and not is_waiting(session)
-        replay = Replay(session.state).apply_all(events)
+        began = await _began_as(session, events[0], context)
+        replay = Replay(began.state).apply_all(events)
         depth = await depth_of(session, context)
         if not self._give_up:
             await self._require_tools(session, context, replay, depth)
@@ -168,6 +170,13 @@ class ResumeExecution:
             why="The run that was killed was calling {name!r}",
             what_to_do="Recover it where its tools are (tools=[…], or --tools FILE.py), or end it with cancel.",
         )
+
+
+async def _began_as(session: AgentSession, start: AnyLoopEvent, context: ActionContext) -> AgentSession:
+    """Return the session as a run found it: without the run that it was begun in place of, if there was one."""
+    if not isinstance(start, AgentStart) or start.takes_back is None:
+        return session
+    return await without_run(session, start.takes_back, context)
 
 
 async def _lost_answer(journal: Journal, session: AgentSession, run: str) -> LostAnswer | None:

@@ -1,32 +1,73 @@
-"""Send the last message again: which one that is, and what takes its run out of the view."""
+"""Send the last message again, in place of what its run came to."""
 
 from __future__ import annotations
 
-from perdure.actions.run import pending_in
-from perdure.actions.undo_run import TakeBackRun
-from perdure.errors import ConfigurationError, InvalidData, SessionNotActive
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.actions.continuing import parent_of
+from perdure.actions.given import require_loops
+from perdure.actions.run import pending_in, require_journal
+from perdure.actions.send import SendMessage
+from perdure.errors import InvalidData, SessionNotActive
+from perdure.loop.factory import LoopFactory
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import SessionManager
+from perdure.protocols import ActionContext, ActionResult, Journal, JournalEntry, Key, RunOnRecord
 
 
-async def taken_back(session: AgentSession, runtime: SessionManager) -> tuple[list[Message], TakeBackRun]:
-    """Return what the last run of a session was asked, as new messages, and the action that takes the run back.
+class RetryLastRun:
+    """Send the last message that is shown again. What its run was asked and has said leaves the view in one commit
+    with the new answer; log, record and history keep it.
 
-    Raise InvalidData if there is no run, SessionNotActive if the session takes no messages.
+    The options are those of `SendMessage`. Without a `key`, the answer is kept under the key of the run, if it had one.
+    Without an `output`, the answer has the form that the run was asked for.
     """
-    journal = runtime.journal
-    if journal is None:
-        raise ConfigurationError("This store has no journal, so it does not know which run was the last.")
-    if session.status is not SessionStatus.ACTIVE:
-        raise SessionNotActive(session.id, session.status.value, pending_in(session))
+
+    def __init__(self, loops: LoopFactory, **options: Any) -> None:
+        self._loops = require_loops(loops)
+        self._options = options
+        SendMessage("a message", loops, **options)  # which refuses what is wrong with the options
+        self.sent: SendMessage | None = None
+        """What was sent, once it is known."""
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        journal = require_journal(context, "RetryLastRun")
+        if session.status is not SessionStatus.ACTIVE:
+            raise SessionNotActive(session.id, session.status.value, pending_in(session))
+        asked = await _asked_last(session, journal, context)
+        options = {"output": asked.output, **self._options, "any_role": True}
+        self.sent = SendMessage(asked.messages, self._loops, **options).in_place_of(asked.loop_id, asked.key)
+        return await self.sent.execute_on(session, context)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a run was asked, as new messages, and how."""
+
+    loop_id: str
+    messages: tuple[Message, ...]
+    key: Key | None
+    output: Mapping[str, Any] | None
+
+
+async def _asked_last(session: AgentSession, journal: Journal, context: ActionContext | None) -> Asked:
+    """Return what the last run that is shown was asked. Raise InvalidData if there is none."""
     # Not the newest on record: that may be a compaction, which has answered nobody.
-    ran = session.state.execution
-    runs = [] if ran is None else await journal.runs(session.id, run=ran.execution_id)
+    loop_id = await parent_of(session, context)
+    runs = [] if loop_id is None else await journal.runs(session.id, run=loop_id)
     if not runs or runs[0].first.kind != "agent_start":
         raise InvalidData("$", f"session {session.id!r} has no run whose message could be sent again; use send()")
     (run,) = runs
-    entries = await journal.read(session.id, run=run.loop_id)
+    messages = await _inputs(journal, run, await journal.read(session.id, run=run.loop_id))
+    if not messages:
+        raise InvalidData("$", f"the last run of session {session.id!r} answers no message of a user's; use send()")
+    key, output = run.first.body.get("key"), run.first.body.get("response_format")
+    return Asked(run.loop_id, tuple(messages), Key(*key) if key else None, output)
+
+
+async def _inputs(journal: Journal, run: RunOnRecord, entries: Sequence[JournalEntry]) -> list[Message]:
     asked = [entry.body["message"]["id"] for entry in entries if entry.kind == "message_end"]
     stored = {message.id: message for message in await journal.messages(run.log, run.start, run.stop)}
     inputs = []
@@ -35,8 +76,4 @@ async def taken_back(session: AgentSession, runtime: SessionManager) -> tuple[li
         if message is None or message.role != "user":
             break
         inputs.append(Message(message.role, message.parts, metadata=message.metadata))
-    if not inputs:
-        raise InvalidData("$", f"the last run of session {session.id!r} answers no message of a user's; use send()")
-    before = int(entries[0].body["base_version"])
-    # Its save made the next version. What was trimmed, compacted or reset since then stays so.
-    return inputs, TakeBackRun(run.loop_id, before, before + 1)
+    return inputs

@@ -17,7 +17,7 @@ from perdure.actions.callers import NOBODY, Caller
 from perdure.actions.claimed_work import ClaimedWork
 from perdure.actions.continuing import continuation_of
 from perdure.errors import ConfigurationError, InvalidData
-from perdure.loop.agent_loop import Run, RunStart
+from perdure.loop.agent_loop import AgentLoop, Run, RunStart
 from perdure.loop.cut_off import LostAnswer
 from perdure.loop.factory import LoopFactory
 from perdure.loop.filters import rejection_in
@@ -75,6 +75,10 @@ class RunOptions(msgspec.Struct, frozen=True):
     """What the model was saying when the run was killed."""
     model: ModelConfig | None = None
     """The model of a run that is continued; a new one asks the session's."""
+    takes_back: str | None = None
+    """The loop that the run is begun in place of."""
+    began_as: AgentSession | None = None
+    """The session without that loop, as the run finds it."""
     form: Form | None = None
     """The form of answer that a new run alone is asked for; one that is continued has it on record."""
 
@@ -91,20 +95,9 @@ async def run_agent(
 
     A run that was cancelled raises Interrupted with that, once it has come to its end.
     """
-    definition = _definition_for(session, options)
-    if loops.needs_toolsets(definition):
-        from perdure.actions.needed_tools import connect_tools  # few runs have such tools
-
-        await connect_tools(loops, definition, context)
-    model = options.model or loops.model_of(definition, state)
-    if not options.give_up:
-        await loops.require_known(model)
-    loop = loops.build(definition, state, depth=options.depth, model=model)
-    work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     past = options.past or await past_of(session, state, context)
-    caller = await _caller_of(session, loops, options, past)
-    if not options.give_up:
-        caller.require_for(loop.setup.tools, session.id)
+    loop, caller = await ready_to_run(session, state, loops, context, replace(options, past=past))
+    work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
     key = options.key or past.key
     start = RunStart(
         record=work.record or Unrecorded(),
@@ -118,7 +111,8 @@ async def run_agent(
             "posted": options.posted,
             "context_data": caller.data,
             "metadata": options.metadata,
-            **await continuation_of(session, () if options.work else options.inputs, context),
+            "takes_back": options.takes_back,
+            **await continuation_of(options.began_as or session, () if options.work else options.inputs, context),
         },
         spawn=spawn,
         read_files=reader_of_files(session.id, context),
@@ -138,6 +132,25 @@ async def run_agent(
             raise Interrupted(made) from None
         raise
     return work.next(_after(session, run, titling), key=key)
+
+
+async def ready_to_run(
+    session: AgentSession, state: AgentState, loops: LoopFactory, context: ActionContext | None, options: RunOptions
+) -> tuple[AgentLoop, Caller]:
+    """Return what a run needs. Raise ConfigurationError, before anything is changed, if a part of it is missing."""
+    definition = _definition_for(session, options)
+    if loops.needs_toolsets(definition):
+        from perdure.actions.needed_tools import connect_tools  # few runs have such tools
+
+        await connect_tools(loops, definition, context)
+    model = options.model or loops.model_of(definition, state)
+    if not options.give_up:
+        await loops.require_known(model)
+    loop = loops.build(definition, state, depth=options.depth, model=model)
+    caller = await _caller_of(session, loops, options, options.past or Past())
+    if not options.give_up:
+        caller.require_for(loop.setup.tools, session.id)
+    return loop, caller
 
 
 async def _caller_of(session: AgentSession, loops: LoopFactory, options: RunOptions, past: Past) -> Caller:

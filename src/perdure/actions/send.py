@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from perdure.actions.run import (
     RunOptions,
     checked_metadata,
     pending_in,
+    ready_to_run,
     require_journal,
     run_agent,
 )
@@ -39,6 +40,11 @@ from perdure.model.session import AgentSession, SessionStatus
 from perdure.model.stop import StopReason
 from perdure.protocols import ActionContext, ActionResult, Answer, Journal, JournalEntry, Key, Sequel, SessionManager
 
+if TYPE_CHECKING:
+    from perdure.actions.definition import ChangeModel
+    from perdure.actions.model_change import ModelFor
+    from perdure.model.state import AgentState
+
 WhenBusy = Literal["raise", "steer", "queue"]
 
 
@@ -49,7 +55,8 @@ class SendMessage:
     session that is being run: an error at once; delivered to the run between two steps; or sent when the run ends.
     `metadata` goes on the record of the run. `context` is what tools find in `ToolContext.context`; it is never stored.
     `context_data` is JSON, stored with the run, for `connect(context=…)` to make a context of where the caller is gone.
-    `output`, a type or a JSON schema, is the form of this answer alone.
+    `output`, a type or a JSON schema, is the form of this answer alone. `model_for` returns the `ChangeModel` that a
+    session needs first, or None: it is executed once nothing else is in the way of the run.
     Messages of other roles than `user` are refused unless `any_role` is set; `InjectMessage` takes all.
     """
 
@@ -67,6 +74,7 @@ class SendMessage:
         context: object = None,
         context_data: Mapping[str, Any] | None = None,
         output: object = None,
+        model_for: ModelFor | None = None,
     ) -> None:
         self.messages = messages_to_send(message, any_role=any_role)
         if when_busy not in ("raise", STEER, QUEUE):
@@ -91,8 +99,22 @@ class SendMessage:
         self._answers = answers
         """The item of the inbox that the messages come from."""
         self._key = None if key is None else Key(key, self._digest())
+        self._model_for = model_for
+        self._takes_back: str | None = None
+        self._has_taken_over = False
+        """Whether its key is that of the run that it is sent in place of."""
         self.was_left = False
         """Whether the messages were left in the inbox: what the session says is not an answer to them."""
+
+    def in_place_of(self, loop_id: str, key: Key | None) -> Self:
+        """Send the messages in place of a run, which leaves the view in the same commit.
+
+        Without a key of their own they take over that of the run.
+        """
+        self._takes_back = loop_id
+        if self._key is None and key is not None:
+            self._key, self._has_taken_over = key, True
+        return self
 
     def _digest(self) -> str:
         raw = codec.encode([[message.role, message.parts] for message in self.messages])
@@ -101,27 +123,51 @@ class SendMessage:
         return hashlib.sha256(raw).hexdigest()
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
-        if self._key is not None:
-            answer = await self._answered(self._key, session, require_journal(context, "An idempotency key"), context)
-            if answer is not None:
-                return Answer(answer)
+        takes_back = self._takes_back
+        if self._key is not None and not self._has_taken_over:
+            journal = require_journal(context, "An idempotency key")
+            kept = await self._kept(self._key, session, journal, context)
+            if kept is not None and not await _may_run_again(kept, session, journal):
+                return Answer(kept)
+            if kept is not None and kept.state.execution is not None and takes_back is None:
+                takes_back = kept.state.execution.execution_id
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
         depth = self._depth or await depth_of(session, context)
-        state = session.state.with_messages(*self.messages)
         spawn = Spawner(session, context, self._loops) if context is not None else None
         # Who executes a posted message looks for the next one.
         then = waiting_messages(context, session.id, self._loops, depth) if self._answers is None else None
-        if self._when_busy == QUEUE and context is not None and await _is_behind_others(session, context):
+        if self._may_be_left == QUEUE and context is not None and await _is_behind_others(session, context):
             return await self._left(session, context, then)
+        began_as = session if takes_back is None else await _without_run(session, takes_back, context)
+        state = began_as.state.with_messages(*self.messages)
+        options = replace(self._options(depth, then), takes_back=takes_back, began_as=began_as)
         try:
-            return await run_agent(session, state, self._loops, context, self._options(depth, then), spawn)
+            change = None if self._model_for is None else self._model_for(session)
+            if change is not None and context is not None:
+                return await self._with_model(session, change, state, context, options)
+            return await run_agent(session, state, self._loops, context, options, spawn)
         except (ClaimLost, RunInterrupted):
             raise
         except (SessionBusy, SessionConflict) as error:  # it is being run, or has been since it was loaded
-            if self._when_busy == "raise" or context is None or error.session_id != session.id:  # or a child is
+            if self._may_be_left == "raise" or context is None or error.session_id != session.id:  # or a child is
                 raise
             return await self._left(session, context, then)
+
+    async def _with_model(
+        self, session: AgentSession, change: ChangeModel, state: AgentState, context: ActionContext, options: RunOptions
+    ) -> ActionResult:
+        """Change the session's model, then begin. Nothing is changed if the run could not begin with it."""
+        from perdure.actions.model_change import begun_with, require_changed  # few sessions change their models
+
+        await ready_to_run(session, change.state_of(state), self._loops, context, options)
+        await require_changed(self._loops, session, change)
+        return await begun_with(change, self, session, context)
+
+    @property
+    def _may_be_left(self) -> WhenBusy:
+        """Say what becomes of the messages if the session is being run: those of a run that it repeats never wait."""
+        return "raise" if self._takes_back is not None else self._when_busy
 
     async def _left(self, session: AgentSession, context: ActionContext, then: Sequel | None) -> Answer:
         """Leave the messages in the inbox."""
@@ -147,22 +193,33 @@ class SendMessage:
         item = self._answers
         return options if item is None else replace(options, taken=item.seq, posted=item.body.get("id"))
 
-    async def _answered(
+    async def _kept(
         self, key: Key, session: AgentSession, journal: Journal, context: ActionContext | None
     ) -> AgentSession | None:
-        """Return what the key's run has come to by now. None if there is none, or if it may be tried again."""
+        """Return what the key's run has come to by now; None if there is none."""
         found = await journal.find_key(session.id, key.name)
         if found is None:
             return None
         first, version = found
         if first.digest != key.digest:
-            problem = f"the key {key.name!r} was used for another message or output; a new request needs a new key"
-            raise InvalidData("$.key", problem)
+            raise used_for_another(key.name)
         assert context is not None
-        answer = await context.store.load(session.id, version)
-        if answer is None:
+        kept = await context.store.load(session.id, version)
+        if kept is None:
             raise SessionNotFound(session.id, version)
-        return None if await _may_run_again(answer, session, journal) else answer
+        return kept
+
+
+def used_for_another(key: str) -> InvalidData:
+    """Explain that a key stands for another request."""
+    problem = f"the key {key!r} was used for another message or output; a new request needs a new key"
+    return InvalidData("$.key", problem)
+
+
+async def _without_run(session: AgentSession, loop_id: str, context: ActionContext | None) -> AgentSession:
+    from perdure.actions.undo_run import without_run  # few messages are sent in place of others
+
+    return await without_run(session, loop_id, context)
 
 
 async def _is_behind_others(session: AgentSession, context: ActionContext) -> bool:

@@ -1,11 +1,11 @@
-"""Take a run that came to nothing out of the view again, and nothing that anybody else has said."""
+"""Take a run out of the view again, and nothing that anybody else has said."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version
@@ -35,36 +35,61 @@ class TakeBackRun:
     after: int
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
-        journal = require_journal(context, "TakeBackRun")
-        assert context is not None
-        is_own = self._words(await journal.read(session.id, run=self.loop_id))
-        before, after = [(await at_version(session, each, context)).state for each in (self.before, self.after)]
-        view = session.state.transcript
-        if view == after.transcript and not _has_others_words(before.transcript, view, is_own):
-            view = before.transcript
-        else:
-            view = Transcript(_without(view, is_own))
-        if view == session.state.transcript:
+        shown = await _without_run(session, self.loop_id, context, (self.before, self.after))
+        if shown is session:
             return Answer(session)
-        ran_last = session.state.execution is not None and session.state.execution.execution_id == self.loop_id
-        state = session.state.for_next_execution() if ran_last else session.state
-        shown = session.with_state(state.with_transcript(view))
+        ran_last = shown.state.execution is not session.state.execution
         return await end_waiting(session, shown, context, "the run was taken back") if ran_last else shown
 
-    def _words(self, entries: Sequence[JournalEntry]) -> IsOwn:
-        """What tells the run's own messages: what it was asked, what filters warned of, what it answered.
 
-        Others may have steered it, or spoken while it waited for a person.
-        """
-        asked = _told(takewhile(lambda entry: entry.kind != "turn_start", entries))
-        told = _told(entries)
+async def without_run(session: AgentSession, loop_id: str, context: ActionContext | None) -> AgentSession:
+    """Return a session as one of its runs is to be begun again: without what that run was asked and has said.
 
-        def is_own(message: Message) -> bool:
-            if message.metadata.get("execution_id") == self.loop_id or message.id in asked:
-                return True
-            return message.role == "system" and message.id in told
+    Nothing is saved. The same version gives the same session, so that a recovery begins where the killed run did.
+    """
+    journal = require_journal(context, "A run that is begun again")
+    runs = await journal.runs(session.id, run=loop_id)
+    start: Mapping[str, Any] = runs[0].first.body if runs and runs[0].first.kind == "agent_start" else {}
+    before = start.get("base_version")
+    # Its save made the next version. One begun in place of another run did not begin with the view before it.
+    versions = (before, before + 1) if before is not None and start.get("takes_back") is None else None
+    return await _without_run(session, loop_id, context, versions)
 
-        return is_own
+
+async def _without_run(
+    session: AgentSession, loop_id: str, context: ActionContext | None, versions: tuple[int, int] | None
+) -> AgentSession:
+    """Return a session without a run that led from one version's view to another's; without these, its words are cut.
+
+    What was trimmed, compacted or reset since the run stays so.
+    """
+    is_own = _words(loop_id, await require_journal(context, "TakeBackRun").read(session.id, run=loop_id))
+    view = Transcript(_without(session.state.transcript, is_own))
+    if versions is not None:
+        began, left = [(await at_version(session, each, context)).state.transcript for each in versions]
+        if session.state.transcript == left and not _has_others_words(began, left, is_own):
+            view = began
+    if view == session.state.transcript:
+        return session
+    ran_last = session.state.execution is not None and session.state.execution.execution_id == loop_id
+    state = session.state.for_next_execution() if ran_last else session.state
+    return session.with_state(state.with_transcript(view))
+
+
+def _words(loop_id: str, entries: Sequence[JournalEntry]) -> IsOwn:
+    """Return what tells a run's own messages: what it was asked, what filters warned of, what it answered.
+
+    Others may have steered it, or spoken while it waited for a person.
+    """
+    asked = _told(takewhile(lambda entry: entry.kind != "turn_start", entries))
+    told = _told(entries)
+
+    def is_own(message: Message) -> bool:
+        if message.metadata.get("execution_id") == loop_id or message.id in asked:
+            return True
+        return message.role == "system" and message.id in told
+
+    return is_own
 
 
 def _told(entries: Iterable[JournalEntry]) -> set[str]:

@@ -18,7 +18,7 @@ from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, needs_tools, subagents_of
 from perdure.cli.options import settings_of, store_command
 from perdure.cli.session_ids import LAST_USED, named
-from perdure.cli.setup import agent_of, begun, continued, model_name, opened
+from perdure.cli.setup import agent_of, begun, continued, model_name, opened, use_model
 from perdure.cli.short_ids import learn
 from perdure.cli.talking import DENIED, why_stopped
 from perdure.cli.terminal import console, counted, line, note
@@ -74,7 +74,9 @@ def _entered(runner: asyncio.Runner, sessions: Sessions) -> Iterator[Sessions]:
 async def _begun(ctx: click.Context, sessions: Sessions, wanted: str | None, goes_on: bool) -> Chat:
     if not wanted and not goes_on:
         return await begun(ctx, sessions)
-    return await continued(ctx, sessions, await named(sessions, LAST_USED if wanted is None else wanted))
+    chat = await continued(ctx, sessions, await named(sessions, LAST_USED if wanted is None else wanted))
+    await use_model(ctx, sessions, chat.id)
+    return chat
 
 
 def _offer_offline(ctx: click.Context) -> None:

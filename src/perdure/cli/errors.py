@@ -152,6 +152,8 @@ def advised(error: Exception) -> str:
             where = error.path.removeprefix("$").removeprefix(".")
             where = "" if where in _PARAMETERS else where
             return f"{error.problem} ({where})" if where else error.problem
+        case SessionNotActive(status="deleted"):
+            return f"{error.what} Type: {command('restore', error.session_id)}"
         case SessionNotActive():
             return f"Session {error.session_id!r} is {error.status}. Type: {command('resume', error.session_id)}"
         case SessionConflict(agent=str()):

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -16,8 +17,10 @@ from perdure.errors import ConfigurationError
 from perdure.sessions.default_store import Chosen, as_url, configured, default_store, path_of
 
 if TYPE_CHECKING:
+    from perdure.actions.definition import ChangeModel
     from perdure.loop.mcp.server import McpServer
     from perdure.model.definition import AgentDefinition
+    from perdure.model.session import AgentSession
     from perdure.sessions.chat import Chat
     from perdure.sessions.sessions import Sessions
 
@@ -145,13 +148,23 @@ async def continued(ctx: click.Context, sessions: Sessions, session_id: str) -> 
     """Return a session that is there already. Of the files that --agent names, one has to be its agent's."""
     agents = typed_agents(ctx)
     own = (await sessions.info(session_id)).agent_name
-    chat = await sessions.open(session_id, next((each for each in agents if each.name == own), (*agents, None)[0]))
-    await use_model(ctx, sessions, session_id)
-    return chat
+    return await sessions.open(session_id, next((each for each in agents if each.name == own), (*agents, None)[0]))
 
 
 async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> None:
-    """Have a session that is there already ask the model that --model names, from now on.
+    """Have a session that is there already ask the model that is named for it, from now on."""
+    change = _model_change(ctx, sessions, await sessions.session(session_id))
+    if change is not None:
+        await sessions.execute(session_id, change)
+
+
+def use_model_in_run(ctx: click.Context, sessions: Sessions) -> None:
+    """Have the next run of a session ask the model that is named for it; a run that is refused changes nothing."""
+    sessions._connection.model_for = partial(_model_change, ctx, sessions)
+
+
+def _model_change(ctx: click.Context, sessions: Sessions, session: AgentSession) -> ChangeModel | None:
+    """Return the change to the model that --model names, if a session keeps another one.
 
     A model of the environment or of a config file is for sessions that keep none.
     """
@@ -160,15 +173,11 @@ async def use_model(ctx: click.Context, sessions: Sessions, session_id: str) -> 
 
     wanted, default = settings_of(ctx).model, sessions.loops.model
     if wanted is None and default is None:
-        return
-    session = await sessions.session(session_id)
+        return None
     kept = session.state.model_for(session.definition)
     if wanted is not None and (kept is None or kept.name != wanted):
-        await sessions.loops.require_known(ModelConfig(wanted))
-        await sessions.execute(session_id, ChangeModel(ModelConfig(wanted)))
-    elif kept is None and default is not None:
-        await sessions.loops.require_known(default)
-        await sessions.execute(session_id, ChangeModel(default, as_default=True))
+        return ChangeModel(ModelConfig(wanted))
+    return ChangeModel(default, as_default=True) if kept is None else None
 
 
 def shown_url(url: str) -> str:

@@ -14,7 +14,7 @@ from perdure.cli.interrupted import killed_in, subagents_of
 from perdure.cli.json_forms import of_reply
 from perdure.cli.options import session_argument, store_command
 from perdure.cli.session_ids import named, on_session
-from perdure.cli.setup import begun, continued, on_sessions, use_model
+from perdure.cli.setup import begun, continued, on_sessions, use_model_in_run
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
 from perdure.errors import InvalidData
@@ -109,6 +109,7 @@ async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | Non
     if new and target is not None and await sessions.exists(target):
         raise click.UsageError(f"Session {target!r} exists already. Leave --new out, or choose another id.")
     if not new and target is not None:
+        use_model_in_run(ctx, sessions)
         return await continued(ctx, sessions, await named(sessions, target))
     chat = await begun(ctx, sessions, target)
     await learn(sessions, [chat.id])
@@ -197,7 +198,7 @@ def _decide(
     """Decide about calls as they were printed, and print what the run then comes to."""
 
     async def work(sessions: Sessions, session_id: str) -> Reply[Any]:
-        await use_model(ctx, sessions, session_id)
+        use_model_in_run(ctx, sessions)
         return await verb(sessions, session_id, await _chosen_calls(sessions, session_id, calls, title))
 
     _answer(ctx, on_session(ctx, session, work)[1], as_json)

@@ -86,6 +86,8 @@ class AgentStart(LoopEvent, frozen=True, kw_only=True, tag="agent_start"):
     denied: Mapping[str, str] = EMPTY
     response_format: Mapping[str, Any] | None = None
     """The JSON schema of the answer that this run alone is asked for."""
+    takes_back: str | None = None
+    """The loop that this run is begun in place of: what that one was asked and has said left the view before."""
 
     def __post_init__(self) -> None:
         for name in ("metadata", "approved", "denied"):

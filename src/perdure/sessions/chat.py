@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.sessions.sessions import Sessions
     from perdure.sessions.started_run import StartedRun
     from perdure.sessions.talking import SendOptions
+    from perdure.sessions.viewing import View
 
 T = TypeVar("T")
 
@@ -101,9 +102,19 @@ class Chat:
         """
         return self._sessions.follow(self._id, after=after, timeout=timeout)
 
-    async def retry(self, **options: Unpack[SendOptions]) -> Reply[Any]:
-        """Send the last message again: what its run came to is taken out of the view, and stays in the history."""
-        return await self._sessions.retry(self._id, **options)
+    async def retry(self, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
+        """Send the last message again: what its run came to leaves the view, and stays in the history."""
+        return await self._sessions.retry(self._id, output=output, **options)
+
+    async def start_retry(self, *, output: object = None, **options: Unpack[SendOptions]) -> StartedRun[Any]:
+        """Send the last message again, and return once the run has begun."""
+        return await self._sessions.start_retry(self._id, output=output, **options)
+
+    def stream_retry(
+        self, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
+    ) -> AsyncIterator[Chunk]:
+        """Send the last message again, and have the answer's text as it comes."""
+        return self._sessions.stream_retry(self._id, output=output, detach=detach, **options)
 
     async def approve(self, call_ids: Shown | None = None, *, context: object = None) -> Reply[Any]:
         """Let pending tool calls be made: all of them, or those given as they are in `reply.pending_calls`."""
@@ -191,6 +202,13 @@ class Chat:
     async def session(self, version: int | None = None) -> AgentSession:
         """The session itself, as of a version."""
         return await self._sessions.session(self._id, version)
+
+    async def view(self) -> View:
+        """Return how the conversation stands: what a page shows that is loaded now, and the `cursor` to `follow` from.
+
+        It works from any process, also in the middle of a run.
+        """
+        return await self._sessions.view(self._id)
 
     async def snapshot(self) -> dict[str, Any] | None:
         return await self._sessions.snapshot(self._id)

@@ -50,6 +50,7 @@ def connect(
     controller: SessionController | None = None,
     grace: float = 5.0,
     filters: Iterable[str] = (),
+    recover: bool = False,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -57,17 +58,21 @@ def connect(
     Use it with `async with`. With an `owner` every verb sees that owner's sessions only; `live` is how many open
     sessions are kept in memory; `events` hears everything; `controller` is called at every stage of creating, loading
     and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
-    later; `filters` are the keys of sessions' metadata that `list(metadata=…)` can narrow a list by. The rest goes to
-    the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the `context_data` that a
-    caller left: it makes what tools find in `ToolContext.context` where there is no caller. And `title`, a function of
-    the session after its first answer: what it returns becomes the session's name, unless it has one or it takes more
-    than 10 seconds.
+    later; `filters` are the keys of sessions' metadata that `list(metadata=…)` can narrow a list by. With `recover`,
+    killed runs are continued in the background, when the connection opens and while it is open; a run that cannot be
+    is logged by `perdure.recovery`.
+
+    The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
+    `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
+    `title`, a function of the session after its first answer: what it returns becomes the session's name, unless it
+    has one or it takes more than 10 seconds.
 
     A `model` is stored with sessions that are created here. An existing session that keeps another is changed to it
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
-        known = ", ".join(("owner", "live", "events", "controller", "grace", "filters", *LoopOptions.__annotations__))
+        own = ("owner", "live", "events", "controller", "grace", "filters", "recover")
+        known = ", ".join((*own, *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
     loops = LoopFactory(events=bus, **options)
@@ -81,6 +86,7 @@ def connect(
         controller=controller,
         grace=grace,
         filters=filters,
+        recover=recover,
     )
 
 
@@ -93,6 +99,7 @@ def connect_blocking(
     controller: SessionController | None = None,
     grace: float = 5.0,
     filters: Iterable[str] = (),
+    recover: bool = False,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -102,5 +109,5 @@ def connect_blocking(
     from perdure.sessions.blocking import BlockingSessions
 
     store = store_of(url, cache=live, commit_in_loop=True)
-    shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters}
+    shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

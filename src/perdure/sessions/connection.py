@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.actions.given import require_loops
 from perdure.errors import ConfigurationError
@@ -17,6 +17,10 @@ from perdure.runtime.bus import EventBus
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.open_sessions import LiveSet
 from perdure.sessions.started_run import StartedRun
+
+if TYPE_CHECKING:
+    from perdure.actions.model_change import ModelFor
+    from perdure.sessions.recovering import Recovering
 
 
 class Connection:
@@ -38,11 +42,16 @@ class Connection:
         self.loops = require_loops(loops)
         self.events = events
         self.model = model
+        self.model_for: ModelFor | None = None
+        """What else names the models of sessions, as the command line does, for runs that wait for approval too."""
         self.controller = controller
         self.runtime = SessionRuntime(store, controller=controller, events=events, filters=filters)
         self._runs: set[StartedRun[Any]] = set()
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""
+        self.recovers = False
+        """Whether killed runs are continued in the background while it is open."""
+        self.recovering: Recovering | None = None
         self._live = LiveSet(store, live)
         self._grace = expect_wait(grace, "$.grace")
         self._is_open = False
@@ -80,6 +89,8 @@ class Connection:
 
     async def end_runs(self, *, at_once: bool = False) -> None:
         """Stop the runs of streams that were left, and wait for others, which are interrupted after their grace."""
+        if self.recovering is not None:
+            self.recovering.stop()
         for run in self._runs:
             if not run.is_detached:
                 run.work.cancel()
@@ -87,6 +98,9 @@ class Connection:
         await asyncio.gather(*(each.close(grace) for each in (self.runtime, *self.alone)))
         if self._runs:  # whose sessions are settled: they have only to tell those who wait
             await asyncio.wait({run.work for run in self._runs})
+        if self.recovering is not None:
+            await self.recovering.end()
+            self.recovering = None
 
     def keep(self, run: StartedRun[Any]) -> None:
         """Hold on to a run until it is over: asyncio itself does not."""

@@ -33,12 +33,17 @@ async def run_to_follow(journal: Journal, session_id: SessionId, place: Place | 
     """
     if place is None:
         await _begun(journal, session_id)
-        found = await loops_on_record(journal, session_id, limit=_RUNS_LOOKED_AT)
-        return next((run for run in reversed(found) if not _is_compaction(run.first)), None)
+        return await last_run(journal, session_id)
     found = await journal.runs(session_id, run=place.run)
     if not found:
         raise InvalidData("$.after", "it is the cursor of a run that this session does not have")
     return (await _next_run(journal, session_id, found[0]) if place.is_end else None) or found[0]
+
+
+async def last_run(journal: Journal, session_id: SessionId, before: int | None = None) -> RunOnRecord | None:
+    """Return the newest run that says something, also of those that began before an entry; None if there is none."""
+    found = await loops_on_record(journal, session_id, limit=_RUNS_LOOKED_AT, before=before)
+    return next((run for run in reversed(found) if not _is_compaction(run.first)), None)
 
 
 async def _begun(journal: Journal, session_id: SessionId) -> None:
@@ -70,6 +75,17 @@ async def _next_run(journal: Journal, session_id: SessionId, run: RunOnRecord) -
     return None
 
 
+async def progress_of(journal: Journal, session_id: SessionId, after: int = 0) -> RunProgress:
+    """Tell how far a session's run has come, also of a journal that keeps no pieces."""
+    if is_sketchbook(journal):
+        return await journal.progress(session_id, after=after)
+    # The claim first: what its holder has written before it was given back is on record by then.
+    is_claimed = await journal.is_claimed(session_id)
+    is_interrupted = not is_claimed and await journal.is_interrupted(session_id)
+    last = await journal.read(session_id, last=1)
+    return RunProgress(last[-1].seq if last else 0, is_claimed, is_interrupted)
+
+
 class Follower:
     """Follows one run, or a group of runs that are evaluated side by side, to its end."""
 
@@ -78,7 +94,7 @@ class Follower:
         self._session_id = session_id
         self._story = Story(journal, session_id)
         self.runs = _group_of(run)
-        self._is_group = len(self.runs) > 1
+        self.is_group = len(self.runs) > 1
         self._seq = run.first.seq - 1
         self._sought = place if place is not None and place.run in self.runs else None
         """The place to begin at, until it is reached."""
@@ -91,7 +107,8 @@ class Follower:
         self.place = Place(run.loop_id)
         self.base_version: int | None = None
         """The version that the run set out from, last: its end makes the next one."""
-        self._is_over = False
+        self.is_over = False
+        """Whether the record tells that the run has ended."""
 
     async def chunks(self, patience: float) -> AsyncIterator[Chunk]:
         """Yield the text of the run until it is over, or waits for a person.
@@ -101,11 +118,11 @@ class Follower:
         async with _listening(self._journal, self._session_id) as wait:
             deadline: float | None = None
             while True:
-                progress = await self._progress()
+                progress = await progress_of(self._journal, self._session_id, self._kept)
                 is_told = progress.seq > self._seq
-                for chunk in [each async for each in self._news(progress)]:
+                for chunk in [each async for each in self.news(progress)]:
                     yield chunk
-                if self._is_over or not (is_told or progress.is_claimed or progress.is_interrupted):
+                if self.is_over or not (is_told or progress.is_claimed or progress.is_interrupted):
                     break
                 deadline = self._deadline(deadline, patience) if progress.is_interrupted else None
                 if not is_told:
@@ -119,27 +136,18 @@ class Follower:
             raise RunInterrupted(self._session_id)
         return time + patience if deadline is None else deadline
 
-    async def _progress(self) -> RunProgress:
-        if is_sketchbook(self._journal):
-            return await self._journal.progress(self._session_id, after=self._kept)
-        # The claim first: what its holder has written before it was given back is on record by then.
-        is_claimed = await self._journal.is_claimed(self._session_id)
-        is_interrupted = not is_claimed and await self._journal.is_interrupted(self._session_id)
-        last = await self._journal.read(self._session_id, last=1)
-        return RunProgress(last[-1].seq if last else 0, is_claimed, is_interrupted)
-
-    async def _news(self, progress: RunProgress) -> AsyncIterator[Chunk]:
+    async def news(self, progress: RunProgress) -> AsyncIterator[Chunk]:
         """Yield what the record says behind what was read of it, then what is kept of the message under way."""
-        while self._seq < progress.seq and not self._is_over:
+        while self._seq < progress.seq and not self.is_over:
             page = await self._journal.read(
                 self._session_id, after=self._seq, limit=min(PAGE, progress.seq - self._seq)
             )
             for event in await self._story.events(self._own(page)):
-                async for chunk in self._hear(event):
+                async for chunk in self.hear(event):
                     yield chunk
             self._seq = page[-1].seq if page else progress.seq
         pieces = progress.sketches
-        if pieces and pieces[0].run in self.runs and not self._is_over:
+        if pieces and pieces[0].run in self.runs and not self.is_over:
             for chunk in self._sketched(pieces):
                 yield chunk
 
@@ -148,23 +156,24 @@ class Follower:
         own: list[JournalEntry] = []
         for entry in page:
             if entry.kind == "agent_start" and entry.run not in self.runs and not _is_compaction(entry):
-                self._is_over = True
+                self.is_over = True
                 break
             if entry.run in self.runs or entry.kind == "parallel_loop_end":
                 own.append(entry)
         return own
 
-    async def _hear(self, event: AnyLoopEvent) -> AsyncIterator[Chunk]:
+    async def hear(self, event: AnyLoopEvent) -> AsyncIterator[Chunk]:
+        """Yield what an event of the run adds to its text."""
         match event:
             case AgentStart():
                 self.base_version = event.base_version
-            case MessageEnd() if _is_answer(event.message, event.loop_id) and not self._is_group:
+            case MessageEnd() if is_answer(event.message, event.loop_id) and not self.is_group:
                 for chunk in self._told(event.message):
                     yield chunk
             case AgentEnd():
-                self._is_over = self._is_over or not self._is_group
-            case ParallelLoopEnd() if self._is_group and self.runs == {*event.loop_ids}:
-                self._is_over = True
+                self.is_over = self.is_over or not self.is_group
+            case ParallelLoopEnd() if self.is_group and self.runs == {*event.loop_ids}:
+                self.is_over = True
                 for message in await self._selected(event.selected_loop_id):
                     for chunk in self._told(message):
                         yield chunk
@@ -173,7 +182,7 @@ class Follower:
         """Return what the selected branch of a group has said. Nobody can tell before which it is going to be."""
         runs = await self._journal.runs(self._session_id, run=loop_id) if loop_id else ()
         said = [message for run in runs for message in await self._journal.messages(run.log, run.start, run.stop)]
-        return [message for message in said if _is_answer(message, loop_id)]
+        return [message for message in said if is_answer(message, loop_id)]
 
     def _told(self, message: Message) -> Iterator[Chunk]:
         """Yield what is new in a message that is on record."""
@@ -255,7 +264,7 @@ class Follower:
             yield self._restarted()
 
 
-def _is_answer(message: Message, loop_id: str | None) -> bool:
+def is_answer(message: Message, loop_id: str | None) -> bool:
     """Tell whether a run has said a message itself: what it was sent may have any role."""
     return message.role == "assistant" and message.metadata.get("execution_id") == loop_id
 

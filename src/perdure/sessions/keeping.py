@@ -63,10 +63,18 @@ class Keeping(Looking):
         if session_id is not None or self.owner is None:
             key = None if session_id is None else (await self.info(session_id)).id
             return await recover(self.runtime, self.loops, session_id=key)
+        return RecoveryReport.joined([await self._recover_one(each) for each in await self._lapsed()])
+
+    async def _lapsed(self) -> Sequence[SessionId]:
+        """Return the sessions within reach whose run was killed. Children come first."""
         lapsed = await self.runtime.journal.lapsed() if self.runtime.journal is not None else ()
-        # By their whole ids: an owner may have a session that has another's id as its name. Children come first.
-        own = [each for each in reversed(lapsed) if await self._own(each) is not None]
-        return RecoveryReport.joined([await recover(self.runtime, self.loops, session_id=each) for each in own])
+        # By their whole ids: an owner may have a session that has another's id as its name.
+        return [each for each in reversed(lapsed) if self.owner is None or await self._own(each) is not None]
+
+    async def _recover_one(self, session_id: SessionId) -> RecoveryReport:
+        from perdure.actions.resume import recover
+
+        return await recover(self.runtime, self.loops, session_id=session_id)
 
     async def export(
         self,

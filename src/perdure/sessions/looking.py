@@ -21,6 +21,7 @@ from perdure.sessions.reach import Reach, cannot
 if TYPE_CHECKING:
     from perdure.model.record import LoopRecord, SessionRecord
     from perdure.sessions.lineage import Ancestry, Diff
+    from perdure.sessions.viewing import View
 
 
 class Looking(Reach):
@@ -35,6 +36,24 @@ class Looking(Reach):
     async def session(self, session_id: str, version: int | None = None) -> AgentSession:
         """The session itself, as of a version."""
         return await self.runtime.get_session(await self._reach(session_id), version=version)
+
+    async def view(self, session_id: str) -> View:
+        """Return how a conversation stands, from any process: what a page shows that is loaded now.
+
+        It has the messages, what the run under way was asked and has said so far, the calls that wait for a person, the
+        messages that are queued, and the `cursor` to continue from with `follow(after=…)`. All of it is one state.
+        """
+        from perdure.sessions.viewing import view_of, view_without_journal
+
+        key, journal = (await self.info(session_id)).id, self.runtime.journal
+        if journal is None:
+            is_running = self.live.is_running(key)
+            return view_without_journal(await self.session(key), is_running=is_running)
+
+        async def version() -> int:
+            return (await self.runtime.get_session_info(key)).version
+
+        return await view_of(journal, partial(self.runtime.get_session, key), version)
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList[ListedSession]:
         """Return a page of sessions, the newest first, or by `order="updated"` the last updated first.

@@ -26,11 +26,13 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
     session: AgentSession
     queued: bool = False
-    """Whether the message was left with a run that is under way: there is no answer to it yet."""
+    """Whether there is no answer yet: the message waits for another run to end, or is being answered."""
     used_before: Usage = Usage()
     """What the run had used before this call continued it."""
     form: Form | None = None
     """The form that the answer was asked for in: a JSON schema, and the type that it stands for if that is known."""
+    running: bool = False
+    """Whether a run is answering the message just now; if not, a `queued` message waits for its turn."""
 
     @property
     def text(self) -> str:
@@ -63,9 +65,13 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
         InvalidData if there is no answer yet, or if it is not JSON since nothing was asked for.
         """
         if self.queued:
-            raise InvalidData("$", "the message waits until another run ends, so there is no answer to it yet")
+            raise InvalidData("$", f"the message {self._state}, so there is no answer to it yet")
         value: T = final_value(self.session.state, None if self.form is None else self.form.kind)
         return value
+
+    @property
+    def _state(self) -> str:
+        return "is being answered" if self.running else "waits until another run ends"
 
     @property
     def pending_calls(self) -> tuple[PendingCall, ...]:

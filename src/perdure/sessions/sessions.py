@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from perdure.errors import ConfigurationError, InvalidData, SessionConflict, SessionNotFound
 from perdure.loop.factory import LoopFactory
+from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, check_owner
@@ -42,10 +43,14 @@ class Sessions(Talking, Changing, Keeping):
         controller: SessionController | None = None,
         grace: float = 5.0,
         filters: Iterable[str] = (),
+        recover: bool = False,
     ) -> None:
         check_owner(owner)
         shared: dict[str, Any] = {"live": live, "model": model, "controller": controller, "grace": grace}
         super().__init__(Connection(store, loops, events=events, filters=filters, **shared), owner)
+        self._connection.recovers = expect(recover, bool, "$.recover")
+        if recover and self.runtime.journal is None:
+            raise ConfigurationError("This store has no journal, so no run can be recovered. Leave recover=True out.")
 
     def of(self, owner: str) -> Sessions:
         """Return the sessions of one owner, with every verb, on the same connection: its store, cache and runs.
@@ -65,6 +70,10 @@ class Sessions(Talking, Changing, Keeping):
 
     async def __aenter__(self) -> Self:
         await self._connection.open()
+        if self._connection.recovers:
+            from perdure.sessions.recovering import Recovering
+
+            self._connection.recovering = Recovering(self._lapsed, self._recover_one)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
-from perdure.actions.inbox import CANCEL, is_under_way
+from perdure.actions.inbox import CANCEL, under_way
 from perdure.actions.send import SendMessage, WhenBusy
 from perdure.aio import finish_despite_cancel
-from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted, SessionBusy
+from perdure.errors import ConfigurationError, InputRefused, RunFailed, RunInterrupted
 from perdure.loop.filters import rejection_in
 from perdure.loop.response_format import Form
 from perdure.model.checks import expect, expect_wait
@@ -19,7 +19,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import SessionId
 from perdure.model.loop_events import LoopEvent
-from perdure.model.session import AgentSession, SessionStatus
+from perdure.model.session import AgentSession
 from perdure.protocols import Action, Entry
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.attaching import Sent, message_of
@@ -33,6 +33,7 @@ from perdure.stores.urls import store_of
 if TYPE_CHECKING:
     from perdure.actions.approval import ApproveToolCalls, DenyToolCalls, Shown
     from perdure.actions.definition import ChangeModel
+    from perdure.actions.retry import RetryLastRun
 
 T = TypeVar("T")
 # Actions are imported where they are used: a process that opens a session and sends needs few of them.
@@ -77,9 +78,7 @@ class Talking(Looking):
         of the run. Messages of other roles than `user` are InvalidData, unless `any_role` lets them pass. `output` is
         the form of this answer, which `reply.value` has: a type or a JSON schema.
         """
-        action = await self._sending(message, parts, output, options)
-        await self._prepare(session_id, options)
-        return await self._sent(session_id, action)
+        return await self._sent(session_id, await self._sending(message, parts, output, options))
 
     @overload
     async def start(
@@ -99,9 +98,7 @@ class Talking(Looking):
         The options are those of `send`. When the connection is left, the run has its grace to end; then it is
         interrupted, to be recovered.
         """
-        run = await self._started(
-            session_id, await self._sending(message, parts, output, options), options, detach=True
-        )
+        run = await self._started(session_id, await self._sending(message, parts, output, options), detach=True)
         await run.begun()
         return run
 
@@ -119,37 +116,30 @@ class Talking(Looking):
         Whoever stops listening stops the run, and what was said until then is kept. With `detach`, the run continues.
         The other options are those of `send`.
         """
-        run = await self._started(
-            session_id, await self._sending(message, parts, output, options), options, detach=detach
-        )
+        run = await self._started(session_id, await self._sending(message, parts, output, options), detach=detach)
         async with self._listening(run) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _started(
-        self, session_id: str, action: SendMessage, options: SendOptions, *, detach: bool
-    ) -> StartedRun[Any]:
+    async def _started(self, session_id: str, action: SendMessage | RetryLastRun, *, detach: bool) -> StartedRun[Any]:
         expect(detach, bool, "$.detach")
-        key = await self._prepare(session_id, options)
+        key = await self._reach(session_id)
         return self._run_apart(key, Listener(key), self._sent(key, action), detach)
 
     async def _sending(
         self, message: object, parts: Sequence[Sent], output: object, options: SendOptions
     ) -> SendMessage:
-        for name in options.keys() - SendOptions.__annotations__.keys():
-            raise TypeError(f"got an unexpected keyword argument {name!r}")
-        return SendMessage(await message_of(message, parts), self.loops, output=output, **options)
+        _require_known(options)
+        said = await message_of(message, parts)
+        return SendMessage(said, self.loops, output=output, model_for=self._model_for, **options)
 
-    async def _prepare(self, session_id: str, options: SendOptions) -> SessionId:
-        key = await self._reach(session_id)
-        # The run that is under way sends what is left with it.
-        with suppress(*() if options.get("when_busy", "raise") == "raise" else (SessionBusy,)):
-            await self._keep_model(key)
-        return key
-
-    async def _sent(self, session_id: str, action: SendMessage) -> Reply[Any]:
-        after = await self._after_run(session_id, action)
-        return Reply(after, queued=True, form=action.form) if action.was_left else self._answered(after, action)
+    async def _sent(self, session_id: str, action: SendMessage | RetryLastRun) -> Reply[Any]:
+        after, sent = await self._after_run(session_id, action), _message_of(action)
+        if self._keeps_model(after):
+            self.live.touch(after.id).keeps_model = True
+        if sent is not None and sent.was_left:
+            return Reply(after, queued=True, form=sent.form)
+        return self._answered(after, action)
 
     def _run_apart(
         self, session_id: SessionId, listener: Listener, work: Coroutine[Any, Any, Reply[T]], detach: bool
@@ -173,18 +163,21 @@ class Talking(Looking):
     async def result(self, session_id: str, key: str) -> Reply[Any] | None:
         """Tell what came of a key, without starting anything. None if no message with that key was ever sent.
 
-        While its message waits or is being answered, the reply is `queued`. RunFailed if its run ended without one.
+        While its message waits or is being answered, the reply is `queued`, and `running` in the latter case.
+        RunFailed if its run ended without one.
         """
         found = await self.info(session_id)
         journal = self.runtime.journal
         if journal is None:
             raise ConfigurationError("This store has no journal, so it keeps no keys.")
-        kept = await journal.find_key(found.id, key)
+        unanswered = await under_way(journal, found.id, key)
+        is_running = unanswered is not None and unanswered.kind == "agent_start"
+        kept = None if is_running else await journal.find_key(found.id, key)  # it may be running again
         if kept is not None:
             return self._answered(await self.runtime.get_session(found.id, version=kept[1]))
-        if not await is_under_way(journal, found.id, key):
+        if unanswered is None:
             return None
-        return Reply(await self.runtime.get_session(found.id), queued=True)
+        return Reply(await self.runtime.get_session(found.id), queued=True, running=is_running)
 
     async def follow(
         self,
@@ -227,24 +220,38 @@ class Talking(Looking):
         then = await self.store.load(session_id, base + 1)
         return then if then is not None and _last_run(then) in runs else newest
 
-    async def retry(self, session_id: str, **options: Unpack[SendOptions]) -> Reply[Any]:
-        """Send the last message again: what its run came to is taken out of the view, and stays in the history.
+    async def retry(self, session_id: str, *, output: object = None, **options: Unpack[SendOptions]) -> Reply[Any]:
+        """Send the last message that is shown again: what its run came to leaves the view, and stays in the history.
 
-        The options are those of `send`. InvalidData if nothing was sent yet; SessionNotActive while the run waits for
-        approval; SessionBusy while another is under way. If another begins in the very moment, the message is queued
-        behind it, and so is the reply.
+        The options are those of `send`, except that a retry never waits: SessionBusy while another run is under way.
+        Without a `key` the answer is kept under that of the run, and without an `output` it has the form of that.
+        InvalidData if nothing was sent yet; SessionNotActive while the run waits for approval.
         """
-        from perdure.actions.retry import taken_back
+        return await self._sent(session_id, self._retrying(output, options))
 
-        key = await self._reach(session_id)
-        messages, action = await taken_back(await self.session(key), self.runtime)
-        with self.live.running(key):  # not by execute(), which would let what waits in the inbox go before the message
-            await self.runtime.execute(key, action, on_conflict="retry")
-        try:
-            return await self.send(key, messages, **options)
-        except SessionBusy:  # the message is not shown any more, and must not be lost
-            options["when_busy"] = "queue"
-            return await self.send(key, messages, **options)
+    async def start_retry(
+        self, session_id: str, *, output: object = None, **options: Unpack[SendOptions]
+    ) -> StartedRun[Any]:
+        """Send the last message again, as `retry` does, and return once the run has begun, as `start` does."""
+        run = await self._started(session_id, self._retrying(output, options), detach=True)
+        await run.begun()
+        return run
+
+    async def stream_retry(
+        self, session_id: str, *, output: object = None, detach: bool = False, **options: Unpack[SendOptions]
+    ) -> AsyncIterator[Chunk]:
+        """Send the last message again, as `retry` does, and have the answer's text as it comes."""
+        run = await self._started(session_id, self._retrying(output, options), detach=detach)
+        async with self._listening(run) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _retrying(self, output: object, options: SendOptions) -> RetryLastRun:
+        from perdure.actions.retry import RetryLastRun
+
+        _require_known(options)
+        given = {} if output is None else {"output": output}
+        return RetryLastRun(self.loops, model_for=self._model_for, **given, **options)
 
     @overload
     async def run(self, message: object, agent: AgentDefinition | None = None, *, output: type[T]) -> Reply[T]: ...
@@ -324,13 +331,14 @@ class Talking(Looking):
         from perdure.actions.approval import ApproveToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        return ApproveToolCalls(self.loops, call_ids=shown, context=context)
+        return ApproveToolCalls(self.loops, call_ids=shown, context=context, model_for=self._connection.model_for)
 
     async def _denial(self, session_id: str, reason: str, call_ids: Shown | None, context: object) -> DenyToolCalls:
         from perdure.actions.approval import DenyToolCalls
 
         shown = await self._shown(session_id, call_ids)
-        return DenyToolCalls(self.loops, reason=reason, call_ids=shown, context=context)
+        given: dict[str, Any] = {"context": context, "model_for": self._connection.model_for}
+        return DenyToolCalls(self.loops, reason=reason, call_ids=shown, **given)
 
     async def _decided_apart(
         self, session_id: str, action: ApproveToolCalls | DenyToolCalls, detach: bool
@@ -369,7 +377,8 @@ class Talking(Looking):
 
     def _answered(self, session: AgentSession, action: Action | None = None) -> Reply[Any]:
         _require_answer(session, action)
-        given = action.form if isinstance(action, SendMessage) else None
+        sent = _message_of(action)
+        given = sent.form if sent is not None else None
         schema = session.state.response_format
         if given is None and schema is not None:
             given = Form(schema)
@@ -414,31 +423,35 @@ class Talking(Looking):
         await journal.post(key, Entry(CANCEL))
         return True
 
-    async def _keep_model(self, session_id: SessionId) -> None:
-        """Change the model that a session keeps to the one that connect() names, by an action of its own.
+    def _model_for(self, session: AgentSession) -> ChangeModel | None:
+        """Return the change to the model that connect() names, if a session keeps another one.
 
-        It is looked at once for each connection, so that a later ChangeModel holds. A definition's model, and an
-        override, come first and stay.
+        It is looked at until a run has begun with it, once for each connection, so that a later ChangeModel holds. A
+        definition's model, and an override, come first and stay.
         """
-        if self._connection.model is None or self.live.touch(session_id).keeps_model:
-            return
-        session = await self.store.load(session_id)
-        if session is None or session.status is not SessionStatus.ACTIVE:
-            return  # which the send itself refuses
+        if self._connection.model_for is not None:
+            return self._connection.model_for(session)
+        model = self._connection.model
+        if model is None or self.live.touch(session.id).keeps_model or self._keeps_model(session):
+            return None
         from perdure.actions.definition import ChangeModel
 
-        is_named_elsewhere = session.state.model is not None or session.definition.model is not None
-        if not is_named_elsewhere and session.state.default_model != self._connection.model:
-            await self.loops.require_known(self._connection.model)
-            await self._change_model(session_id, ChangeModel(self._connection.model, as_default=True))
-        self.live.touch(session_id).keeps_model = True
+        return ChangeModel(model, as_default=True)
 
-    async def _change_model(self, session_id: SessionId, change: ChangeModel) -> None:
-        try:
-            await self.execute(session_id, change)
-        except RunInterrupted:
-            await self._resume(session_id)  # with the model that it was begun with
-            await self.execute(session_id, change)
+    def _keeps_model(self, session: AgentSession) -> bool:
+        is_named_elsewhere = session.state.model is not None or session.definition.model is not None
+        return is_named_elsewhere or session.state.default_model == self._connection.model
+
+
+def _require_known(options: SendOptions) -> None:
+    for name in options.keys() - SendOptions.__annotations__.keys():
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
+def _message_of(action: Action | None) -> SendMessage | None:
+    """Return what an action has sent, if it sends."""
+    sent = getattr(action, "sent", action)
+    return sent if isinstance(sent, SendMessage) else None
 
 
 def _require_answer(session: AgentSession, action: Action | None) -> None:
@@ -464,5 +477,6 @@ def _failure(session: AgentSession, *, is_shown: bool) -> RunFailed:
 
 def _is_shown(session: AgentSession, action: Action | None) -> bool:
     """Tell whether the view has what was sent: not if an input filter failed, which leaves the view as it was."""
-    sent = {message.id for message in action.messages} if isinstance(action, SendMessage) else set()
-    return not sent or any(message.id in sent for message in session.state.messages)
+    sent = _message_of(action)
+    ids = {message.id for message in sent.messages} if sent is not None else set()
+    return not ids or any(message.id in ids for message in session.state.messages)

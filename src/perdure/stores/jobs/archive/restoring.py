@@ -35,7 +35,7 @@ from perdure.stores.jobs.saving import Pack
 MOVED = Holder("a run that was interrupted before its session was moved here")
 """Who holds the claim on an interrupted session that has been taken in: nobody that could come back."""
 _ENTRIES_AT_ONCE = 32
-_MESSAGES_AT_ONCE = 1_024
+_MESSAGES_AT_ONCE = 1_000
 
 Logs = Mapping[str, int | str]
 """The keys of logs, by branch."""

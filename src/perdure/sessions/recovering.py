@@ -1,0 +1,63 @@
+"""Recovery in the background: a connection continues killed runs while it is open, and holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from perdure.actions.resume import RecoveryReport
+from perdure.errors import PerdureError
+from perdure.model.ids import SessionId
+from perdure.run_journal import LEASE
+
+_log = logging.getLogger("perdure.recovery")
+
+
+class Recovering:
+    """Looks for killed runs at once, then every `LEASE` seconds: the claim of a process elsewhere lapses that late.
+
+    It stops by being told so, never by a cancellation: that would end the run that it is continuing, and cut its answer
+    off. When the connection is left, such a run is interrupted like any other, and waits for the next process.
+    """
+
+    def __init__(
+        self,
+        lapsed: Callable[[], Awaitable[Sequence[SessionId]]],
+        recover: Callable[[SessionId], Awaitable[RecoveryReport]],
+    ) -> None:
+        self._lapsed = lapsed
+        self._recover = recover
+        self._stopped = asyncio.Event()
+        self._told: set[tuple[str, str]] = set()
+        """What was logged: a run that cannot be continued is met again at every look."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def stop(self) -> None:
+        """Begin no other recovery."""
+        self._stopped.set()
+
+    async def end(self) -> None:
+        """Wait until nothing is being recovered. It is to be stopped first."""
+        await asyncio.wait({self._task})
+        if not self._task.cancelled() and self._task.exception() is not None:
+            _log.error("the recovery of killed runs has failed", exc_info=self._task.exception())
+
+    async def _watch(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                await self._look()
+            except PerdureError as error:  # the store may answer again
+                _log.warning("killed runs could not be looked for: %s", error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), LEASE)
+
+    async def _look(self) -> None:
+        for session_id in await self._lapsed():
+            if self._stopped.is_set():
+                return
+            for failed, reason in (await self._recover(session_id)).failed:
+                if (failed, reason) not in self._told:
+                    self._told.add((failed, reason))
+                    _log.error("the killed run of session %s could not be recovered: %s", failed, reason)

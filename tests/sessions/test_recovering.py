@@ -1,0 +1,141 @@
+"""A connection that recovers in the background: nobody waits for it, and no answer is cut off by leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sessions.test_follow import HALF, all_of
+from tests.waiting import until
+
+import perdure
+from perdure import ConfigurationError, InvalidData, MemoryStore, SessionBusy, SqliteStore, tool
+from perdure.protocols import SessionStore
+from perdure.sessions import recovering
+from perdure.testing import Chunks, Delay, FailingStore, ScriptedDriver
+
+
+async def left_behind(store: Any, *names: str, **options: Any) -> None:
+    """Leave sessions whose runs were interrupted."""
+    async with perdure.connect(store, driver=ScriptedDriver(lambda _: HALF), grace=0.0, **options) as app:
+        for name in names:
+            await (await app.open(name)).start("Tell me.")
+
+
+async def activity(app: perdure.Sessions, name: str) -> str:
+    return (await app.view(name)).activity
+
+
+async def test_nobody_waits_for_it() -> None:
+    """The connection opens at once; whoever follows a killed run gets its answer."""
+    slow = Chunks(["The ", Delay(0.3, "end.")])
+    async with MemoryStore() as store:
+        await left_behind(store, "a", "b")
+        started = asyncio.get_running_loop().time()
+        async with perdure.connect(store, driver=ScriptedDriver(lambda _: slow), recover=True) as app:
+            assert asyncio.get_running_loop().time() - started < 0.25
+            chunks = [await all_of(app.follow(name)) for name in ("a", "b")]
+            assert [each[-1].reply.text for each in chunks] == ["The end.", "The end."]
+
+
+async def test_leaving_cuts_no_answer_off(tmp_path: Path) -> None:
+    """A run that is being recovered has its grace, then waits for the next process; others are not begun."""
+    store = SqliteStore(tmp_path / "sessions.db")
+    async with store:
+        await left_behind(store, "a", "b")
+        driver = ScriptedDriver(lambda _: HALF)
+        async with perdure.connect(store, driver=driver, grace=0.0, recover=True) as app:
+            await until(lambda: _is_asked(driver))
+        assert len(driver.requests) == 1
+        async with perdure.connect(store, driver=ScriptedDriver(lambda _: "The end.")) as app:
+            assert [await activity(app, name) for name in ("a", "b")] == ["killed", "killed"]
+            assert len((await app.recover()).resumed) == 2
+
+
+async def _is_asked(driver: ScriptedDriver) -> bool:
+    return bool(driver.requests)
+
+
+async def test_it_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim of another machine's process lapses only after its lease."""
+    monkeypatch.setattr(recovering, "LEASE", 0.1)
+    async with MemoryStore() as store, perdure.connect(store, driver=ScriptedDriver(["Done."]), recover=True) as app:
+        await app.open("s")
+        await left_behind(store, "later")
+        await until(lambda: _is_idle(app, "later"))
+        assert (await app.session("later")).state.messages[-1].text == "Done."
+
+
+async def _is_idle(app: perdure.Sessions, name: str) -> bool:
+    return await activity(app, name) == "idle"
+
+
+async def test_what_fails_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops no other recovery, and neither does a store that fails once."""
+    monkeypatch.setattr(recovering, "LEASE", 0.05)
+
+    @tool
+    def gone() -> str:
+        """Be gone."""
+        return "never"
+
+    store = FailingStore(MemoryStore())
+    async with store:
+        await left_behind(store, "fine")
+        agent = perdure.AgentDefinition("needy", tools=("gone",))
+        async with perdure.connect(store, driver=ScriptedDriver([HALF]), tools=[gone], grace=0.0) as app:
+            await (await app.open("needy", agent)).start("Tell me.")
+        store.fail("lapsed")
+        with caplog.at_level(logging.WARNING, "perdure.recovery"):
+            async with perdure.connect(store, driver=ScriptedDriver(["Done."]), recover=True) as app:
+                await until(lambda: _is_idle(app, "fine"))
+                await asyncio.sleep(0.2)
+                assert await activity(app, "needy") == "killed"
+    assert [record.levelname for record in caplog.records if record.name == "perdure.recovery"] == ["WARNING", "ERROR"]
+    assert "needy could not be recovered" in caplog.text
+
+
+async def test_an_owner_recovers_nobody_elses() -> None:
+    async with MemoryStore() as store:
+        for owner in ("ada", "bob"):
+            await left_behind(store, "s", owner=owner)
+        async with perdure.connect(store, driver=ScriptedDriver(["Done."]), owner="ada", recover=True) as app:
+            await until(lambda: _is_idle(app, "s"))
+        async with perdure.connect(store, driver=ScriptedDriver([])) as app:
+            assert await activity(app.of("bob"), "s") == "killed"
+            with pytest.raises(SessionBusy):
+                await app.of("bob").rename("s", "x")
+
+
+async def test_two_processes_recover_a_run_once(tmp_path: Path) -> None:
+    driver = ScriptedDriver(lambda _: Delay(0.1, "Done."))
+    async with SqliteStore(tmp_path / "sessions.db") as store, SqliteStore(tmp_path / "sessions.db") as other:
+        await left_behind(store, "a", "b", "c")
+        async with (
+            perdure.connect(store, driver=driver, recover=True) as app,
+            perdure.connect(other, driver=driver, recover=True),
+        ):
+            for name in ("a", "b", "c"):
+                await until(lambda name=name: _is_idle(app, name))
+        assert len(driver.requests) == 3
+
+
+def test_recovering_without_await(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    with perdure.connect_blocking(url, driver=ScriptedDriver([HALF]), grace=0.0) as app:
+        app.open("s").start("Tell me.")
+    with perdure.connect_blocking(url, driver=ScriptedDriver(["Done."]), recover=True) as app:
+        assert [chunk.reply for chunk in app.follow("s")][-1].text == "Done."
+
+
+async def test_what_cannot_be_recovered_from_is_refused() -> None:
+    with pytest.raises(InvalidData):
+        perdure.connect("memory://", recover="yes")  # type: ignore[arg-type]
+    store = MemoryStore()
+    names = [name for name in vars(SessionStore) if not name.startswith("_")]
+    bare: Any = type("Bare", (), {name: staticmethod(getattr(store, name)) for name in names})()
+    with pytest.raises(ConfigurationError, match="no journal"):
+        perdure.connect(bare, recover=True)
