@@ -163,6 +163,19 @@ def test_without_a_model_no_session_is_begun(
     assert perdure("ls").out == ""
 
 
+def test_for_a_model_that_there_is_not_no_session_is_begun(perdure: Callable[..., Any]) -> None:
+    """Nor is a session changed that keeps another. What is said names the option."""
+    for words in (("send", "--new", "s", "hello"), ("chat",)):
+        refused = perdure(*words, "--model", "nope:x", code=9, stdin="hello\n").err
+        assert "Unknown provider: nope." in refused
+        assert "--model openai:gpt-5" in refused
+    assert perdure("ls").out == ""
+    perdure("send", "--new", "s", "hello")
+    perdure("send", "s", "hello", "--model", "gpt-5", code=9)
+    shown = perdure("show", "s", "--json").json
+    assert (shown["version"], shown["model"]) == (2, "offline")
+
+
 def test_a_chat_without_a_model_offers_the_built_in_one(home: Path) -> None:
     """In words, before the session is begun; it is stored like any other."""
     environment = clean_environment(home, PERDURE_MODEL="")

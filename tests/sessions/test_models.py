@@ -435,6 +435,47 @@ async def test_a_new_session_keeps_the_model_of_the_one_before(tmp_path: Path) -
         assert (await chat.session()).state.default_model == ModelConfig("offline")
 
 
+@pytest.mark.parametrize("name", ["nope:x", "gpt-5"])
+async def test_a_model_that_there_is_not_writes_nothing(name: str, tmp_path: Path) -> None:
+    """Neither the message, nor a key, nor the model of a session that keeps another."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    async with connect(url, model="offline") as sessions:
+        await (await sessions.open("kept")).send("hello")
+    async with connect(url, model=name) as sessions:
+        for session_id in ("new", "kept"):
+            chat = await sessions.open(session_id)
+            before = await chat.session()
+            told = f"{name} cannot be asked: Unknown .*such as 'openai:gpt-5'"
+            with pytest.raises(ConfigurationError, match=told) as refused:
+                await chat.send("hi", key="k")
+            assert refused.value.missing == "model"
+            assert await chat.session() == before
+            assert await chat.result("k") is None
+        with pytest.raises(ConfigurationError, match=r"cannot be asked"):
+            await sessions.execute("new", SendParallel("hi", configs=[name, "offline"], loops=sessions.loops))
+        assert (await sessions.info("new")).version == 1
+
+
+async def test_a_key_that_is_missing_fails_the_run_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is known, and can be asked once the key is there: the message is kept."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    async with connect("memory://", model="openai:gpt-5") as sessions:
+        chat = await sessions.open("s")
+        with pytest.raises(RunFailed, match="OPENAI_API_KEY is not set"):
+            await chat.send("hi")
+        assert await chat.length() == 1
+
+
+async def test_a_driver_of_ones_own_that_is_not_here_writes_nothing(tmp_path: Path) -> None:
+    """A session that was begun with one, opened where no model is named."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    async with connect(url, model="driver:Mine") as sessions:
+        chat = await sessions.open("s")
+        with pytest.raises(ConfigurationError, match="'Mine' is not here"):
+            await chat.send("hi")
+        assert await chat.length() == 0
+
+
 @tool
 def whose(caller: ToolContext[str]) -> str:
     """Tell who is asking."""

@@ -96,9 +96,9 @@ class SendParallel:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         if session.status is not SessionStatus.ACTIVE:
             raise SessionNotActive(session.id, session.status.value, pending_in(session))
-        for config in self._configs:
-            if isinstance(config, AgentDefinition):
-                self._loops.model_of(config, session.state)  # which raises if there is none to ask
+        for config in self._configs:  # each raises if there is none to ask
+            model = self._loops.model_of(config, session.state) if isinstance(config, AgentDefinition) else config
+            await self._loops.require_known(model)
         await _connect_tools(self._loops, session, self._configs, context)
         loop_ids = tuple(new_id() for _ in self._configs)
         group = Group(session, context, self._loops, self._messages, self._configs, loop_ids, self._strategy)

@@ -143,7 +143,10 @@ async def ready_to_run(
         from perdure.actions.needed_tools import connect_tools  # few runs have such tools
 
         await connect_tools(loops, definition, context)
-    loop = loops.build(definition, state, depth=options.depth, model=options.model)
+    model = options.model or loops.model_of(definition, state)
+    if not options.give_up:
+        await loops.require_known(model)
+    loop = loops.build(definition, state, depth=options.depth, model=model)
     caller = await _caller_of(session, loops, options, options.past or Past())
     if not options.give_up:
         caller.require_for(loop.setup.tools, session.id)

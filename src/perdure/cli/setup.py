@@ -136,11 +136,11 @@ def agent_of(ctx: click.Context) -> AgentDefinition | None:
 
 
 async def begun(ctx: click.Context, sessions: Sessions, session_id: str | None = None) -> Chat:
-    """Return a new session. Raise ConfigurationError, and create none, if no model is named for it."""
+    """Return a new session. Raise ConfigurationError, and create none, if no model is named for it, or no such one."""
     from perdure.sessions.talking import ASSISTANT
 
     agent = agent_of(ctx)
-    sessions.loops.model_of(agent or ASSISTANT)
+    await sessions.loops.require_known(sessions.loops.model_of(agent or ASSISTANT))
     return await sessions.open(session_id, agent)
 
 

@@ -268,11 +268,18 @@ class LoopFactory:
 
     async def require(self, model: ModelConfig) -> None:
         """Raise ConfigurationError if a model cannot be asked from here: its key or its client is missing."""
-        if self._driver is None and model.provider == OWN_DRIVER:
-            name = model.name.partition(":")[2]
-            raise ConfigurationError(f"The driver {name!r} is not here. Give it: connect(driver=…).")
+        await self.require_known(model)
         if self.driver_of(model) is self._provider:
             await self._clients.require(model)
+
+    async def require_known(self, model: ModelConfig) -> None:
+        """Raise ConfigurationError if there is no such model: nobody knows its provider, or its driver is not here."""
+        if self.driver_of(model) is not self._provider:
+            return
+        if model.provider == OWN_DRIVER:
+            name = model.name.partition(":")[2]
+            raise ConfigurationError(f"The driver {name!r} is not here. Give it: connect(driver=…).")
+        await self._clients.require_known(model)
 
     def driver_of(self, model: ModelConfig) -> Driver:
         """What calls a model: the factory's own driver, if it was given one."""

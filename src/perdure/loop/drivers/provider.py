@@ -18,6 +18,7 @@ class ProviderDriver:
 
     def __init__(self) -> None:
         self._clients: dict[asyncio.AbstractEventLoop, Clients] = {}
+        self._known: set[str] = set()
 
     async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
@@ -27,6 +28,20 @@ class ProviderDriver:
         """Raise ConfigurationError, before any network, if a model cannot be asked from here."""
         clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
         await clients.require(model)
+
+    async def require_known(self, model: ModelConfig) -> None:
+        """Raise ConfigurationError if a model can be asked nowhere: it names no provider, or one that nobody knows.
+
+        A key or a package that is missing here is found out when the model is asked.
+        """
+        if model.name in self._known:
+            return
+        try:
+            clients = self._clients.get(asyncio.get_running_loop()) or await self._open()
+        except ConfigurationError:  # nothing is known of any provider without the packages, which `respond` says
+            return
+        await clients.require_known(model)
+        self._known.add(model.name)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop. The driver can be used again; it then opens new ones."""

@@ -25,7 +25,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.errors import ConfigurationError, RequestRefused, TransientDriverError
-from perdure.loop.drivers.provider_errors import FAILURES, driver_error, keys_of, not_set_up, unfit, unset
+from perdure.loop.drivers.provider_errors import FAILURES, driver_error, keys_of, not_set_up, unfit, unknown, unset
 from perdure.loop.drivers.provider_messages import CallIds, Deltas, Origin, from_pydantic, to_pydantic, usage_of
 from perdure.model.definition import ModelConfig
 from perdure.model.message import Media
@@ -66,6 +66,10 @@ class Clients:
         """Raise ConfigurationError if a model's client cannot be made."""
         await self._model(config)
 
+    async def require_known(self, config: ModelConfig) -> None:
+        """Raise ConfigurationError if no provider is named, or one that nobody knows."""
+        await asyncio.to_thread(check_known, config)  # it imports
+
     async def aclose(self) -> None:
         await self._stack.aclose()
 
@@ -90,6 +94,19 @@ def open_model(config: ModelConfig) -> Model[Any]:
     _settle_key(config, model)
     _switch_off_retries(model)
     return model
+
+
+def check_known(config: ModelConfig) -> None:
+    """Raise ConfigurationError if a model can be asked nowhere. What is only missing here is left to the first call."""
+    try:
+        if ":" in config.name:
+            infer_provider_class(_kind(config))
+        else:
+            infer_model(config.name)
+    except ImportError:
+        return
+    except (UserError, ValueError) as error:
+        raise unknown(config, error) from None
 
 
 def origin_of(config: ModelConfig, model: Model[Any]) -> Origin:

@@ -62,6 +62,12 @@ def not_set_up(config: ModelConfig, error: UserError) -> ConfigurationError:
     return unset(config, variable[1]) if variable else ConfigurationError(f"{config.name} cannot be asked: {error}")
 
 
+def unknown(config: ModelConfig, error: Exception) -> ConfigurationError:
+    what = f"{config.name} cannot be asked: {str(error).rstrip('.')}".rstrip("?. ")
+    advice = "Name a model with its provider, such as 'openai:gpt-5'. The model 'offline' needs none."
+    return ConfigurationError(f"{what}.", advice, missing="model", name=config.name)
+
+
 def unset(config: ModelConfig, variable: str) -> ConfigurationError:
     other = " The model's api_key_env may name another that holds the key." if "KEY" in variable else ""
     return ConfigurationError(
