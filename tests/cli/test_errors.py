@@ -50,7 +50,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["send", "s"], 2, "perdure send SESSION"),
         (["send", "s", "hello", "--tools", "none.py"], 9, "--tools"),
         (["send", "s", "hello", "--model", "openai:gpt-5"], 9, "OPENAI_API_KEY is not set"),
-        (["send", "s", "hello", "--model", "openai:gpt-5"], 9, "perdure undo s"),
+        (["send", "keyless", "hello"], 9, "perdure undo keyless"),
         (["send", "s", "hello", "--model", "nonsense"], 9, "--model offline"),
         (["send", "s", "hello", "--model", "nobody:nothing"], 9, "Unknown provider"),
         (["ls", "--store", "nonsense"], 9, "names no store"),
@@ -81,6 +81,7 @@ def test_what_goes_wrong(perdure: Callable[..., Any], home: Path, arguments: lis
     perdure("send", "--new", "s", "hello")
     perdure("send", "--new", "paused", "hello")
     perdure("suspend", "paused")
+    perdure("send", "--new", "keyless", "hello", "--model", "openai:gpt-5", code=9)
     perdure("send", "--new", "hidden", "hello")
     perdure("delete", "hidden")
     shown = perdure(*arguments, code=code)
@@ -121,9 +122,9 @@ def test_ctrl_c(perdure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_missing_key_takes_nothing_from_the_session(perdure: Callable[..., Any]) -> None:
     """The message is kept, the advice is two lines, and what it says to type takes the message back."""
-    perdure("send", "--new", "s", "hello")
+    perdure("send", "--new", "s", "hello", "--model", "openai:gpt-5", code=9)
     before = perdure("show", "s", "--json").json["messages"]
-    shown = perdure("send", "s", "and now?", "--model", "openai:gpt-5", code=9)
+    shown = perdure("send", "s", "and now?", code=9)
     assert "ModelConfig" not in shown.err
     assert perdure("show", "s", "--json").json["messages"][-1]["role"] == "user"
     perdure(*shown.err.strip().rpartition("perdure ")[2].split())

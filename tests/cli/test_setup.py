@@ -103,10 +103,10 @@ def test_a_tools_file_that_fails(perdure: Callable[..., Any], home: Path, conten
 
 def test_a_model_is_changed_by_naming_it(perdure: Callable[..., Any], home: Path) -> None:
     """Also where the session's agent names another."""
-    (home / "bot.md").write_text("---\nmodel: offline\n---\n\nBe brief.\n")
-    perdure("send", "--new", "s", "hello", "--agent", "bot.md")
-    perdure("send", "s", "hello", "--model", "test:none", code=9)
-    assert perdure("show", "s", "--json").json["model"] == "test:none"
+    (home / "bot.md").write_text("---\nmodel: openai:none\n---\n\nBe brief.\n")
+    perdure("send", "--new", "s", "hello", "--agent", "bot.md", code=9)
+    perdure("send", "s", "hello", "--model", "offline")
+    assert perdure("show", "s", "--json").json["model"] == "offline"
 
 
 def test_an_owner_sees_no_other(perdure: Callable[..., Any]) -> None:
