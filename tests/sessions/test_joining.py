@@ -13,6 +13,7 @@ import pytest
 import perdure
 from perdure import DriverError, InvalidData, RunFailed, RunInterrupted, ToolCall, tool
 from perdure.actions.inbox import QUEUE, Inbox
+from perdure.sessions.joining import Joining
 from perdure.testing import Chunks, Delay, ScriptedDriver
 
 SLOW = Chunks(("one ", Delay(0.15, "two "), Delay(0.15, "three")))
@@ -28,7 +29,7 @@ async def heard(chunks: Any) -> tuple[str, Any]:
     """Return the text of a stream as a browser shows it, and the reply at its end."""
     text, reply = "", None
     async for chunk in chunks:
-        text = text[: chunk.offset] + chunk
+        text = text[: chunk.offset] if chunk.restarts else text + chunk
         reply = chunk.reply or reply
     return text, reply
 
@@ -73,7 +74,7 @@ async def test_another_message_under_a_key_that_is_under_way_is_refused(url: str
 
 async def test_who_joins_a_run_does_not_stop_it(url: str) -> None:
     """Neither by leaving the stream nor by giving up the wait."""
-    async with perdure.connect(url, driver=ScriptedDriver([SLOW])) as app:
+    async with perdure.connect(url, driver=ScriptedDriver([Chunks(("one ", Delay(1.5, "two")))])) as app:
         chat = await app.open("s")
         run = await chat.start("Go.", key="k")
         async for _ in chat.stream("Go.", key="k"):
@@ -81,7 +82,7 @@ async def test_who_joins_a_run_does_not_stop_it(url: str) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(chat.send("Go.", key="k"), 0.01)
         assert await (await chat.start("Go.", key="k")).cancel()
-        assert (await run.result()).text == "one two three"
+        assert (await run.result()).text == "one two"
 
 
 async def test_who_joins_a_run_is_told_that_it_failed(url: str) -> None:
@@ -137,15 +138,18 @@ async def test_a_queued_message_that_fails_raises_from_its_run(url: str) -> None
             await queued.result()
 
 
-async def test_a_queued_message_whose_key_was_used_for_another_is_refused(url: str) -> None:
-    """It can never be sent, and its waiter is told why."""
-    async with perdure.connect(url, driver=ScriptedDriver(lambda _: Delay(0.2, "fine"))) as app:
-        chat = await app.open("s")
+async def test_a_queued_message_that_can_never_be_sent_is_refused(url: str) -> None:
+    """Its key was used for another message by the time of its turn: who waits for it is told so."""
+    async with perdure.connect(url, driver=ScriptedDriver(lambda _: Delay(0.1, "fine"))) as app:
+        chat, journal = await app.open("s"), app.runtime.journal
+        assert journal is not None
         await chat.start("First.")
         queued = await chat.start("Second.", key="q", when_busy="queue")
-        # Another process has sent another message under the key since.
-        await Inbox(app.runtime.journal, "s").post(QUEUE, [perdure.Message.user("Else.")], "q")  # type: ignore[arg-type]
+        item = await Inbox(journal, "s").post(QUEUE, [perdure.Message.user("Else.")], "q")  # as a race would
         late = await chat.start("Third.", when_busy="queue")
+        joining = Joining(journal, chat.id, item, app._resume)
+        with pytest.raises(perdure.InputRefused, match="another message"):
+            _ = [chunk async for chunk in joining.chunks()]
         assert (await queued.result()).text == (await late.result()).text == "fine"
 
 
@@ -169,6 +173,7 @@ async def test_leaving_the_connection_ends_the_wait(tmp_path: Path) -> None:
 ELSEWHERE = """
 import asyncio, sys
 import perdure
+from perdure.sessions.joining import Joining
 from perdure.testing import Chunks, Delay, ScriptedDriver
 
 async def main():

@@ -58,6 +58,8 @@ class Listener:
             await grown.wait()
 
     def hear(self, event: object) -> None:
+        if self.waits:  # what another run says is read from its record
+            return
         if isinstance(event, MessageUpdate):
             if self.start is not None and event.loop_id == self.start.run and event.kind in ("text", "restart"):
                 place = (self._chunks[-1].place if self._chunks else None) or self.start
