@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import DriverError, InvalidData, RunFailed, RunInterrupted, ToolCall, tool
+from perdure import DriverError, InvalidData, MemoryStore, RunFailed, RunInterrupted, SessionBusy, ToolCall, tool
 from perdure.actions.inbox import QUEUE, Inbox
 from perdure.sessions.joining import Joining
 from perdure.testing import Chunks, Delay, ScriptedDriver
@@ -168,6 +169,27 @@ async def test_leaving_the_connection_ends_the_wait(tmp_path: Path) -> None:
     async with perdure.connect(url, driver=ScriptedDriver(lambda request: f"to {request.messages[-1].text}")) as app:
         assert (await app.send("s", "Second.", key="q")).text == "to Second."
         assert (await app.result("s", "k")).text == "to First."  # type: ignore[union-attr]
+
+
+async def test_a_key_that_is_answered_in_the_moment_of_its_claim_has_that_answer() -> None:
+    """The run that was in the way is over by the time that somebody looks for it."""
+
+    class Overtaken(MemoryStore):
+        other: Callable[[], Awaitable[Any]] | None = None
+
+        async def claim(self, session_id: str, **options: Any) -> Any:
+            if self.other is not None:
+                answer, self.other = self.other, None
+                await answer()
+                raise SessionBusy(session_id, "another")
+            return await super().claim(session_id, **options)
+
+    driver = ScriptedDriver(["Once."])
+    async with Overtaken() as store, perdure.connect(store, driver=driver) as app:
+        chat = await app.open("s")
+        store.other = lambda: chat.send("Hi.", key="k")
+        assert (await chat.send("Hi.", key="k")).text == "Once."
+        assert len(driver.requests) == 1
 
 
 ELSEWHERE = """

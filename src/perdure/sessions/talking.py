@@ -146,15 +146,18 @@ class Talking(Looking):
         found = await self._under_way(key, action, may_wait=True)
         if found is None:
             try:
-                after = await self._after_run(key, action)
+                after: AgentSession | None = await self._after_run(key, action)
             except (ClaimLost, RunInterrupted):  # which tell of its own run
                 raise
             except SessionBusy:
                 found = await self._under_way(key, action)
-                if found is None:
+                if found is None and not await self._has_answer(key, action):
                     raise
-            else:
+                # The run that was in the way may have answered this very key by now.
+                after = None if found is not None else await self._after_run(key, action)
+            if after is not None:
                 return await self._came_of(key, after, action, listener)
+        assert found is not None
         is_running = found.kind == "agent_start"
         if listener is None and not is_running and _may_be_queued(action):
             return Reply(await self.session(key), queued=True)
@@ -190,6 +193,13 @@ class Talking(Looking):
             if digest not in (None, sent.key.digest):
                 raise used_for_another(sent.key.name)
         return found
+
+    async def _has_answer(self, session_id: SessionId, action: SendMessage | RetryLastRun) -> bool:
+        """Tell whether the key of an action's message has come to an answer."""
+        sent, journal = _message_of(action), self.runtime.journal
+        if sent is None or sent.key is None or journal is None:
+            return False
+        return await journal.find_key(session_id, sent.key.name) is not None
 
     async def _joined_apart(self, session_id: SessionId, action: Action, found: JournalEntry) -> Reply[Any]:
         """Wait for another run in a task of the connection's, which ends it when it is closed."""
