@@ -78,6 +78,10 @@ class Connection:
         is_shared = isinstance(self.store, Opened) and self.store.is_open
         if isinstance(self.store, AbstractAsyncContextManager) and not is_shared:
             await self._exits.enter_async_context(self.store)
+        self.begin()
+
+    def begin(self) -> None:
+        """Use a store that is open, or that opens itself."""
         self._exits.push_async_callback(self.loops.aclose)
         self._exits.callback(self.events.wiretap(self._live.emit).cancel)
         self._is_open = True

@@ -19,9 +19,9 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import ConfigurationError, PerdureError, StoreError
 from perdure.model.checks import expect
-from perdure.protocols import SessionStore
+from perdure.protocols import Opened, SessionStore
 from perdure.sessions.default_store import as_url, default_store, path_of
 from perdure.sessions.loop_thread import LoopThread, drop
 from perdure.stores import file_lock  # noqa: F401  # see the end of this file
@@ -38,23 +38,38 @@ _LOST = (
     "This process was forked while the store was in use and could not be paused. Its locks do not survive that. "
     'Fork before the store is used, or start processes by multiprocessing\'s "spawn" or "forkserver".'
 )
+_ALREADY_OPEN = (
+    "This store is open in an event loop, and other loops or threads cannot use it. "
+    "Give its URL, or a store that nobody has opened."
+)
 _PATIENCE = 10.0
 """How many seconds a fork waits for verbs that are under way."""
 
 
-def shared(url: str | None = None) -> SharedStore:
+def shared(url: str | SessionStore | None = None) -> SharedStore:
     """Return the store at a URL that all of this process shares; without one, the store that the command line uses.
 
     It is opened when it is first used. Its verbs can be awaited in any event loop, and `wait` is for code without one.
     Two URLs of the same file or directory give the same store, with the options of the one that was asked for first.
+    A store that nobody has opened can be given in place of a URL; a forked child cannot use that one.
     """
+    if isinstance(url, SharedStore):
+        return url
+    if isinstance(url, SessionStore):
+        return _sharing(url, url)
     given = default_store().value if url is None else expect(url, str, "$.url")
     made = store_of(given)  # which refuses what is no URL of a store
-    absolute = as_url(given, Path.cwd())
+    return _sharing(made, as_url(given, Path.cwd()))
+
+
+def _sharing(store: SessionStore, source: str | SessionStore) -> SharedStore:
+    key: Any = _key_of(source) if isinstance(source, str) else source
     with _changing:
-        found = _shared.get(_key_of(absolute))
+        found = _shared.get(key)
         if found is None:
-            found = _shared[_key_of(absolute)] = _kind_like(type(made))(absolute)
+            if isinstance(store, Opened) and store.is_open:
+                raise ConfigurationError(_ALREADY_OPEN)
+            found = _shared[key] = _kind_like(type(store))(source)
         return found
 
 
@@ -67,8 +82,8 @@ def _key_of(url: str) -> Hashable:
 class SharedStore(_Verbs):
     """A store with every verb of its kind, for any event loop or thread of this process. See `perdure.shared`."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, source: str | SessionStore) -> None:
+        self._source = source
         self._changing = threading.Lock()
         self._home: _Home | None = None
         self._is_lost = False
@@ -99,6 +114,11 @@ class SharedStore(_Verbs):
         """Return what a coroutine comes to, for code without an event loop: `store.wait(store.load("chat-1"))`."""
         return self._home_for(work).loop.wait(work)
 
+    @property
+    def loop(self) -> LoopThread:
+        """The event loop in which the store lives."""
+        return self._here.loop
+
     def close(self) -> None:
         """Close the store, for all who share it. The next to use it opens it again."""
         self._close()
@@ -126,7 +146,7 @@ class SharedStore(_Verbs):
             if self._is_lost:
                 raise StoreError(_LOST)
             if self._home is None:
-                self._home = _Home(self._url)
+                self._home = _Home(self._source)
             return self._home
 
     def _before_fork(self) -> None:
@@ -141,6 +161,7 @@ class SharedStore(_Verbs):
             # Nothing of it may be closed or collected here: its selector and its connections are the parent's too.
             _of_parents.append(home)
             self._changing, self._home = threading.Lock(), None
+            self._is_lost |= not isinstance(self._source, str)  # what it has in memory is the parent's
             return
         self._is_lost = False
         self._changing.release()
@@ -154,11 +175,11 @@ class SharedStore(_Verbs):
 class _Home:
     """A store, and the event loop in which it lives."""
 
-    def __init__(self, url: str) -> None:
-        self.store: Any = store_of(url)
+    def __init__(self, source: str | SessionStore) -> None:
+        self.store: Any = store_of(source)
         self._exits = AsyncExitStack()
         self._is_open = self._was_open = False
-        self._is_on_disk = path_of(url) is not None
+        self._is_on_disk = isinstance(source, str) and path_of(source) is not None
         self._opening = asyncio.Lock()
         self._calls = 0
         """How many verbs are under way."""
