@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no reason for a property to fail, so neither profile looks at the clock.
-settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("torture", settings.get_profile("default"), max_examples=1_000)
 settings.load_profile("torture" if os.environ.get("PERDURE_TORTURE") else "default")
 

@@ -21,7 +21,7 @@ from perdure import PostgresStore, Sessions, SqliteStore
 from perdure.protocols import ModelReply, ModelRequest, OnDelta
 from perdure.testing import ScriptedDriver
 
-OWNERS = 1_000 if os.environ.get("PERDURE_TORTURE") else 200
+OWNERS = 1_000 if os.environ.get("PERDURE_TORTURE") else 100
 SESSIONS = OWNERS // 10
 AT_ONCE = 20
 LIVE = 32

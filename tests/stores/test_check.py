@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,7 +337,7 @@ def schema(kept_schema: Schema) -> Iterator[Schema]:
 
 
 IN_POSTGRES = (
-    *ROWS,
+    *(ROWS if os.environ.get("PERDURE_TORTURE") else ROWS[::3]),  # the same checks find them in SQLite
     Damage("UPDATE key SET digest = 'x' WHERE name = 'first'", "talk", "key 'first': it does not stand for"),
     Damage("UPDATE key SET version = 1 WHERE name = 'first'", "talk", "key 'first': it stands for version 1, which"),
     Damage(GHOST, "talk", "run ghost: its record does not begin and end where it is noted to"),

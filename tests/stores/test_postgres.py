@@ -777,19 +777,20 @@ def _at(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-async def test_lists_use_their_indexes_at_100_000_sessions(schema: str) -> None:
+async def test_lists_use_their_indexes_at_any_number_of_sessions(schema: str) -> None:
     """Every filter is served by an index that gives the order too: no more rows are read than a page has."""
     async with store_in(schema) as store, sql(schema) as execute:
+        many = 100_000 if os.environ.get("PERDURE_TORTURE") else 30_000
         await execute(
             "INSERT INTO session (id, log, version, status, agent, owner, parent, created, updated, op, spawned)"
-            " SELECT 's' || n, n, 1, CASE WHEN n > 90000 THEN 'deleted' WHEN n % 997 = 0 THEN 'suspended'"
+            f" SELECT 's' || n, n, 1, CASE WHEN n > {many * 9 // 10} THEN 'deleted' WHEN n % 997 = 0 THEN 'suspended'"
             " WHEN n % 7 = 0 THEN 'failed' ELSE 'active' END, 'agent ' || n % 500,"
             " CASE WHEN n % 11 > 0 THEN 'owner ' || n % 100 END, CASE WHEN n % 1000 = 0 THEN 's5' END, n, n, '',"
             " (n % 3 = 0)::int"
-            " FROM generate_series(1, 100000) AS n"
+            f" FROM generate_series(1, {many}) AS n"
         )
-        await execute("INSERT INTO tag (tag, sid) SELECT 'common', n FROM generate_series(1, 100000) AS n")
-        await execute("INSERT INTO tag (tag, sid) SELECT 'rare', n FROM generate_series(1, 100000, 1000) AS n")
+        await execute(f"INSERT INTO tag (tag, sid) SELECT 'common', n FROM generate_series(1, {many}) AS n")
+        await execute(f"INSERT INTO tag (tag, sid) SELECT 'rare', n FROM generate_series(1, {many}, 1000) AS n")
         await execute("ANALYZE session; ANALYZE tag")
         for index, filters in [(index, each) for index, several in lists().items() for each in several]:
             steps, link = rows.SQL.page(Page(SessionQuery.of(filters))), store._engine.opened.link
