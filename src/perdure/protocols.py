@@ -882,6 +882,15 @@ class Journal(Protocol):
         """Put an item into a session's inbox, claim or no claim; its sequence number."""
         ...
 
+    async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
+        """Put entries on a session's record without a claim, in one commit. Return the number of the last on record.
+
+        It moves no version and looks at no claim: entries may come while somebody runs the session. `read(run=…)`
+        reads them by their run, whose name should be the caller's own: the pieces that a Sketchbook keeps of an answer
+        are void once an entry of the same run is on record. Raise SessionNotFound if there is no such session.
+        """
+        ...
+
 
 class Sketch(msgspec.Struct, frozen=True):
     """A piece of the text of an answer that is not whole yet."""
@@ -894,7 +903,7 @@ class Sketch(msgspec.Struct, frozen=True):
     attempt: int = 0
     """How often the model had begun the answer again."""
     seq: int = 0
-    """Where the session's record ended while this was said. The whole answer moves that end, and voids the piece."""
+    """Where the session's record ended when the answer was begun. What its run puts on record next voids the piece."""
 
     def __post_init__(self) -> None:
         for name in ("run", "message_id", "text"):
@@ -932,7 +941,8 @@ class Sketchbook(Protocol):
     async def sketch(self, claim: Claim, piece: Sketch) -> bool:
         """Keep a piece until its answer is whole. Raise ClaimLost if the claim is no longer held.
 
-        Return False, and keep nothing, if the record does not end where the piece says. A piece that starts at 0
+        Return False, and keep nothing, if the record does not reach to where the piece says, or has an entry of its
+        run behind that. Entries of other runs, as `note` puts them there, do not count. A piece that starts at 0
         replaces all others of the session. They are dropped by the append of a message, by a save and by a release
         under the claim, by a redaction and by an erasure; an archive leaves them out.
         """

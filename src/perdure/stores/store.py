@@ -433,6 +433,10 @@ class Store:
         checked.post(entry)
         return await self._engine.run(partial(record.post, SessionId(session_id), record.Post.of(entry)), "write")
 
+    async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
+        checked.note(entries)
+        return await self._engine.run(partial(record.note, SessionId(session_id), self._batch(entries)), "write")
+
     async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
         from perdure.stores.jobs import attachments
 

@@ -24,6 +24,7 @@ from perdure.testing.parts.erasure import Erasure
 from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
 from perdure.testing.parts.naming import Naming
+from perdure.testing.parts.notes import Notes
 from perdure.testing.parts.payloads import Payloads
 from perdure.testing.parts.previewing import Previewing
 from perdure.testing.parts.records import Records
@@ -39,7 +40,7 @@ class StoreContract(Versions, Views, Payloads, Listing, Erasure, Together):
     """The contract of `perdure.protocols.SessionStore`."""
 
 
-class JournalContract(Claims, Records, Logs):
+class JournalContract(Claims, Records, Notes, Logs):
     """The contract of `perdure.protocols.Journal`, and of the logs that it writes ahead."""
 
 
