@@ -12,6 +12,7 @@ from tests.stores.test_search import index_of
 
 from perdure import Message, SqliteStore
 from perdure.stores.postgres import schema as migrating
+from perdure.stores.sqlite import search
 from perdure.testing.samples import new_session, say, tell
 
 __all__ = ["schema"]
@@ -34,20 +35,48 @@ async def test_saves_know_nothing_of_the_index(tmp_path: Path) -> None:
         assert await where(store, "b") == [("it", 1)]
 
 
-async def test_an_index_of_the_last_release_is_made_anew(tmp_path: Path) -> None:
-    """It has words and no ids."""
+async def test_an_index_of_the_last_release_gets_ids(tmp_path: Path) -> None:
+    """It has words and no ids; its words stay."""
     path = tmp_path / "s.db"
     async with SqliteStore(path) as store:
         await store.create(tell(new_session(id="it"), *(Message.user(f"word{n}", id=f"m{n}") for n in range(50))))
         assert [hit.session_id for hit in await store.search("word7")] == ["it"]
     index = apsw.Connection(str(index_of(path)))
     index.execute("DROP TABLE named")
-    index.pragma("user_version", 2)
+    index.execute("DELETE FROM note WHERE key IN ('named', 'named_erasures')")
     index.close()
     async with SqliteStore(path) as store:
+        assert await store.index() == 0
         assert await where(store, "m7") == [("it", 7)]
         assert [hit.session_id for hit in await store.search("word7")] == ["it"]
         assert await store.check() == []
+
+
+async def test_what_the_last_release_has_erased_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It erases words and knows nothing of ids, and numbers of rows are used again."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        for name in ("one", "two"):
+            await store.create(tell(new_session(id=name), *(Message.user("t", id=f"{name}-{n}") for n in range(9))))
+        assert await where(store, "two-3") == [("two", 3)]
+        monkeypatch.setattr(search, "_erase_names", lambda *_: None)
+        await store.delete("two")
+        await store.create(tell(new_session(id="three"), *(Message.user("t", id=f"three-{n}") for n in range(9))))
+        assert await where(store, "three-3") == [("three", 3)]
+        assert await where(store, "two-3") == []
+        assert await where(store, "one-3") == [("one", 3)]
+
+
+async def test_words_are_not_indexed_for_an_id(tmp_path: Path) -> None:
+    """To look for an id is quick in a store that was never searched; and a search does not wait for ids."""
+    path = tmp_path / "s.db"
+    async with SqliteStore(path) as store:
+        await store.create(tell(new_session(id="it"), *(Message.user(f"word{n}", id=f"m{n}") for n in range(9))))
+        assert await where(store, "m7") == [("it", 7)]
+        index = apsw.Connection(str(index_of(path)), flags=apsw.SQLITE_OPEN_READONLY)
+        assert index.execute("SELECT (SELECT count(*) FROM place), (SELECT count(*) FROM named)").fetchall() == [(0, 9)]
+        index.close()
+        assert [hit.session_id for hit in await store.search("word7")] == ["it"]
 
 
 @pytest.mark.parametrize("verb", ["delete", "redact"])

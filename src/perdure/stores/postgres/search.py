@@ -99,6 +99,10 @@ _EVERYTHING = f"""
     INSERT INTO unindexed (log, start, stop)
     SELECT log, min(pos), max(pos) + 1 FROM msg GROUP BY log, pos / {_STRETCH} ORDER BY max(ctid)
 """
+_NAMELESS = f"""
+    INSERT INTO unindexed (log, start, stop)
+    SELECT log, min(pos), max(pos) + 1 FROM word WHERE named IS NULL GROUP BY log, pos / {_STRETCH} ORDER BY max(number)
+"""
 # A message that is erased meanwhile waits until the index of it is there, to go with it.
 _MESSAGES = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s ORDER BY pos FOR KEY SHARE"
 _INSERT = """
@@ -120,8 +124,16 @@ async def search(link: Link, query: Query) -> list[SearchHit]:
 
 async def named(link: Link, message_id: str) -> list[tuple[int, int]]:
     """Return the logs and positions at which messages of an id may stand, the newest first."""
+    if await link.row("SELECT 1 FROM word WHERE named IS NULL LIMIT 1") is not None:
+        await link.transact_in_thread(_renew_nameless)
     await index(link)
     return await link.rows(_NAMED, (number_of(message_id), MOST_PLACES))
+
+
+def _renew_nameless() -> Queries[None]:
+    """Note as not indexed yet what an earlier release has indexed, without ids."""
+    yield _ONE_AT_A_TIME, (_LOCK,)
+    yield _NAMELESS, ()
 
 
 def _find(query: Query) -> Queries[list[SearchHit]]:
