@@ -19,6 +19,8 @@ from perdure.testing import (
     ChronicleContract,
     EngineContract,
     ErasureContract,
+    FindContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -39,6 +41,8 @@ class EveryContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    HeadsContract,
+    FindContract,
     SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         CheckContract,
         ChronicleContract,
         ErasureContract,
+        FindContract,
+        HeadsContract,
         JournalContract,
         NamesContract,
         PreviewsContract,
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
-    "NamesContract PreviewsContract SearchContract SketchContract StoreContract",
+    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract FindContract "
+    "HeadsContract JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -52,7 +54,9 @@ __all__ = [
     "EngineContract",
     "ErasureContract",
     "FailingStore",
+    "FindContract",
     "FrozenClock",
+    "HeadsContract",
     "JournalContract",
     "NamesContract",
     "PreviewsContract",

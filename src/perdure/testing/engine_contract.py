@@ -20,6 +20,8 @@ from perdure.testing.contract import (
     CheckContract,
     ChronicleContract,
     ErasureContract,
+    FindContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -46,6 +48,8 @@ class EngineContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    HeadsContract,
+    FindContract,
     SketchContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
