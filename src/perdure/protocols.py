@@ -751,6 +751,27 @@ class Saving(msgspec.Struct, frozen=True):
 NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
 
 
+class Change(msgspec.Struct, frozen=True):
+    """A session to be kept together with others, and what goes with it. One of version 0 is created."""
+
+    session: AgentSession
+    key: Key | None = None
+    entries: Sequence[Entry] = ()
+
+
+@runtime_checkable
+class SavesTogether(Protocol):
+    """A store that keeps several sessions in one commit."""
+
+    async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
+        """Keep the next version of each session, all or none. Return the sessions in the same order.
+
+        Each is created if its version is 0, and else compared with the stored version. Raise what `create` or `save`
+        raises of the first session that is refused; then nothing was kept. InvalidData if one session is there twice.
+        """
+        ...
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What an append came to: where each message now stands, and the last sequence number."""
 

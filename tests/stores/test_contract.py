@@ -22,6 +22,7 @@ from perdure.testing import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SearchContract,
     SketchContract,
     StoreContract,
@@ -39,6 +40,7 @@ class EveryContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

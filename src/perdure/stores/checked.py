@@ -24,6 +24,7 @@ from perdure.model.value import brief
 from perdure.protocols import (
     NOTHING_WRITTEN,
     ArchivedSession,
+    Change,
     Claim,
     Entry,
     Key,
@@ -63,6 +64,17 @@ def save(
         held(claim)
     if key is not None:
         expect(key, Key, "$.key")
+
+
+def save_all(changes: Sequence[Change]) -> None:
+    _check_all(changes, Change, "$.changes")
+    seen: dict[str, int] = {}
+    for at, change in enumerate(changes):
+        save(change.session, None, NOTHING_WRITTEN, change.entries, 0, change.key)
+        first = seen.setdefault(change.session.id, at)
+        if first != at:
+            what = f"session {change.session.id!r} is in $.changes[{first}] already; save it once, with all its changes"
+            raise InvalidData(f"$.changes[{at}]", what)
 
 
 def attachments(hashes: Iterable[str]) -> list[str]:

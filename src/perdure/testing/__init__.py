@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         JournalContract,
         NamesContract,
         PreviewsContract,
+        SaveAllContract,
         SearchContract,
         SketchContract,
         StoreContract,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
-    "NamesContract PreviewsContract SearchContract SketchContract StoreContract",
+    "NamesContract PreviewsContract SaveAllContract SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -56,6 +57,7 @@ __all__ = [
     "JournalContract",
     "NamesContract",
     "PreviewsContract",
+    "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",
     "SketchContract",

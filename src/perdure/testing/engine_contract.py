@@ -23,6 +23,7 @@ from perdure.testing.contract import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SearchContract,
     SketchContract,
     StoreContract,
@@ -46,6 +47,7 @@ class EngineContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SketchContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
