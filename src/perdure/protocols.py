@@ -785,8 +785,13 @@ class Appended(msgspec.Struct, frozen=True):
 class Journal(Protocol):
     """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere."""
 
-    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        """Keep a session of version 0 as version 1, with references to the messages already written."""
+    async def create(
+        self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN, key: Key | None = None
+    ) -> AgentSession:
+        """Keep a session of version 0 as version 1, with references to the messages already written.
+
+        An idempotency key is kept in the same commit. SessionConflict if the id is taken.
+        """
         ...
 
     async def save(

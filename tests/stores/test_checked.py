@@ -37,7 +37,12 @@ SEVERAL = (*without([], {}), {"x": 5})
 RECORDS = (*without([]), [None])
 """Messages or entries."""
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {
-    "create": {"session": without(), "written": without({}), "erasures": (*without(None, 5), -1)},
+    "create": {
+        "session": without(),
+        "written": without({}),
+        "erasures": (*without(None, 5), -1),
+        "key": without(None),
+    },
     "erasures": {},
     "save": {
         "session": without(),

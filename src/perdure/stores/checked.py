@@ -39,11 +39,13 @@ T = TypeVar("T")
 _HASH = re.compile("[0-9a-f]{64}")
 
 
-def create(session: AgentSession, written: Mapping[str, StoredAt], erasures: int | None) -> None:
+def create(session: AgentSession, written: Mapping[str, StoredAt], erasures: int | None, key: Key | None) -> None:
     _check_session(session)
     if erasures is not None:
         expect_count(erasures, "$.erasures")
     _check_mapping(written)
+    if key is not None:
+        expect(key, Key, "$.key")
     if session.version != 0:
         raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
 

@@ -111,9 +111,10 @@ class Store:
         *,
         written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
         erasures: int | None = None,
+        key: Key | None = None,
     ) -> AgentSession:
-        checked.create(session, written, erasures)
-        change = self._kept_as(session, written, is_new=True, erasures=erasures)
+        checked.create(session, written, erasures, key)
+        change = self._kept_as(session, written, key=key, is_new=True, erasures=erasures)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
 
