@@ -15,6 +15,7 @@ from perdure.stores.sqlite.engine import SqliteEngine
 from perdure.testing import (
     ArchiveContract,
     AttachmentsContract,
+    BulkErasureContract,
     CheckContract,
     ChronicleContract,
     EngineContract,
@@ -36,6 +37,7 @@ class EveryContract(
     ErasureContract,
     ArchiveContract,
     AttachmentsContract,
+    BulkErasureContract,
     CheckContract,
     ChronicleContract,
     NamesContract,

@@ -469,6 +469,13 @@ class Store:
         self._forget_all()
         return await self._engine.run(partial(erasing.delete_many, keys), "erase", long=True)
 
+    async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs import erasing
+
+        key = SessionId(session_id)
+        self._forget_all()
+        return await self._engine.run(partial(erasing.delete_tree, key), "erase", long=True)
+
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs import redaction
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perdure.testing.contract import (
         ArchiveContract,
         AttachmentsContract,
+        BulkErasureContract,
         CheckContract,
         ChronicleContract,
         ErasureContract,
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
-    "NamesContract PreviewsContract SaveAllContract SearchContract SketchContract StoreContract",
+    "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
+    "ErasureContract JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract "
+    "StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -46,6 +48,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "ArchiveContract",
     "AttachmentsContract",
+    "BulkErasureContract",
     "CheckContract",
     "ChronicleContract",
     "Chunks",

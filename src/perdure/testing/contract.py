@@ -8,7 +8,8 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract` and `SaveAllContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `SaveAllContract` and
+`BulkErasureContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -32,6 +33,7 @@ from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.together import Together
+from perdure.testing.parts.trees import Trees
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
 
@@ -82,3 +84,7 @@ class PreviewsContract(Previewing):
 
 class SaveAllContract(Grouping):
     """The contract of `perdure.protocols.SavesTogether`, for a store with a journal."""
+
+
+class BulkErasureContract(Trees):
+    """The contract of `perdure.protocols.BulkErasure`, for a store with a journal and a check."""

@@ -17,6 +17,7 @@ from perdure.stores.store import IndexedStore, Store
 from perdure.testing.contract import (
     ArchiveContract,
     AttachmentsContract,
+    BulkErasureContract,
     CheckContract,
     ChronicleContract,
     ErasureContract,
@@ -43,6 +44,7 @@ class EngineContract(
     ErasureContract,
     ArchiveContract,
     AttachmentsContract,
+    BulkErasureContract,
     CheckContract,
     ChronicleContract,
     NamesContract,
