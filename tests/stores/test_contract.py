@@ -20,6 +20,8 @@ from perdure.testing import (
     ChronicleContract,
     EngineContract,
     ErasureContract,
+    FindContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -43,6 +45,8 @@ class EveryContract(
     NamesContract,
     PreviewsContract,
     SaveAllContract,
+    HeadsContract,
+    FindContract,
     SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.aio import aside
-from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
+from perdure.errors import (
+    CorruptRecord,
+    InvalidSessionFile,
+    PerdureError,
+    SessionNotFound,
+    StoreError,
+    UnreadableFile,
+)
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, Text
@@ -25,15 +32,19 @@ from perdure.protocols import (
     ArchivedSession,
     Change,
     Claim,
+    Damage,
     Entry,
     Filters,
     JournalEntry,
     Key,
+    MessagePlace,
     Preview,
     Problem,
     RunOnRecord,
     RunProgress,
     SearchHit,
+    SessionHead,
+    SessionHeads,
     SessionQuery,
     Sketch,
     StoredAt,
@@ -52,6 +63,7 @@ from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
 from perdure.stores.tapes import consolidate
 
 _LAST_WORD = 5.0
+_DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile)
 
 
 class Store:
@@ -275,6 +287,33 @@ class Store:
         except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
             return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
 
+    async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
+        keys = checked.session_ids(session_ids)
+        try:
+            return SessionHeads(await self._heads(keys))
+        except _DAMAGES:
+            return await self._heads_one_by_one(keys)
+
+    async def _heads(self, keys: Iterable[SessionId]) -> Mapping[str, SessionHead]:
+        from perdure.stores.jobs.heading import heads
+
+        known = self._definitions.snapshot()
+        found = await self._engine.run(partial(heads, keys, known))
+        for key in known.keys() - self._definitions.keys():
+            self._definitions.keep(key, known[key])
+        return found
+
+    async def _heads_one_by_one(self, keys: Iterable[SessionId]) -> SessionHeads:
+        """Read heads of which one is damaged: each alone, so that it stops no other."""
+        found: dict[str, SessionHead] = {}
+        damaged: dict[str, Damage] = {}
+        for key in keys:
+            try:
+                found |= await self._heads([key])
+            except _DAMAGES as damage:
+                damaged[key] = damage
+        return SessionHeads(found, damaged)
+
     async def line_of(self, session_id: str) -> Sequence[SessionId]:
         from perdure.stores.jobs.lineage import line_of
 
@@ -448,6 +487,10 @@ class Store:
         checked.post(entry)
         return await self._engine.run(partial(record.post, SessionId(session_id), record.Post.of(entry)), "write")
 
+    async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
+        checked.note(entries)
+        return await self._engine.run(partial(record.note, SessionId(session_id), self._batch(entries)), "write")
+
     async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
         from perdure.stores.jobs import attachments
 
@@ -500,6 +543,22 @@ class Store:
         query = Query.of(text, owner, session_id, limit)
         return await self._engine.run(partial(everywhere, query), long=True)
 
+    async def find_message(
+        self, message_id: str, *, owner: str | None = None, limit: int = 10
+    ) -> Sequence[MessagePlace]:
+        from perdure.stores.jobs.finding import Asked, places_of
+
+        checked.find_message(message_id, owner, limit)
+        found = await self._named(message_id)
+        asked = Asked(message_id, owner, limit)
+        return await self._engine.run(partial(places_of, asked, found, self._origin)) if found else []
+
+    async def _named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
+        """Return where messages of an id may stand; without an index, by looking at all messages."""
+        from perdure.stores.jobs.finding import named
+
+        return await self._engine.run(partial(named, message_id), long=True)
+
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
         from perdure.stores.jobs import archive
 
@@ -529,6 +588,9 @@ class IndexedStore(Store):
         from perdure.stores.search import Query
 
         return await self._engine.search(Query.of(text, owner, session_id, limit))
+
+    async def _named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
+        return await self._engine.named(message_id)
 
     async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
         checked.index(anew, progress)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         CheckContract,
         ChronicleContract,
         ErasureContract,
+        FindContract,
+        HeadsContract,
         JournalContract,
         NamesContract,
         PreviewsContract,
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
-    "ErasureContract JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract "
-    "StoreContract",
+    "ErasureContract FindContract HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract "
+    "SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -56,7 +58,9 @@ __all__ = [
     "EngineContract",
     "ErasureContract",
     "FailingStore",
+    "FindContract",
     "FrozenClock",
+    "HeadsContract",
     "JournalContract",
     "NamesContract",
     "PreviewsContract",

@@ -21,6 +21,8 @@ from perdure.testing.contract import (
     CheckContract,
     ChronicleContract,
     ErasureContract,
+    FindContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -50,6 +52,8 @@ class EngineContract(
     NamesContract,
     PreviewsContract,
     SaveAllContract,
+    HeadsContract,
+    FindContract,
     SketchContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
