@@ -18,6 +18,7 @@ from tests import postgres_server
 from tests.crash import grouping_process
 from tests.crash.addresses import wait_for_server
 from tests.stores.files import ENVIRONMENT, TORTURE
+from tests.stores.urls import KINDS, url_of
 
 import perdure
 from perdure.errors import PerdureError, SessionConflict, StoreError
@@ -32,12 +33,6 @@ NAMES = "abcd"
 ROUNDS = 60 if TORTURE else 6
 
 
-def url_of(kind: str, where: Path) -> str:
-    if kind == "postgresql":
-        return postgres_server.url_of(where)
-    return {"memory": "memory://", "sqlite": f"sqlite:///{where}/s.db", "file": f"file://{where}/sessions"}[kind]
-
-
 WISHES = st.lists(
     st.tuples(st.sampled_from(NAMES), st.sampled_from(["new", "current", "stale"]), st.booleans()),
     max_size=4,
@@ -46,7 +41,7 @@ WISHES = st.lists(
 """Sessions to be saved together: each one's name, what the caller has of it, and whether it has a key."""
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "file", "postgresql"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(rounds=st.lists(WISHES, min_size=1, max_size=4))
 async def test_any_mixture_is_kept_whole_or_not_at_all(
     kind: str, rounds: list[Any], tmp_path_factory: pytest.TempPathFactory

@@ -258,7 +258,8 @@ class Store:
             return cached.session
         session = self._assembled(load, loaded)
         if version is None or (cached is not None and version == cached.session.version):
-            self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
+            metadata = loaded.head.stored_metadata(loaded.values)
+            self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values), metadata=metadata))
         return session
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
