@@ -999,6 +999,27 @@ class Watch(Protocol):
         ...
 
 
+class SessionHead(msgspec.Struct, frozen=True):
+    """A version of a session without what it shows."""
+
+    info: AgentSessionInfo
+    definition: AgentDefinition
+    metadata: Mapping[str, Any]
+
+
+@runtime_checkable
+class Versions(Protocol):
+    """A store that lists the versions of a session at the cost of the page: no message is read."""
+
+    async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
+        """Return at most `limit` versions, newest first: the newest of all, or those older than the number `before`.
+
+        The page after that is asked for with the version of its last one. A version that is damaged is left out.
+        Raise SessionNotFound if there is no such session.
+        """
+        ...
+
+
 class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """One session whole, as it moves between stores. Its logs are named so that the names mean the same anywhere.
 

@@ -65,6 +65,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "after": without(None),
     },
     "previews": {"session_ids": (*without([], {}), ["a b"], [None])},
+    "versions": {"session_id": ID, "before": without(None, 5), "limit": (*COUNT, 0)},
     "ids_with_prefix": {"prefix": (*without("x"), "a b"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "ids_with_suffix": {"suffix": (*TEXT, "a b", "abc"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "search": {

@@ -25,6 +25,7 @@ from perdure.testing import (
     SearchContract,
     SketchContract,
     StoreContract,
+    VersionsContract,
 )
 
 
@@ -40,6 +41,7 @@ class EveryContract(
     NamesContract,
     PreviewsContract,
     SketchContract,
+    VersionsContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""
 

@@ -33,6 +33,7 @@ from perdure.protocols import (
     RunOnRecord,
     RunProgress,
     SearchHit,
+    SessionHead,
     SessionQuery,
     Sketch,
     StoredAt,
@@ -40,7 +41,7 @@ from perdure.protocols import (
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine, IndexedEngine, Kind
+from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
@@ -259,6 +260,20 @@ class Store:
             return await self._engine.run(partial(previews, keys, self._values))
         except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
             return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
+
+    async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
+        from perdure.stores.jobs.versions import versions
+
+        checked.versions(before, limit)
+        asked = (SessionId(session_id), before, limit, self._values)
+        try:
+            return await self._engine.run(partial(versions, *asked))
+        except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
+            return await self._past_damage(partial(versions, *asked, is_strict=False))
+
+    async def _past_damage(self, job: Callable[[], Job[T]]) -> T:
+        """Drive a job that leaves out what is damaged."""
+        return await self._engine.run(job)
 
     async def line_of(self, session_id: str) -> Sequence[SessionId]:
         from perdure.stores.jobs.lineage import line_of

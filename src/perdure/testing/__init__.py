@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SearchContract,
         SketchContract,
         StoreContract,
+        VersionsContract,
     )
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
-    "NamesContract PreviewsContract SearchContract SketchContract StoreContract",
+    "NamesContract PreviewsContract SearchContract SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -60,6 +61,7 @@ __all__ = [
     "SearchContract",
     "SketchContract",
     "StoreContract",
+    "VersionsContract",
 ]
 
 

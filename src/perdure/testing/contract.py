@@ -8,7 +8,7 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract` and `PreviewsContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract` and `VersionsContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -31,6 +31,7 @@ from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.together import Together
+from perdure.testing.parts.version_lists import VersionLists
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
 
@@ -77,3 +78,7 @@ class SketchContract(Sketches):
 
 class PreviewsContract(Previewing):
     """The contract of `perdure.protocols.Previews`, for a store with a journal and an erasure."""
+
+
+class VersionsContract(VersionLists):
+    """The contract of `perdure.protocols.Versions`."""

@@ -26,6 +26,7 @@ from perdure.testing.contract import (
     SearchContract,
     SketchContract,
     StoreContract,
+    VersionsContract,
 )
 from perdure.testing.parts.damages import Damages
 from perdure.testing.parts.statements import Reading, Transactions, Writing
@@ -47,6 +48,7 @@ class EngineContract(
     NamesContract,
     PreviewsContract,
     SketchContract,
+    VersionsContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
 

@@ -272,6 +272,17 @@ class StoredHead:
         with self._damage():
             return [*_shown(self._pieces(values), values)]
 
+    def named_beside_view(self) -> list[str]:
+        """Return the values that it takes to read the definition and the metadata."""
+        return [self.head.definition, *(key for part, key in self.head.hashed.items() if part == "metadata")]
+
+    def metadata(self, values: Mapping[str, bytes]) -> Mapping[str, Any]:
+        with self._damage():
+            found = self._decoded("metadata", values, EMPTY)
+            if not isinstance(found, Mapping):
+                raise InvalidData("$.metadata", "it is not an object")
+            return found
+
     @property
     def usage(self) -> Usage | None:
         """Return what all runs of the session have used so far; None if an older release did not count it."""
