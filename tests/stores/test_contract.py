@@ -19,6 +19,7 @@ from perdure.testing import (
     ChronicleContract,
     EngineContract,
     ErasureContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -40,6 +41,7 @@ class EveryContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    HeadsContract,
     SketchContract,
     VersionsContract,
 ):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CheckContract,
         ChronicleContract,
         ErasureContract,
+        HeadsContract,
         JournalContract,
         NamesContract,
         PreviewsContract,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract JournalContract "
-    "NamesContract PreviewsContract SearchContract SketchContract StoreContract VersionsContract",
+    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract HeadsContract "
+    "JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -54,6 +55,7 @@ __all__ = [
     "ErasureContract",
     "FailingStore",
     "FrozenClock",
+    "HeadsContract",
     "JournalContract",
     "NamesContract",
     "PreviewsContract",

@@ -20,6 +20,7 @@ from perdure.testing.contract import (
     CheckContract,
     ChronicleContract,
     ErasureContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -47,6 +48,7 @@ class EngineContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    HeadsContract,
     SketchContract,
     VersionsContract,
 ):

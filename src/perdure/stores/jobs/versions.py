@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData
-from perdure.model.definition import AgentDefinition
-from perdure.model.value import frozen
+from perdure.errors import CorruptRecord
 from perdure.protocols import SessionHead
 from perdure.stores.engine import Job, Row, Select
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import LAST
 from perdure.stores.jobs.claiming import number, sid_of
+from perdure.stores.jobs.heading import Definitions
 from perdure.stores.jobs.values import unpacked_value
 
 _VALUES_AT_ONCE = 256
 
 
 def versions(
-    session_id: str, before: int | None, limit: int, cached: Mapping[str, bytes], is_strict: bool = True
+    session_id: str, before: int | None, limit: int, definitions: Definitions, is_strict: bool = True
 ) -> Job[list[SessionHead]]:
     """Return the newest versions before a number, newest first.
 
@@ -27,7 +25,7 @@ def versions(
     again. Else a damaged version is left out, and an older one takes its place.
     """
     sid = yield from sid_of(session_id)
-    page = _Page(session_id, cached, is_strict)
+    page = _Page(session_id, definitions, is_strict)
     before = LAST if before is None else before
     while len(page.found) < limit:
         where = {"sid": sid, "version <": before}
@@ -43,13 +41,12 @@ def versions(
 class _Page:
     """Versions that were read, with the definitions that most of them share."""
 
-    def __init__(self, session_id: str, cached: Mapping[str, bytes], is_strict: bool) -> None:
+    def __init__(self, session_id: str, definitions: Definitions, is_strict: bool) -> None:
         self.found: list[SessionHead] = []
         self._session_id = session_id
         self._is_strict = is_strict
         self._values: dict[str, bytes | CorruptRecord] = {}
-        self._cached = cached
-        self._definitions: dict[str, AgentDefinition] = {}
+        self._definitions = definitions
 
     def add(self, sid: int, rows: Sequence[Row]) -> Job[None]:
         heads: list[StoredHead] = []
@@ -60,7 +57,7 @@ class _Page:
             except CorruptRecord:
                 if self._is_strict:
                     raise
-        yield from self._read_values({key for head in heads for key in head.named_beside_view()})
+        yield from self._read_values({key for head in heads for key in head.hashes_of_header})
         for head in heads:
             try:
                 self.found.append(self._read(head))
@@ -70,7 +67,7 @@ class _Page:
 
     def _read_values(self, keys: set[str]) -> Job[None]:
         """Read values, many at a time: versions may have metadata of their own, each."""
-        missing = sorted(key for key in keys if key not in self._values and key not in self._cached)
+        missing = sorted(key for key in keys if key not in self._values and key not in self._definitions)
         for first in range(0, len(missing), _VALUES_AT_ONCE):
             some = missing[first : first + _VALUES_AT_ONCE]
             there = dict((yield Select("value", ("hash", "body"), {"hash in": some})))
@@ -81,21 +78,11 @@ class _Page:
                     self._values[key] = damage
 
     def _read(self, head: StoredHead) -> SessionHead:
-        values = {key: self._value(key) for key in head.named_beside_view()}
-        metadata: Mapping[str, object] = frozen(head.metadata(values))
-        return SessionHead(head.head.info, self._definition(head.head.definition, values), metadata)
+        needed = [key for key in head.hashes_of_header if key not in self._definitions]
+        return head.without_view({key: self._value(key) for key in needed}, self._definitions)
 
     def _value(self, key: str) -> bytes:
-        known = self._cached.get(key)
-        value = self._values[key] if known is None else known
+        value = self._values[key]
         if isinstance(value, CorruptRecord):
             raise value
         return value
-
-    def _definition(self, key: str, values: Mapping[str, bytes]) -> AgentDefinition:
-        if key not in self._definitions:
-            try:
-                self._definitions[key] = codec.decode(AgentDefinition, values[key])
-            except InvalidData as error:
-                raise CorruptRecord(self._session_id, f"value {key}", str(error)) from None
-        return self._definitions[key]
