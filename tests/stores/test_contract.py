@@ -23,6 +23,7 @@ from perdure.testing import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SearchContract,
     SketchContract,
     StoreContract,
@@ -42,6 +43,7 @@ class EveryContract(
     NamesContract,
     PreviewsContract,
     HeadsContract,
+    SaveAllContract,
     SketchContract,
     VersionsContract,
 ):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         JournalContract,
         NamesContract,
         PreviewsContract,
+        SaveAllContract,
         SearchContract,
         SketchContract,
         StoreContract,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract HeadsContract "
-    "JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract VersionsContract",
+    "JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -59,6 +60,7 @@ __all__ = [
     "JournalContract",
     "NamesContract",
     "PreviewsContract",
+    "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",
     "SketchContract",

@@ -24,6 +24,7 @@ from perdure.testing.contract import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SearchContract,
     SketchContract,
     StoreContract,
@@ -49,6 +50,7 @@ class EngineContract(
     NamesContract,
     PreviewsContract,
     HeadsContract,
+    SaveAllContract,
     SketchContract,
     VersionsContract,
 ):
