@@ -134,7 +134,7 @@ class Undo:
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
         first = session.info.first_version
         shown = await self._origin(session, first, context)
-        while shown.version > first:
+        while shown.version > first and not _began_before(shown.state, first):
             older = await at_version(session, shown.version - 1, context)
             shown = await self._origin(older, first, context)
             if shown.state.transcript != session.state.transcript:
@@ -156,6 +156,11 @@ class Undo:
                 break
             session = older
         return session
+
+
+def _began_before(state: AgentState, version: int) -> bool:
+    """Tell whether a view came to be before a version, so that what was shown before it was forgotten."""
+    return 0 < (state.rewound_to or state.shown_since) < version
 
 
 def open_calls(state: AgentState) -> set[str]:

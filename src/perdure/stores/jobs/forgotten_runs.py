@@ -62,7 +62,7 @@ def runs_of(session_id: SessionId, sid: int, logs: Collection[int | str]) -> Job
     """Return the runs of a session's record in the order in which they began."""
     columns = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
     rows = yield Select("run", columns, {"sid": sid}, order="first_seq")
-    found = [Run(*row, {}) for row in rows]
+    found = [Run._make((*row, {})) for row in rows]
     if any(isinstance(log, str) for log in logs):
         found = yield from _located(session_id, sid, found)
     firsts: dict[int, JournalEntry] = {}
