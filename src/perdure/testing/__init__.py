@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CheckContract,
         ChronicleContract,
         ErasureContract,
+        ForgetContract,
         HeadsContract,
         JournalContract,
         NamesContract,
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract HeadsContract "
-    "JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract StoreContract "
-    "VersionsContract",
+    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract ForgetContract "
+    "HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract "
+    "StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -56,6 +57,7 @@ __all__ = [
     "EngineContract",
     "ErasureContract",
     "FailingStore",
+    "ForgetContract",
     "FrozenClock",
     "HeadsContract",
     "JournalContract",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from perdure.model.ids import SessionId
 from perdure.protocols import FORGOTTEN, ArchivedSession, Entry, JournalEntry
 from perdure.redaction.traces import MARK
-from perdure.stores.engine import Delete, Insert, Job, Select, Update
+from perdure.stores.engine import Delete, Insert, Job, Select
 from perdure.stores.format.rows import Stretch, prepare_batch
 from perdure.stores.jobs.archive.archived import LENT, name_of_log, run_stretches
 from perdure.stores.jobs.archive.dumping import read_bodies
@@ -87,7 +87,6 @@ def _located(session_id: SessionId, sid: int, runs: Iterable[Run]) -> Job[list[R
     for run in runs:
         branch, start, stop = places.get(run.loop, ("", 0, 0))
         found.append(run._replace(log=keys.get(branch, run.log), start=start, stop=stop))
-        yield Update("run", {"first_pos": start, "end_pos": stop}, {"sid": sid, "loop": run.loop})
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure import codec
@@ -208,6 +208,18 @@ def run_stretches(archived: ArchivedSession) -> dict[str, tuple[str, int, int]]:
             start, stop = (min(start, at), max(stop, at + 1)) if stop else (at, at + 1)
         reach[entry.run] = (branch, start, stop)
     return reach
+
+
+def within(kept: Iterable[Stretch], run: Stretch) -> Stretch:
+    """Return where a run's messages are in a log that has gaps: its end is where it is.
+
+    Two messages of one id may make a run look longer than it is.
+    """
+    log, start, stop = run
+    for each, low, high in kept:
+        if each == log and low < stop <= high:
+            start = max(start, low)
+    return log, start, stop
 
 
 def _branch_of(archived: ArchivedSession, first: Entry) -> str:

@@ -28,6 +28,7 @@ from perdure.stores.jobs.archive.archived import (
     run_stretches,
     say_the_same,
     split_name,
+    within,
 )
 from perdure.stores.jobs.archive.dumping import dump, read_bodies
 from perdure.stores.jobs.claiming import require_absent
@@ -222,8 +223,6 @@ def _write_record(
     for loop, (branch, start, stop) in run_stretches(archived).items():
         if branch not in logs:
             logs[branch] = yield from saving.new_log(sid, branch)
-        for log, low, high in kept:  # two messages of one id may make a run look longer than it is
-            if log == logs[branch] and low < stop <= high:
-                start = max(start, low)
-        place = {"log": logs[branch], "first_pos": start, "end_pos": stop}
+        log, start, stop = within(kept, (logs[branch], start, stop))
+        place = {"log": log, "first_pos": start, "end_pos": stop}
         yield Update("run", place, {"sid": sid, "loop": loop})
