@@ -21,6 +21,7 @@ from perdure.testing import (
     EngineContract,
     ErasureContract,
     FindContract,
+    ForgetContract,
     HeadsContract,
     JournalContract,
     NamesContract,
@@ -29,6 +30,7 @@ from perdure.testing import (
     SearchContract,
     SketchContract,
     StoreContract,
+    VersionsContract,
 )
 
 
@@ -37,6 +39,7 @@ class EveryContract(
     JournalContract,
     SearchContract,
     ErasureContract,
+    ForgetContract,
     ArchiveContract,
     AttachmentsContract,
     BulkErasureContract,
@@ -48,6 +51,7 @@ class EveryContract(
     HeadsContract,
     FindContract,
     SketchContract,
+    VersionsContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""
 

@@ -9,7 +9,7 @@ from perdure.model.execution import PendingCall
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession
 from perdure.model.usage import Usage
-from perdure.protocols import SearchHit
+from perdure.protocols import SearchHit, SessionHead
 from perdure.sessions.reply import Reply
 
 
@@ -20,6 +20,7 @@ def of_info(info: AgentSessionInfo) -> dict[str, Any]:
         "agent": info.agent_name,
         "status": info.status.value,
         "version": info.version,
+        "first_version": info.first_version,
         "owner": info.owner,
         "tags": list(info.tags),
         "parent": info.parent_id,
@@ -36,6 +37,14 @@ def of_listed(listed: ListedSession) -> dict[str, Any]:
         "last_words": listed.last_words,
         "message_count": listed.message_count,
         "usage": listed.usage and of_usage(listed.usage),
+    }
+
+
+def of_head(head: SessionHead) -> dict[str, Any]:
+    return {
+        **of_info(head.info),
+        "metadata": dict(head.metadata),
+        "usage": head.info.usage and of_usage(head.info.usage),
     }
 
 

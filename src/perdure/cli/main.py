@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
     "Look": {
         "ls": Place("looking:ls", "List sessions, the last created first."),
         "show": Place("looking:show", "Show what a session says."),
+        "versions": Place("looking:versions", "List a session's versions, the newest first."),
         "tree": Place("tree:tree", "Draw runs, branches, forks and sub-agents with status, cost and time."),
         "events": Place("runs:events", "Show what happened in a session's runs, and what happens now."),
         "diff": Place("looking:diff", "Show where two sessions part, and how each goes on."),
@@ -67,6 +68,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "fsck": Place("keeping:fsck", "Verify every promise of a store, and say how to repair what is wrong."),
         "erase": Place("keeping:erase", "Erase sessions, or all of an owner, for good."),
         "purge": Place("keeping:purge", "Erase old sessions for good, by age or status."),
+        "forget": Place("keeping:forget", "Erase a session's older versions, and what only they show."),
         "redact": Place("keeping:redact", "Replace what messages say, for good and everywhere."),
         "gc": Place("keeping:gc", "Erase what erased sessions have left behind."),
     },
@@ -95,6 +97,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "inject": ("perdure inject @ 'The parcel has arrived.'", "perdure inject order-7 'Be brief.' --role system"),
     "ls": ("perdure ls", "perdure ls --status suspended --since 2d", "perdure ls --all --json"),
     "show": ("perdure show @", "perdure show 0192f --all", "perdure show order-7 --version 3 --json"),
+    "versions": ("perdure versions @", "perdure versions order-7 --before 40 --limit 20 --json"),
     "tree": ("perdure tree @", "perdure tree order-7 --svg tree.svg"),
     "events": ("perdure events @ --last 20", "perdure events order-7 --follow --json"),
     "diff": ("perdure diff order-7 order-7-again",),
@@ -127,6 +130,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "fsck": ("perdure fsck", "perdure fsck order-7 --json"),
     "erase": ("perdure erase order-7", "perdure erase --of ada --yes"),
     "purge": ("perdure purge --status deleted --older-than 30d --yes",),
+    "forget": ("perdure forget order-7 --before 40",),
     "redact": ("perdure redact order-7 0192f0c1-22d4-7e61-8f00-5a1b2c3d4e5f",),
     "gc": ("perdure gc",),
 }

@@ -166,6 +166,16 @@ def runs(limit: int | None, before: int | None, run: str | None) -> None:
     _check_optional_text(run, "$.run")
 
 
+def versions(before: int | None, limit: int) -> None:
+    if before is not None:
+        expect_count(before, "$.before")
+    expect_count(limit, "$.limit", least=1)
+
+
+def forget(before: int) -> None:
+    expect_count(before, "$.before", least=1)
+
+
 def adoptions(version: int) -> None:
     expect_count(version, "$.version")
 

@@ -35,6 +35,7 @@ from perdure.protocols import (
     Damage,
     Entry,
     Filters,
+    Forgotten,
     JournalEntry,
     Key,
     MessagePlace,
@@ -52,7 +53,7 @@ from perdure.protocols import (
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine, IndexedEngine, Kind
+from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
@@ -288,6 +289,23 @@ class Store:
         except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
             return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
 
+    async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
+        from perdure.stores.jobs.versions import versions
+
+        checked.versions(before, limit)
+        known = self._definitions.snapshot()
+        asked = (SessionId(session_id), before, limit, known)
+        try:
+            return await self._engine.run(partial(versions, *asked))
+        except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
+            return await self._past_damage(partial(versions, *asked, is_strict=False))
+        finally:
+            self._keep_definitions(known)
+
+    async def _past_damage(self, job: Callable[[], Job[T]]) -> T:
+        """Drive a job that leaves out what is damaged."""
+        return await self._engine.run(job)
+
     async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
         keys = checked.session_ids(session_ids)
         try:
@@ -300,9 +318,12 @@ class Store:
 
         known = self._definitions.snapshot()
         found = await self._engine.run(partial(heads, keys, known))
+        self._keep_definitions(known)
+        return found
+
+    def _keep_definitions(self, known: Mapping[str, AgentDefinition]) -> None:
         for key in known.keys() - self._definitions.keys():
             self._definitions.keep(key, known[key])
-        return found
 
     async def _heads_one_by_one(self, keys: Iterable[SessionId]) -> SessionHeads:
         """Read heads of which one is damaged: each alone, so that it stops no other."""
@@ -529,6 +550,20 @@ class Store:
             return await self._engine.run(partial(redaction.redact, request, now(), self._pack), "erase", long=True)
         finally:
             self._forget_all()
+
+    async def forget(self, session_id: str, *, before: int) -> Forgotten:
+        from perdure.stores.jobs.forgetting import forget
+
+        key = SessionId(session_id)
+        checked.forget(before)
+        self._forget_all()
+        try:
+            return await self._engine.run(partial(forget, key, before, now(), self._pack), "erase", long=True)
+        finally:
+            self._forget_all()
+
+    async def kept_of_log(self, session_id: str) -> Sequence[tuple[int, int]]:
+        return await self._engine.run(partial(record.kept_of_log, SessionId(session_id)))
 
     async def gc(self) -> int:
         from perdure.stores.jobs import erasing

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ChronicleContract,
         ErasureContract,
         FindContract,
+        ForgetContract,
         HeadsContract,
         JournalContract,
         NamesContract,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         SearchContract,
         SketchContract,
         StoreContract,
+        VersionsContract,
     )
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
-    "ErasureContract FindContract HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract "
-    "SearchContract SketchContract StoreContract",
+    "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
+    "SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -59,6 +61,7 @@ __all__ = [
     "ErasureContract",
     "FailingStore",
     "FindContract",
+    "ForgetContract",
     "FrozenClock",
     "HeadsContract",
     "JournalContract",
@@ -69,6 +72,7 @@ __all__ = [
     "SearchContract",
     "SketchContract",
     "StoreContract",
+    "VersionsContract",
 ]
 
 

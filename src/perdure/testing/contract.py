@@ -9,7 +9,7 @@
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
 `NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
-`SaveAllContract` and `BulkErasureContract`.
+`VersionsContract`, `ForgetContract`, `SaveAllContract` and `BulkErasureContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -23,6 +23,7 @@ from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
 from perdure.testing.parts.finding import Finding
+from perdure.testing.parts.forgetting import Forgetting
 from perdure.testing.parts.grouping import Grouping
 from perdure.testing.parts.heading import Heading
 from perdure.testing.parts.listing import Listing
@@ -37,6 +38,7 @@ from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.together import Together
 from perdure.testing.parts.trees import Trees
+from perdure.testing.parts.version_lists import VersionLists
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
 
@@ -85,6 +87,10 @@ class PreviewsContract(Previewing):
     """The contract of `perdure.protocols.Previews`, for a store with a journal and an erasure."""
 
 
+class VersionsContract(VersionLists):
+    """The contract of `perdure.protocols.Versions`."""
+
+
 class HeadsContract(Heading):
     """The contract of `perdure.protocols.Heads`, for a store with a journal."""
 
@@ -99,3 +105,7 @@ class SaveAllContract(Grouping):
 
 class BulkErasureContract(Trees):
     """The contract of `perdure.protocols.BulkErasure`, for a store with a journal and a check."""
+
+
+class ForgetContract(Forgetting):
+    """The contract of `perdure.protocols.Forgets`, for a store with all the others' ports."""

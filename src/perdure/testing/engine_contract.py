@@ -22,6 +22,7 @@ from perdure.testing.contract import (
     ChronicleContract,
     ErasureContract,
     FindContract,
+    ForgetContract,
     HeadsContract,
     JournalContract,
     NamesContract,
@@ -30,6 +31,7 @@ from perdure.testing.contract import (
     SearchContract,
     SketchContract,
     StoreContract,
+    VersionsContract,
 )
 from perdure.testing.parts.damages import Damages
 from perdure.testing.parts.statements import Reading, Transactions, Writing
@@ -44,6 +46,7 @@ class EngineContract(
     JournalContract,
     SearchContract,
     ErasureContract,
+    ForgetContract,
     ArchiveContract,
     AttachmentsContract,
     BulkErasureContract,
@@ -55,6 +58,7 @@ class EngineContract(
     HeadsContract,
     FindContract,
     SketchContract,
+    VersionsContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
 

@@ -17,8 +17,8 @@ from perdure.protocols import KnowsWaiting
 Verb = Callable[..., Coroutine[Any, Any, Any]]
 
 _STORE = (
-    *("create", "save", "save_all", "load", "exists", "delete", "list"),
-    *("previews", "heads", "find_message"),
+    *("create", "save", "save_all", "load", "exists", "delete", "forget", "list"),
+    *("previews", "heads", "versions", "find_message"),
 )
 _JOURNAL = (
     *("claim", "heartbeat", "release", "append", "post", "note", "sketch", "progress"),

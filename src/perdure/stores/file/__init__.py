@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -26,9 +26,9 @@ from perdure.errors import (
 from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionInfoList
-from perdure.protocols import Claim, Filters, SessionQuery
+from perdure.protocols import Claim, Filters, Forgotten, SessionQuery
 from perdure.stores import checked
-from perdure.stores.engine import Job, Lock, Pledge
+from perdure.stores.engine import Job, Lock, Pledge, T
 from perdure.stores.file.engine import FileEngine
 from perdure.stores.jobs import claiming
 from perdure.stores.jobs.listing import Page
@@ -85,6 +85,9 @@ class FileStore(Store):
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         return await self._engine.list(Page(SessionQuery.of(filters)))
 
+    async def _past_damage(self, job: Callable[[], Job[T]]) -> T:
+        return await self._engine.run_past_damage(job)
+
     async def delete(self, session_id: str) -> None:
         """Erase a session. What forks show of it stays, so a redaction of it that was cut short is finished first."""
         key = SessionId(session_id)
@@ -120,6 +123,11 @@ class FileStore(Store):
             await self._engine.sweep(session_id)
             await super().gc()
             raise
+
+    async def forget(self, session_id: str, *, before: int) -> Forgotten:
+        """Forget versions. A redaction of the session that was cut short is finished first."""
+        await self._finish_redaction(SessionId(session_id))
+        return await super().forget(session_id, before=before)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs.redaction import Request

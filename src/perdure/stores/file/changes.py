@@ -9,12 +9,15 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.protocols import Entry
+from perdure.model.ids import SessionId
+from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.claims import Holder
 from perdure.stores.engine import TABLES
 from perdure.stores.file.desk import Desk
 from perdure.stores.file.log import WITH_LINE, Held, Line, LogKey, line, opening
 from perdure.stores.format.packing import unpack_entries
+from perdure.stores.format.rows import operation_id
+from perdure.stores.jobs.archive.archived import name_of_log, run_stretches, within
 from perdure.stores.tables import Record
 
 # Rows of these are not only added: their lines are written again where they have changed.
@@ -50,6 +53,12 @@ class Changes:
     @property
     def is_trim(self) -> bool:
         return self.is_remainder and "msg" in self.removed
+
+    @property
+    def is_forgetting(self) -> bool:
+        """Whether something is gone from a session's log: versions, or messages that only others had shown."""
+        is_session = not self.is_erasure and not self.is_remainder
+        return is_session and ("head" in self.removed or "msg" in self.removed)
 
     @property
     def is_rewrite(self) -> bool:
@@ -111,6 +120,7 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
         *_ref_lines(changes.added.get("ref", ())),
         *([] if line_key is None else [line("line", line_key)]),
         *_event_lines(changes.added.get("batch", ()), desk),
+        *_run_lines(changes, desk),
         *(line("taken", at=after["taken"]) for _ in "1" if after and after["taken"] > (before or after)["taken"]),
         *_key_lines(changes),
         *_inbox_lines(changes.added.get("inbox", ())),
@@ -120,6 +130,42 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
     held = [each for each in claims if each.kind != "release"]
     # A claim is looked for behind the operation that has made the newest version.
     return ([*first, *lines], held) if heads else ([*first, *held, *lines], [])
+
+
+# What a session's log has lines of, by the column that says whose they are.
+_IN_LOG = {**dict.fromkeys(("session", "uses", "batch", "key", "inbox", "head"), "sid"), "ref": "child"}
+
+
+def whole_log(stem: str, desk: Desk) -> tuple[list[Line], list[Line]]:
+    """Return all lines that a session's log comes to, by its rows as they are going to be; behind them its claim."""
+    rows, whole = desk.look(stem), Changes(stem)
+    for table in (*_IN_LOG, "msg"):
+        rows.make(table)
+    found = {table: desk.rows_of(table).find({column: rows.sid}) for table, column in _IN_LOG.items()}
+    names = ("", *(name for name in rows.log.messages if name))
+    found["msg"] = [row for name in names for row in _messages(desk, rows.log.key_of(name))]
+    for table, each in found.items():
+        for row in each:
+            whole.note(table, None, row)
+    (session,) = found["session"]
+    lines, _ = lines_of(whole, desk)
+    claim, release = _claim_again(session)
+    told = [line("taken", at=session["taken"]), *([claim, release] if session["claim"] is None else [])]
+    heads = len(found["head"])
+    first = opening(session["log"], WITH_LINE if session["line"] is not None else codec.FORMAT, operation_id())
+    return [first, *lines[1:-heads], *told, *lines[-heads:]], [] if session["claim"] is None else [claim]
+
+
+def _messages(desk: Desk, log: str) -> list[Record]:
+    return sorted(desk.rows_of("msg").find({"log": log}), key=lambda row: int(row["pos"]))
+
+
+def _claim_again(session: Record) -> tuple[Line, Line]:
+    """Return a session's last claim, and that it was given back: the next one has to have another number."""
+    held = Held(Holder(""), 0.0)
+    if session["claim"] is not None:
+        held = Held(msgspec.json.decode(session["claim"], type=Holder), session["expires"])
+    return line("claim", at=session["epoch"], body=msgspec.json.encode(held)), line("release", at=session["epoch"])
 
 
 def _session_rows(changes: Changes) -> tuple[Record | None, Record | None]:
@@ -160,16 +206,43 @@ def _ref_lines(rows: Iterable[Record]) -> list[Line]:
 
 
 def _event_lines(rows: Iterable[Record], desk: Desk) -> Iterator[Line]:
-    for row in sorted(rows, key=lambda row: int(row["last"])):
+    for row in _in_order(rows):
         yield from (line("event", at=seq, body=body) for seq, body in _entries(row, desk))
+
+
+def _in_order(batches: Iterable[Record]) -> list[Record]:
+    return sorted(batches, key=lambda row: int(row["last"]))
 
 
 def _entries(row: Record, desk: Desk) -> Iterator[tuple[int, bytes]]:
     """Return the entries of a batch, each with its number."""
-    loop = next((run["loop"] for run in desk.rows_of("run").find({"run": row["run"]})), None)
-    first = row["last"] - row["count"] + 1
-    for seq, entry in enumerate(unpack_entries(loop, row["body"]), first):
+    for seq, entry in enumerate(_unpacked(row, desk), row["last"] - row["count"] + 1):
         yield seq, codec.encode(entry)
+
+
+def _unpacked(batch: Record, desk: Desk) -> list[Entry]:
+    loop = next((run["loop"] for run in desk.rows_of("run").find({"run": batch["run"]})), None)
+    return unpack_entries(loop, batch["body"])
+
+
+def _run_lines(changes: Changes, desk: Desk) -> Iterator[Line]:
+    """Yield where the messages of runs are, for a log that is written with gaps: elsewhere they are anywhere in it."""
+    key = desk.look(changes.stem).key or next((row["log"] for row in changes.added.get("session", ())), "")
+    own = [(row["log"], row["start"], row["stop"]) for row in changes.added.get("ref", ())]
+    own = [each for each in own if (found := LogKey.parse(each[0])) and found.base == key]
+    if not own:
+        return
+    logs: dict[str, dict[int, bytes]] = {}
+    for row in changes.added.get("msg", ()):
+        logs.setdefault(name_of_log(changes.stem, _branch(row["log"])), {})[row["pos"]] = row["body"]
+    entries = [entry for row in _in_order(changes.added.get("batch", ())) for entry in _unpacked(row, desk)]
+    archived = ArchivedSession(
+        session_id=SessionId(changes.stem), heads=(), values={}, logs=logs, entries=tuple(entries)
+    )
+    for loop, (branch, start, stop) in run_stretches(archived).items():
+        place = within(own, (f"{key}/{branch}" if branch else key, start, stop))
+        if start < stop:
+            yield line("run", loop, body=msgspec.json.encode(place[1:]))
 
 
 def _inbox_lines(rows: Iterable[Record]) -> list[Line]:

@@ -1,0 +1,464 @@
+"""Forgetting older versions: what only they show is gone, and all else is as it was.
+
+`check` finds messages, files and values that nothing shows, and those that are missing: so it tells here that neither
+is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import (
+    ErasedMeanwhile,
+    InvalidData,
+    InvalidSessionId,
+    RunInterrupted,
+    SessionBusy,
+    SessionConflict,
+    SessionNotFound,
+    VersionForgotten,
+)
+from perdure.model.message import Media, Message
+from perdure.model.session import AgentSession
+from perdure.protocols import (
+    FORGOTTEN,
+    Archive,
+    Attachments,
+    BulkErasure,
+    Checkable,
+    CountsErasures,
+    Entry,
+    Erasure,
+    Forgets,
+    Forgotten,
+    Key,
+    Search,
+    Versions,
+)
+from perdure.testing.parts.journal import JournaledStore, kinds
+from perdure.testing.samples import fork, new_session, note, say, seen, show, tell, texts
+from perdure.testing.scene import Contract, in_directory, in_store, refused
+
+PHOTO = bytes(range(256)) * 64
+HASH = codec.hash_of_bytes(PHOTO)
+
+
+class ForgettingStore(
+    JournaledStore, Forgets, Versions, Erasure, BulkErasure, Archive, Attachments, Search, Checkable, Protocol
+):
+    """A store with all that a forgotten version has to do with."""
+
+
+class Forgetting(Contract):
+    """`forget` erases older versions, and what nothing else shows."""
+
+    @in_store
+    async def test_older_versions_are_erased(self, store: ForgettingStore) -> None:
+        """Those that stay load as before; a further version says which is the oldest."""
+        kept = await _told(store, "s")
+        erased = await store.forget("s", before=3)
+        assert (erased.versions, erased.messages) == (2, 0)
+        assert erased.bytes > 0
+        for session in kept[2:]:
+            assert seen(await store.load("s", session.version)) == seen(session)
+        newest = await _loaded(store, "s")
+        assert (newest.version, newest.info.first_version) == (6, 3)
+        assert newest.state == kept[-1].state
+        assert [head.info.version for head in await store.versions("s")] == [6, 5, 4, 3]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_a_forgotten_version_is_not_found(self, store: ForgettingStore) -> None:
+        """The error says which is the oldest that is kept; one that there never was is None as before."""
+        await _told(store, "s")
+        await store.forget("s", before=4)
+        for version in (1, 2, 3):
+            with refused(VersionForgotten) as forgotten:
+                await store.load("s", version)
+            assert (forgotten.error.version, forgotten.error.oldest) == (version, 4)
+        for version in (0, 7, 2**63):
+            assert await store.load("s", version) is None
+
+    @in_store
+    async def test_the_newest_version_stays(self, store: ForgettingStore) -> None:
+        """However great a number is asked for."""
+        kept = await _told(store, "s")
+        assert (await store.forget("s", before=10**9)).versions == 4
+        assert seen(await store.load("s", 5)) == seen(kept[-1])
+        await _assert_sound(store)
+
+    @in_store
+    async def test_nothing_happens_where_nothing_is_older(self, store: ForgettingStore) -> None:
+        """No version is made then, once or again."""
+        await _told(store, "s")
+        assert await store.forget("s", before=1) == Forgotten()
+        assert (await _loaded(store, "s")).version == 5
+        await store.forget("s", before=3)
+        for before in (1, 2, 3):
+            assert await store.forget("s", before=before) == Forgotten()
+        assert (await _loaded(store, "s")).version == 6
+
+    @in_store
+    async def test_what_only_they_show_is_gone(self, store: ForgettingStore) -> None:
+        """Messages that were trimmed away, and their words in the search; also if it was the last of them."""
+        session = await store.create(new_session("first", "second", id="s"))
+        session = await store.save(say(session, "third"))
+        session = await store.save(show(session, session.state.transcript.trim(1)))
+        assert await _found(store, "first", "second", "third") == ["s", "s", "s"]
+        assert (await store.forget("s", before=3)).messages == 2
+        assert await _found(store, "first", "second", "third") == ["s"]
+        session = await _loaded(store, "s")
+        session = await store.save(show(session, session.state.transcript.reset()))
+        assert (await store.forget("s", before=session.version)).messages == 1
+        assert await _found(store, "first", "second", "third") == []
+        await _assert_sound(store)
+
+    @in_store
+    async def test_the_session_goes_on(self, store: ForgettingStore) -> None:
+        """What is said then stands behind what was forgotten, and can be forgotten in its turn."""
+        session = await store.create(new_session("one", id="s"))
+        for text in ("two", "three", "four"):
+            session = await store.save(show(session, session.state.transcript.reset()))
+            session = await store.save(say(session, text))
+            erased = await store.forget("s", before=session.version)
+            assert (erased.messages, texts(await store.load("s"))) == (1, [text])
+            session = await _loaded(store, "s")
+        log, end = await store.log_of("s")
+        assert [message.text for message in await store.messages(log, end - 1, end)] == ["four"]
+        with refused(SessionNotFound):
+            await store.messages(log, 0, 1)
+        assert [*await store.kept_of_log("s")] == [(end - 1, end)]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_what_is_covered_stays(self, store: ForgettingStore) -> None:
+        """A compaction can be taken back after all that led to it was forgotten."""
+        session = await store.create(new_session("a", "b", "c", "d", id="s"))
+        view = session.state.transcript.cover(0, 3, [Message.assistant("a to c")], by="test")
+        session = await store.save(show(session, view))
+        session = await store.save(say(session, "e"))
+        assert (await store.forget("s", before=3)).messages == 0
+        session = await _loaded(store, "s")
+        again = await store.save(show(session, session.state.transcript.uncover()))
+        assert texts(await store.load("s", again.version)) == ["a", "b", "c", "d", "e"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_what_forks_show_stays_for_them(self, store: ForgettingStore) -> None:
+        """It is theirs then, and goes with the last of them."""
+        session = await store.create(new_session("shared", "own", id="s"))
+        cut = show(session, session.state.transcript.trim(2).cut(0, 1))
+        one, two = [await store.create(fork(cut, id=name)) for name in ("one", "two")]
+        session = await store.save(say(show(session, session.state.transcript.reset()), "later"))
+        assert (await store.forget("s", before=2)).messages == 1
+        assert texts(await store.load("one", 1)) == texts(await store.load("two", 1)) == ["shared"]
+        assert await _found(store, "shared", "own", "later") == ["one", "s"]
+        await store.save(say(one, "more"))
+        await store.delete("one")
+        assert await _found(store, "shared") == ["two"]
+        await _assert_sound(store)
+        assert await store.gc() == 0
+        await store.delete(two.id)
+        assert await _found(store, "shared") == []
+        assert texts(await store.load("s")) == ["later"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_a_fork_forgets_what_it_began_with(self, store: ForgettingStore) -> None:
+        """What is left of an erased parent goes with the last version that shows it; a living one has its own."""
+        parents = [await store.create(new_session("shared", id=name)) for name in ("gone", "there")]
+        for parent in parents:
+            session = await store.create(say(fork(parent, id=f"of-{parent.id}"), "own"))
+            await store.save(show(session, session.state.transcript.trim(1)))
+        await store.delete("gone")
+        assert (await store.forget("of-gone", before=2)).messages == 1
+        assert (await store.forget("of-there", before=2)).messages == 0
+        assert texts(await store.load("there")) == ["shared"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_forks_of_forks_have_all_that_they_show(self, store: ForgettingStore) -> None:
+        """Whoever in the middle of a line forgets, and whoever is erased then."""
+        line = [await store.create(new_session("0", id="f0"))]
+        for number in range(1, 5):
+            line.append(await store.create(say(fork(line[-1], id=f"f{number}"), str(number))))
+        for session in line[1:4]:
+            await store.save(show(session, session.state.transcript.reset()))
+        await store.forget("f2", before=2)
+        await store.forget("f1", before=2)
+        await store.delete("f0")
+        await store.forget("f3", before=2)
+        assert texts(await store.load("f4")) == ["0", "1", "2", "3", "4"]
+        await _assert_sound(store)
+        await store.create(fork(await _loaded(store, "f4"), id="f5"))
+        await store.delete_many(["f1", "f2", "f3", "f4"])
+        assert texts(await store.load("f5")) == ["0", "1", "2", "3", "4"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_a_new_fork_of_one_that_has_forgotten(self, store: ForgettingStore) -> None:
+        """It shows what is left, and keeps it when its parent is erased."""
+        session = await store.create(new_session("old", id="s"))
+        session = await store.save(say(show(session, session.state.transcript.reset()), "new"))
+        await store.forget("s", before=2)
+        await store.create(say(fork(await _loaded(store, "s", 2), id="child"), "more"))
+        await store.delete("s")
+        assert texts(await store.load("child")) == ["new", "more"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_a_view_from_before_cannot_be_saved(self, store: ForgettingStore) -> None:
+        """Neither over the session, which has moved on, nor upon it, nor as a fork: it would show what is gone."""
+        session = old = await store.create(new_session("old", id="s"))
+        session = stale = await store.save(say(show(session, session.state.transcript.reset()), "new"))
+        erasures = await store.erasures() if isinstance(store, CountsErasures) else 0
+        await store.forget("s", before=2)
+        with refused(SessionConflict):
+            await store.save(say(stale, "too late"))
+        current = await _loaded(store, "s")
+        with refused(ErasedMeanwhile):
+            await store.save(show(current, old.state.transcript))
+        with refused(SessionNotFound, SessionConflict):
+            await store.create(fork(old, id="child"))
+        if isinstance(store, CountsErasures):
+            with refused(ErasedMeanwhile):
+                await store.create(fork(stale, id="child"), erasures=erasures)
+        assert not await store.exists("child")
+        assert texts(await store.save(say(show(current, stale.state.transcript), "on"))) == ["new", "on"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_a_session_that_runs_is_left_alone(self, store: ForgettingStore) -> None:
+        """SessionBusy while its claim stands, RunInterrupted while it waits to be recovered."""
+        kept = await _told(store, "s")
+        claim, _ = await store.claim("s", version=5, owner="ann")
+        with refused(SessionBusy):
+            await store.forget("s", before=3)
+        await store.release(claim, interrupted=True)
+        with refused(RunInterrupted):
+            await store.forget("s", before=3)
+        assert seen(await store.load("s", 1)) == seen(kept[0])
+
+    @in_store
+    async def test_runs_are_forgotten_with_what_they_said(self, store: ForgettingStore) -> None:
+        """Their entries are empty, and their numbers stay; runs that stay are on record as they were."""
+        await store.create(new_session(id="s"))
+        for run in ("one", "two", "three"):
+            await _run(store, "s", run)
+        session = await _loaded(store, "s")
+        await store.save(show(session, session.state.transcript.trim(2)))
+        before = await store.read("s")
+        assert (await store.forget("s", before=5)).messages == 4
+        after = await store.read("s")
+        assert [entry.kind for entry in after] == [*[FORGOTTEN] * 6, "agent_start", "told", "agent_end"]
+        assert [entry for entry in after if entry.run is not None] == [each for each in before if each.run == "three"]
+        (left,) = await store.runs("s")
+        assert left.loop_id == "three"
+        assert [each.text for each in await store.messages(left.log, left.start, left.stop)][-1] == "said by three"
+        assert not await store.read("s", run="one")
+        assert await kinds(store, "s", last=2) == ["told", "agent_end"]
+        await _assert_sound(store)
+        await _run(store, "s", "four")
+        assert [run.loop_id for run in await store.runs("s")] == ["three", "four"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_a_run_stays_as_long_as_all_that_it_said_is_shown(self, store: ForgettingStore) -> None:
+        """A version may show what a run said long ago, and others before and behind it are gone."""
+        await store.create(new_session(id="s"))
+        views = [(await _run(store, "s", run)).state.transcript for run in ("one", "two", "three")]
+        session = await _loaded(store, "s")
+        await store.save(show(session, views[1].trim(2)))
+        assert (await store.forget("s", before=5)).messages == 4
+        await _run(store, "s", "four")
+        assert [run.loop_id for run in await store.runs("s")] == ["two", "four"]
+        for run in await store.runs("s"):
+            said = [message.text for message in await store.messages(run.log, run.start, run.stop)]
+            assert f"said by {run.loop_id}" in said
+        await _assert_sound(store)
+
+    @in_store
+    async def test_what_was_noted_under_a_key_goes_with_its_version(self, store: ForgettingStore) -> None:
+        """An adapter names a version by a key, and notes entries under the same name."""
+        session = await store.create(new_session(id="s"))
+        for name in ("first", "second", "third"):
+            session = await store.save(note(session, "at", name), key=Key(name, "parent"))
+            await store.note("s", [Entry("writes", {"of": name}, name), Entry("more", {}, name)])
+        await store.forget("s", before=3)
+        assert await store.read("s", run="first") == []
+        assert [entry.body for entry in await store.read("s", run="second", limit=1)] == [{"of": "second"}]
+        assert [run.loop_id for run in await store.runs("s")] == ["second", "third"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_keys_stay(self, store: ForgettingStore) -> None:
+        """A request is never answered twice; what it was answered with is forgotten."""
+        session = await store.create(new_session(id="s"))
+        session = await store.save(say(session, "answer"), key=Key("k", "digest"))
+        await store.save(say(session, "more"))
+        await store.forget("s", before=3)
+        assert await store.find_key("s", "k") == (Key("k", "digest"), 2)
+        with refused(VersionForgotten):
+            await store.load("s", 2)
+        await _assert_sound(store)
+
+    @in_store
+    async def test_files_go_with_their_messages(self, store: ForgettingStore) -> None:
+        """As soon as no message that stays has them, in a log or in an inbox."""
+        photo = Message.user("See:", Media("image/png", data=PHOTO, name="a.png"))
+        session = await store.create(tell(new_session(id="s"), photo))
+        other = await store.create(tell(new_session(id="other"), replace(photo, id="another")))
+        await store.save(show(session, session.state.transcript.reset()))
+        await store.forget("s", before=2)
+        with refused(InvalidData):
+            await store.attachments("s", [HASH])
+        assert await store.attachments("other", [HASH]) == {HASH: PHOTO}
+        await store.save(show(other, other.state.transcript.reset()))
+        assert (await store.forget("other", before=2)).bytes >= len(PHOTO)
+        await _assert_sound(store)
+
+    @in_store
+    async def test_what_was_taken_from_the_inbox_is_emptied(self, store: ForgettingStore) -> None:
+        """It says what was said; what waits there still is not touched."""
+        session = await store.create(new_session(id="s"))
+        for text in ("dealt with", "waiting"):
+            await store.post("s", Entry("queued", {"message": text}))
+        session = await store.save(say(session, "dealt with"), taken=1)
+        await store.save(show(session, session.state.transcript.reset()))
+        await store.forget("s", before=3)
+        waiting = await store.read("s", inbox=True)
+        assert [(entry.seq, entry.body) for entry in waiting] == [(2, {"message": "waiting"})]
+        assert await store.post("s", Entry("queued", {})) == 3
+        await _assert_sound(store)
+
+    @in_directory
+    async def test_it_moves_as_it_is(self, where: Path) -> None:
+        """An archive of a session that has forgotten is that session elsewhere, and here again."""
+        for name in ("1", "2"):
+            (where / name).mkdir()
+        async with self.open_store(where / "1") as store, self.open_store(where / "2") as other:
+            await store.create(new_session(id="s"))
+            for run in ("one", "two", "three"):
+                await _run(store, "s", run)
+            early = await _loaded(store, "s", 2)
+            await store.create(fork(early, id="child"))
+            session = await _loaded(store, "s")
+            await store.save(show(session, session.state.transcript.trim(2)))
+            await store.forget("s", before=5)
+            for name in ("s", "child"):
+                archived = await store.dump(name)
+                assert await other.restore(archived) is True
+                assert await other.restore(archived) is False
+            assert [*await other.kept_of_log("s")] == [*await store.kept_of_log("s")]
+            for version in (5, 6):
+                assert texts(await other.load("s", version)) == texts(await store.load("s", version))
+            with refused(VersionForgotten):
+                await other.load("s", 4)
+            assert texts(await other.load("child")) == texts(early)
+            assert [*await other.read("s")] == [*await store.read("s")]
+            await _assert_sound(other)
+            await _run(other, "s", "four")
+            assert (await other.forget("s", before=99)).versions == 2
+            await _assert_sound(other)
+
+    @in_directory
+    async def test_another_instance_sees_it(self, where: Path) -> None:
+        """What it had at hand of the session is not shown any more."""
+        if not self.shared:
+            return
+        async with self.open_store(where) as first, self.open_store(where) as second:
+            session = await first.create(new_session("old", id="s"))
+            await second.load("s", 1)
+            session = await first.save(say(show(session, session.state.transcript.reset()), "new"))
+            at_hand = await _loaded(second, "s")
+            await first.forget("s", before=2)
+            with refused(VersionForgotten):
+                await second.load("s", 1)
+            with refused(SessionConflict):
+                await second.save(say(at_hand, "stale"))
+            assert (await _loaded(second, "s")).info.first_version == 2
+            await second.save(say(await _loaded(second, "s"), "on"))
+            assert texts(await first.load("s")) == ["new", "on"]
+
+    @in_store
+    async def test_forks_made_meanwhile_show_nothing_that_is_gone(self, store: ForgettingStore) -> None:
+        """Each was made before, and keeps what it shows, or it is refused."""
+        session = await store.create(new_session("old", id="s"))
+        early = session
+        await store.save(say(show(session, session.state.transcript.reset()), "new"))
+
+        async def branch(number: int) -> bool:
+            try:
+                await store.create(fork(early, id=f"f{number}"))
+            except (SessionNotFound, SessionConflict):
+                return False
+            return True
+
+        *made, _ = await asyncio.gather(*map(branch, range(4)), store.forget("s", before=2))
+        for number, was_made in enumerate(made):
+            if was_made:
+                assert texts(await store.load(f"f{number}")) == ["old"]
+        await _assert_sound(store)
+
+    @in_store
+    async def test_only_a_session_that_is_there_can_forget(self, store: ForgettingStore) -> None:
+        """And only versions that are numbers."""
+        await _told(store, "s")
+        with refused(SessionNotFound):
+            await store.forget("nobody", before=2)
+        with refused(InvalidSessionId):
+            await store.forget("../up", before=2)
+        for odd in (0, -1, 1.5, "2", None, True):
+            with refused(InvalidData):
+                await store.forget("s", before=odd)  # type: ignore[arg-type]  # which is what is tried
+
+
+async def _told(store: ForgettingStore, session_id: str) -> list[AgentSession]:
+    """Return a session as of five versions, each of which shows all that was said before."""
+    kept = [await store.create(new_session("1", id=session_id))]
+    for number in range(2, 6):
+        kept.append(await store.save(note(say(kept[-1], str(number)), "state", f"{number}" * 400)))
+    return kept
+
+
+async def _run(store: ForgettingStore, session_id: str, run: str) -> AgentSession:
+    """Return a session after a run that was asked something and has answered."""
+    session = await _loaded(store, session_id)
+    asked, answer = Message.user(f"asked of {run}"), Message.assistant(f"said by {run}")
+    start = Entry("agent_start", {"base_version": session.version, "message": {"id": asked.id}}, run)
+    claim, first = await store.claim(
+        session_id, version=session.version, owner="ann", messages=[asked], entries=[start]
+    )
+    told = Entry("told", {"message": {"id": answer.id}}, run)
+    second = await store.append(claim, messages=[answer], entries=[told])
+    return await store.save(
+        tell(session, asked, answer),
+        claim=claim,
+        written={**first.written, **second.written},
+        entries=[Entry("agent_end", {}, run)],
+    )
+
+
+async def _loaded(store: Any, session_id: str, version: int | None = None) -> AgentSession:
+    session = await store.load(session_id, version)
+    assert session is not None
+    return session  # type: ignore[no-any-return]  # any store's
+
+
+async def _found(store: ForgettingStore, *words: str) -> list[str]:
+    """Return the sessions that words are found in."""
+    return [hit.session_id for word in words for hit in await store.search(word)]
+
+
+async def _assert_sound(store: Any) -> None:
+    """Nothing is missing that something shows, and nothing is left that nothing shows."""
+    assert [*await store.check()] == []
+    page = await store.list()
+    for info in page:
+        await store.dump(info.id)
+    assert page.damaged == ()
