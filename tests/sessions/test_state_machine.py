@@ -492,7 +492,8 @@ class Verbs(RuleBasedStateMachine):
             with pytest.raises(VersionForgotten):
                 self._do(self.face.session(session.id, oldest - 1))
         for each in self.naive.sessions.values():
-            self._check(each, older)
+            for place in range(len(each.kept)):
+                self._check(each, place)
             self._check_history(each)
 
     def _left(self, session: NaiveSession) -> list[str]:
