@@ -95,8 +95,8 @@ class PerdureSession:
     async def get_items(self, limit: int | None = None, *, wrapper: Run = None) -> list[TResponseInputItem]:
         """Return the items that are shown, or the newest of them, oldest first. `limit` is as in SQLiteSession."""
         most = resolve_session_limit(limit, self.session_settings)
-        shown = await self._home.run(self._shown(None if most is None or most < 0 else most, wrapper))
-        return [each.item for each in shown]
+        view = await self._home.run(self._view(wrapper))
+        return _items(view) if most is None or most < 0 else _newest_items(view, most)
 
     async def add_items(self, items: Sequence[TResponseInputItem], *, wrapper: Run = None) -> None:
         """Append items, all of them or none."""
@@ -125,7 +125,8 @@ class PerdureSession:
         kind = type(self)
         if kind.get_items is not PerdureSession.get_items or kind.add_items is not PerdureSession.add_items:
             return None  # a subclass may change what is read and written
-        shown = await self._home.run(self._shown(limit + 1))
+        view = await self._home.run(self._view(None))
+        shown = [*islice(_newest(view), limit + 1)][::-1]
         newest = shown[-limit:]
 
         async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
@@ -137,11 +138,11 @@ class PerdureSession:
 
         return _CompactionSnapshot([each.item for each in newest], len(shown) <= limit, replace_suffix)
 
-    async def _shown(self, most: int | None, run: Run = None) -> list[Shown]:
-        """Return the newest items, oldest first."""
+    async def _view(self, run: Run) -> Transcript:
+        """Return what is shown, and note which version a run has read."""
         session = await self._home.load(self._id)
         self._seen.note(run, 0 if session is None else session.version)
-        return [] if session is None else [*islice(_newest(session.state.transcript), most)][::-1]
+        return Transcript() if session is None else session.state.transcript
 
     async def _write(self, change: Change, run: Run) -> None:
         """Save what a change makes of the session. If the caller is cancelled, that is done before it hears of it."""
@@ -204,6 +205,22 @@ def _newest(view: Transcript) -> Iterator[Shown]:
         items: list[Any] = FORM.items(message)
         for place in range(len(items) - 1, -1, -1):
             yield Shown(items[place], message, place, from_end)
+
+
+def _items(messages: Iterable[Message]) -> list[TResponseInputItem]:
+    items: list[Any] = []
+    for message in messages:
+        items += FORM.items(message)
+    return items
+
+
+def _newest_items(view: Transcript, most: int) -> list[TResponseInputItem]:
+    """Return the newest items of a view, oldest first."""
+    start, items = len(view) - most, _items(view[max(0, len(view) - most) :])
+    while len(items) < most and start > 0:  # some messages have no items
+        stop, start = start, max(0, start - most)
+        items = _items(view[start:stop]) + items
+    return items[len(items) - most :] if len(items) > most else items
 
 
 def _messages(items: Iterable[Any]) -> tuple[Message, ...]:
