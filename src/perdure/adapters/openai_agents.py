@@ -95,8 +95,13 @@ class PerdureSession:
     async def get_items(self, limit: int | None = None, *, wrapper: Run = None) -> list[TResponseInputItem]:
         """Return the items that are shown, or the newest of them, oldest first. `limit` is as in SQLiteSession."""
         most = resolve_session_limit(limit, self.session_settings)
-        view = await self._home.run(self._view(wrapper))
-        return _items(view) if most is None or most < 0 else _newest_items(view, most)
+        if most is None or most < 0:
+            return _items(await self._view(wrapper))
+        view = await self._view(wrapper, last=most)
+        items = _items(view[max(0, len(view) - most) :])
+        if len(items) < most < len(view):  # some messages have no items
+            items = _items(await self._view(wrapper))
+        return items[max(0, len(items) - most) :]
 
     async def add_items(self, items: Sequence[TResponseInputItem], *, wrapper: Run = None) -> None:
         """Append items, all of them or none."""
@@ -125,7 +130,7 @@ class PerdureSession:
         kind = type(self)
         if kind.get_items is not PerdureSession.get_items or kind.add_items is not PerdureSession.add_items:
             return None  # a subclass may change what is read and written
-        view = await self._home.run(self._view(None))
+        view = await self._view(None)
         shown = [*islice(_newest(view), limit + 1)][::-1]
         newest = shown[-limit:]
 
@@ -138,9 +143,9 @@ class PerdureSession:
 
         return _CompactionSnapshot([each.item for each in newest], len(shown) <= limit, replace_suffix)
 
-    async def _view(self, run: Run) -> Transcript:
-        """Return what is shown, and note which version a run has read."""
-        session = await self._home.load(self._id)
+    async def _view(self, run: Run, *, last: int | None = None) -> Transcript:
+        """Return what is shown, of which no more than the last has to be read. Note which version a run has seen."""
+        session = await self._home.read(self._id, last=last)
         self._seen.note(run, 0 if session is None else session.version)
         return Transcript() if session is None else session.state.transcript
 
@@ -150,7 +155,7 @@ class PerdureSession:
 
     async def _written(self, change: Change, run: Run) -> None:
         while True:
-            session = await self._home.load(self._id)
+            session = await self._home.load(self._id, last=0 if isinstance(change, Appending) else None)
             if self._strict:
                 self._require_seen(session, run)
             before = self._home.new(self._id, name=self.session_id) if session is None else session
@@ -158,7 +163,7 @@ class PerdureSession:
             if after is before:
                 return
             try:
-                kept = await self._home.keep(after)
+                kept = await self._home.keep(after, whole=False)
             except SessionConflict:
                 continue  # somebody else was quicker: the same again on top of that
             self._seen.note(run, kept.version)
@@ -212,15 +217,6 @@ def _items(messages: Iterable[Message]) -> list[TResponseInputItem]:
     for message in messages:
         items += FORM.items(message)
     return items
-
-
-def _newest_items(view: Transcript, most: int) -> list[TResponseInputItem]:
-    """Return the newest items of a view, oldest first."""
-    start, items = len(view) - most, _items(view[max(0, len(view) - most) :])
-    while len(items) < most and start > 0:  # some messages have no items
-        stop, start = start, max(0, start - most)
-        items = _items(view[start:stop]) + items
-    return items[len(items) - most :] if len(items) > most else items
 
 
 def _messages(items: Iterable[Any]) -> tuple[Message, ...]:
