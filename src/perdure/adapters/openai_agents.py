@@ -80,7 +80,7 @@ class PerdureSession:
     async def fork(self, session_id: str, *, at: int | str | None = None, version: int | None = None) -> PerdureSession:
         """Return a new session that begins with what this one shows; nothing is copied.
 
-        `at` ends it before a message, by its number or id; `version` takes an older view.
+        `at` is how many messages it begins with, or the id of the last of them; `version` begins from an older view.
         """
         forked = PerdureSession(
             session_id,
