@@ -155,7 +155,7 @@ class PerdureSession:
 
     async def _written(self, change: Change, run: Run) -> None:
         while True:
-            session = await self._home.load(self._id, last=0 if isinstance(change, Appending) else None)
+            session = await self._home.read(self._id, last=0 if isinstance(change, Appending) else None)
             if self._strict:
                 self._require_seen(session, run)
             before = self._home.new(self._id, name=self.session_id) if session is None else session
