@@ -31,6 +31,8 @@ class Home:
         self.agent = AgentDefinition(framework, description=f"Kept for {framework} by an adapter.")
         self.shared: SharedStore = shared(store)
         self.owner = owner
+        self._reads_ends = hasattr(self.shared, "glance")
+        """Whether it is a store of perdure's, and not one of the caller's own with fewer verbs."""
 
     @property
     def store(self) -> Store:
@@ -50,14 +52,25 @@ class Home:
         named = SessionId.of(*names)
         return named if self.owner is None else SessionId.under(self.owner, named)
 
-    async def load(self, session_id: SessionId, version: int | None = None) -> AgentSession | None:
-        """Return a session of this framework, None if there is none.
+    async def load(
+        self, session_id: SessionId, version: int | None = None, *, last: int | None = None
+    ) -> AgentSession | None:
+        """Return a session of this framework, None if there is none. With `last`, only the end of its view is read.
 
         SessionConflict if another agent has that id, and SessionNotActive if it has been deleted.
         """
-        session = await self.store.load(session_id, version)
+        bounded = {"last": last} if last is not None and self._reads_ends else {}
+        session = await self.store.load(session_id, version, **bounded)
         if session is not None:
             self._require_own(session)
+        return session
+
+    async def read(self, session_id: SessionId, *, last: int | None = None) -> AgentSession | None:
+        """Return the same to a task of any event loop: at once if it is at hand."""
+        session = self.store.glance(session_id, last=last) if self._reads_ends else None
+        if session is None:
+            return await self.run(self.load(session_id, last=last))
+        self._require_own(session)
         return session
 
     def _require_own(self, session: AgentSession) -> None:
@@ -91,9 +104,16 @@ class Home:
                 if error.agent is not None:
                     raise
 
-    async def keep(self, session: AgentSession) -> AgentSession:
-        """Save a session, or create it. SessionConflict if somebody else did meanwhile."""
-        return await (self.store.save(session) if session.version else self.store.create(session))
+    async def keep(self, session: AgentSession, *, whole: bool = True) -> AgentSession:
+        """Save a session, or create it. SessionConflict if somebody else did meanwhile.
+
+        Unless it is to be returned `whole`, what was not read of its view is not read now either.
+        """
+        if not session.version:
+            return await self.store.create(session)
+        if whole or not self._reads_ends:
+            return await self.store.save(session)
+        return await self.store.save(session, whole=False)
 
     def chat(self, session_id: SessionId) -> Chat:
         """Return every verb of perdure for a session, to be awaited in the event loop of the caller."""

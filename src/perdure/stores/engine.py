@@ -255,6 +255,10 @@ class Engine:
                 return found
         return await self.run(load.job)
 
+    def is_as_known(self, load: Fetch[Any]) -> bool:
+        """Tell whether a session is as it is known, without waiting; False if that takes a wait to find out."""
+        return False
+
     async def page(self, page: Request[T]) -> T:
         """Read a page of a list."""
         return await self.run(page.job)

@@ -20,6 +20,7 @@ from perdure.errors import (
     StoreError,
     UnreadableFile,
 )
+from perdure.model.checks import expect, expect_count
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, Text
@@ -55,13 +56,13 @@ from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
 from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
 from perdure.stores.format import packing
-from perdure.stores.format.placement import Placement, is_at_hand
+from perdure.stores.format.placement import Placement, has_end, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
-from perdure.stores.tapes import consolidate
+from perdure.stores.tapes import consolidate, with_end_read
 
 _LAST_WORD = 5.0
 _DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile)
@@ -140,11 +141,14 @@ class Store:
         entries: Sequence[Entry] = (),
         taken: int = 0,
         key: Key | None = None,
+        whole: bool = True,
     ) -> AgentSession:
+        """Save a session. Unless it is to be returned `whole`, what was not read of its view is not read now either."""
         checked.save(session, claim, written, entries, taken, key)
+        expect(whole, bool, "$.whole")
         change = self._kept_as(session, written, claim, entries, taken, key)
         kept: CachedSession = await self._engine.commit(change)
-        return kept.session if kept.at_hand else await self._read_again(change, kept)
+        return kept.session if kept.at_hand or not whole else await self._read_again(change, kept)
 
     async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
         checked.save_all(changes)
@@ -240,16 +244,24 @@ class Store:
             raise StoreError(f"This store is not open. Use it inside `async with {type(self).__name__}(…) as store:`.")
         return origin
 
-    async def load(self, session_id: str, version: int | None = None) -> AgentSession | None:
+    async def load(
+        self, session_id: str, version: int | None = None, *, last: int | None = None
+    ) -> AgentSession | None:
+        """Return a session. With `last`, only so many messages at the end of its view are read, or a few more.
+
+        To look at one that was not read raises NotLoaded. Such a session can be appended to, and saved.
+        """
         key, version = SessionId(session_id), checked_version(version)
+        if last is not None:
+            expect_count(last, "$.last")
         if version is not None and not 0 < version <= LAST:
             return None
         cached = self._cache.recall(key)
-        load = Load(key, version, self._origin, cached, self._values)
+        load = Load(key, version, self._origin, cached, self._values, last=last)
         loaded = await self._engine.fetch(load)
         if loaded is not None and cached is not None and loaded.erasures != cached.erasures:
             # Something was erased since: what is at hand may be what was erased.
-            load = Load(key, version, self._origin, None, self._values)
+            load = Load(key, version, self._origin, None, self._values, last=last)
             loaded = await self._engine.fetch(load)
         if loaded is None:
             self._cache.forget(key)
@@ -258,10 +270,27 @@ class Store:
             assert cached is not None
             return cached.session
         session = self._assembled(load, loaded)
+        is_whole = load.last is None or is_at_hand(session)
+        if load.last is not None and not (is_whole or has_end(session.state.transcript, load.last)):
+            return await self.load(session_id, version)  # the end begins inside a block
         if version is None or (cached is not None and version == cached.session.version):
             metadata = loaded.head.stored_metadata(loaded.values)
-            self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values), metadata=metadata))
+            known = CachedSession(
+                session, loaded.erasures, frozenset(loaded.values), at_hand=is_whole, metadata=metadata
+            )
+            self._cache.keep(key, known)
         return session
+
+    def glance(self, session_id: str, *, last: int | None = None) -> AgentSession | None:
+        """Return the newest version of a session if it is at hand, or so much of its end; None if it has to be loaded.
+
+        It waits for nothing and may be called in any thread.
+        """
+        cached = self._cache.recall(SessionId(session_id))
+        if cached is None or not self._engine.origin:
+            return None
+        load = Load(cached.session.id, None, self._engine.origin, cached, last=last)
+        return cached.session if load.may_be_at_hand and self._engine.is_as_known(load) else None
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
         assert loaded.head is not None
@@ -269,6 +298,10 @@ class Store:
             load.tapes.put(log, start, messages)
         key = loaded.head.head.definition
         session = loaded.head.session(loaded.values, load.tapes.span, self._definitions.recall(key))
+        if load.last is not None:
+            context = session.state.context
+            context = replace(context, transcript=with_end_read(context.transcript, load.tapes))
+            session = replace(session, state=replace(session.state, context=context))
         self._definitions.keep(key, session.definition)
         self._values.keep(key, loaded.values[key])
         return session

@@ -82,6 +82,14 @@ class TapeCache:
         else:
             grow(tape, start, messages)
 
+    def parted(self, span: Span) -> Sequence[Span]:
+        """Return a span that has not been read as two, if there is a tape with its end."""
+        assert span.tape.ref is not None
+        for tape in self._tapes.get(span.tape.ref.key, ()):
+            if span.start < tape.base < span.stop <= tape.end:
+                return Span(span.tape, span.start, tape.base), Span(tape, tape.base, span.stop)
+        return (span,)
+
     def span(self, log: int | str, start: int, stop: int) -> Span:
         for tape in self._tapes.get(log, ()):
             if tape.base <= start and stop <= tape.end:
@@ -90,6 +98,14 @@ class TapeCache:
         if unread is None:
             unread = self._unread[log] = Tape(None, LogRef(self._origin, log))
         return Span(unread, start, stop)
+
+
+def with_end_read(view: Transcript, tapes: TapeCache) -> Transcript:
+    """Return a view with each span that was not read parted in two, if its end was."""
+    pieces: list[Piece] = []
+    for piece in view.pieces:
+        pieces += tapes.parted(piece) if isinstance(piece, Span) and piece.tape.items is None else (piece,)
+    return Transcript(pieces)
 
 
 _growing = threading.Lock()

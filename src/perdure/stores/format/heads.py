@@ -276,10 +276,12 @@ class StoredHead:
                 raise CorruptRecord(self._where[0], f"value {key}", str(error)) from None
         return self._named.get(key, [])
 
-    def wanted(self, values: Mapping[str, bytes]) -> list[Stretch]:
-        """The stretches of logs that the session shows: its view, and its last run's output."""
+    def wanted(self, values: Mapping[str, bytes], last: int | None = None) -> list[Stretch]:
+        """The stretches of logs that the session shows: its view, or the end of it, and its last run's output."""
         with self._damage():
             found = [*_shown(self._pieces(values), values)]
+            if last is not None:
+                found = _end_of(found, last)
             execution = self._part("execution", values)
             if execution is not None:
                 found += _outputs(codec.decode_plain(execution), values)
@@ -425,6 +427,17 @@ def _shown(pieces: Iterable[Any], values: Mapping[str, bytes]) -> Iterator[Stret
         else:
             log, start, stop = piece
             yield log, start, stop
+
+
+def _end_of(stretches: list[Stretch], last: int) -> list[Stretch]:
+    """Return the end of a view: stretches with so many messages."""
+    found: list[Stretch] = []
+    for log, start, stop in reversed(stretches):
+        if last <= 0:
+            break
+        found.append((log, max(start, stop - last), stop))
+        last -= stop - start
+    return found[::-1]
 
 
 def _outputs(execution: Mapping[str, Any], values: Mapping[str, bytes]) -> Iterator[Stretch]:

@@ -235,6 +235,17 @@ def is_at_hand(session: AgentSession) -> bool:
     return all(map(_is_view_at_hand, shown))
 
 
+def has_end(view: Transcript, last: int) -> bool:
+    """Whether so many messages at the end of a view are in memory."""
+    for span in reversed(tuple(view.spans())):
+        if last <= 0:
+            break
+        if span.tape.items is None:
+            return False
+        last -= len(span)
+    return True
+
+
 def _is_view_at_hand(view: Transcript) -> bool:
     if isinstance(view.found, Settled) and view.found.is_at_hand:
         return True

@@ -15,7 +15,8 @@ from perdure.model.message import Message
 from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Count, Job, Select
 from perdure.stores.format.heads import StoredHead, unpacked_head
-from perdure.stores.format.rows import Values, checksum, seed_of
+from perdure.stores.format.placement import has_end
+from perdure.stores.format.rows import Stretch, Values, checksum, seed_of
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
 from perdure.stores.jobs.lines import noted_by_owners
 from perdure.stores.jobs.oldest import first_version
@@ -42,7 +43,10 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """A session asked for, as of a version or the newest. `known` is what is at hand of it."""
+    """A session asked for, as of a version or the newest. `known` is what is at hand of it.
+
+    With `last`, no more is read of its view than so many messages at the end. What was at hand as a whole stays so.
+    """
 
     def __init__(
         self,
@@ -51,11 +55,14 @@ class Load:
         origin: str,
         known: CachedSession | None = None,
         cached: Mapping[str, bytes] = {},
+        *,
+        last: int | None = None,
     ) -> None:
         self.session_id = session_id
         self.version = version
         self.known = known
         self.cached = cached
+        self.last = None if known is not None and known.at_hand else last
         self._origin = origin
         self._tapes: TapeCache | None = None
 
@@ -68,9 +75,15 @@ class Load:
 
     @property
     def may_be_at_hand(self) -> bool:
-        """Tell whether all of it is at hand, if it is still as it is known."""
+        """Tell whether all of it that is asked for is at hand, if it is still as it is known."""
         known = self.known
-        return known is not None and known.at_hand and self.version in (None, known.session.version)
+        if known is None or self.version not in (None, known.session.version):
+            return False
+        return known.at_hand or (self.last is not None and has_end(known.session.state.transcript, self.last))
+
+    def missing(self, head: StoredHead, values: Values) -> list[Stretch]:
+        """Return the stretches of logs that have to be read."""
+        return self.tapes.missing(head.wanted(values, self.last))
 
     def is_current(self) -> Job[Loaded | None]:
         """Look whether the session is as it is known; None if it is not."""
@@ -104,7 +117,7 @@ def _load(asked: Load) -> Job[Loaded | None]:
     head = StoredHead(unpacked_head(body, crc, session_id, sid, wanted), session_id, wanted)
     values = yield from gather(session_id, head, asked.cached)
     fetched = []
-    for each, start, stop in asked.tapes.missing(head.wanted(values)):
+    for each, start, stop in asked.missing(head, values):
         fetched.append((each, start, (yield from read_messages(session_id, each, start, stop))))
     erasures = yield from count_of_erasures()
     return Loaded(erasures, head, values, fetched, Place(sid, log, msg_end, evt_end))

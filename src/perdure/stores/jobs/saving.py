@@ -57,6 +57,8 @@ from perdure.stores.tapes import without
 Pack = Callable[[bytes], bytes]
 """What makes the body of a row smaller, if the engine wants it so."""
 _NONE: frozenset[Any] = frozenset()
+_FEW = 3
+"""A save of so many messages is packed, as most of it is its head."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -214,9 +216,11 @@ class Keep(Change):
         note_settled(kept.state.transcript, self.origin)
         body, values, metadata = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run, at_hand=known)
         is_fork = self.is_new and kept.info.parent_id is not None
-        if is_fork or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
+        is_mostly_head = is_fork or len(self.messages) <= _FEW
+        if is_mostly_head or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
-            # A fork is little more than its head, and there may be very many.
+            # A fork is little more than its head, and there may be very many. So is a save of a few messages: the
+            # frameworks' runners make several in a turn.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else _NONE

@@ -217,7 +217,7 @@ class _Open:
 async def _load(connection: Connection, load: Load) -> Loaded | None:
     """Read a session by one statement, and by a few more what that has not fetched along."""
     session_id = load.session_id
-    asked = {"id": session_id, "version": load.version, "cold": load.known is None}
+    asked = {"id": session_id, "version": load.version, "cold": load.known is None and load.last is None}
     rows = await fetched(connection, _LOAD, asked)
     if not rows:
         return None
@@ -233,7 +233,7 @@ async def _load(connection: Connection, load: Load) -> Loaded | None:
         tapes = TapeCache("")
         for stretch in along:
             tapes.put(*stretch)
-    for log, start, stop in tapes.missing(head.wanted(values)):
+    for log, start, stop in tapes.missing(head.wanted(values, load.last)):
         job = read_messages(session_id, log, start, stop)
         along.append((log, start, await ask(connection, queries_of(job, None))))
     return Loaded(erasures, head, values, along, place)

@@ -144,6 +144,18 @@ class SqliteEngine(IndexedEngine):
         )
         return await opened.writer.ask(job, change.finish, brief=said <= _BRIEF and not has_files)
 
+    def is_as_known(self, load: Fetch[Any]) -> bool:
+        assert isinstance(load, Load)
+        assert load.known is not None
+        opened = self._open
+        if opened is None:
+            return False
+        try:
+            seen = opened.peek(_PEEK, (str(load.session_id),))
+        except StoreError:  # who loads it is told; or it is being closed
+            return False
+        return bool(seen == (load.known.session.version, load.known.erasures))
+
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
             # By one statement, since most loads need no more. What is not as it is known, the job looks into.

@@ -50,7 +50,7 @@ def read_short(load: Load, db: apsw.Connection) -> Loaded | None:
     values = _values(load, head, db)
     if values is None:
         return None
-    gaps = load.tapes.missing(head.wanted(values))
+    gaps = load.missing(head, values)
     if sum(stop - start for _, start, stop in gaps) > FEW:
         return None
     fetched = []
