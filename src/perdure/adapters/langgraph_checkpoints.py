@@ -1,0 +1,267 @@
+"""A checkpoint of LangGraph as a version of a session: what it says, and how it is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    PendingWrite,
+    get_checkpoint_metadata,
+    writes_sort_key,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from msgspec.structs import replace
+
+from perdure.adapters.langgraph_messages import MessageViews, View, are_messages
+from perdure.adapters.langgraph_values import PLAIN, kept, value_of
+from perdure.model.ids import now
+from perdure.model.session import AgentSession
+from perdure.model.transcript import Transcript
+from perdure.model.value import EMPTY, JSON
+from perdure.protocols import Entry, JournalEntry
+
+NOTE = "langgraph"
+"""The key in a session's metadata of what a checkpoint says beside its channels."""
+_CHANNEL = "channel/"
+"""What the keys of channels begin with."""
+_WRITES = "langgraph.writes"
+"""The kind of the entries on record that keep a task's writes. Their run is the checkpoint that they belong to."""
+
+
+class Place(NamedTuple):
+    """Where a checkpoint is: its thread, its namespace there, and its id; the newest one, if it has none."""
+
+    thread: str
+    ns: str = ""
+    id: str | None = None
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> Place:
+        given = config["configurable"]
+        return cls(str(given["thread_id"]), given.get("checkpoint_ns") or "", given.get("checkpoint_id") or None)
+
+    @property
+    def config(self) -> RunnableConfig:
+        named = {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": self.id}
+        return {"configurable": named}
+
+    @property
+    def outer(self) -> Place:
+        """The namespace that has called this one; the thread's own is the outermost."""
+        return Place(self.thread, self.ns.rpartition("|")[0])
+
+
+class Codec(NamedTuple):
+    """How values are written and read: by the serializer of the moment, with what is known of messages."""
+
+    serde: SerializerProtocol
+    views: MessageViews
+
+
+class StoredCheckpoint:
+    """A version of a session as a checkpoint. A session that was made for what came ahead of one has no id yet."""
+
+    __slots__ = ("_note", "session")
+
+    def __init__(self, session: AgentSession) -> None:
+        self.session = session
+        self._note: Mapping[str, Any] = session.state.metadata.get(NOTE, EMPTY)
+
+    @property
+    def id(self) -> str | None:
+        return self._note.get("id")
+
+    @property
+    def parent(self) -> str | None:
+        return self._note.get("parent")
+
+    @property
+    def latest(self) -> str | None:
+        """The greatest id of the session's checkpoints up to this version."""
+        return self._note.get("latest")
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the ids of the checkpoints up to this version came in ascending order."""
+        return bool(self._note.get("in_order", True))
+
+    @property
+    def is_put(self) -> bool:
+        """Whether this version was saved by LangGraph, and not by a verb of perdure's since, or as a fork."""
+        return self._note.get("version") == self.session.version
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The thread and the namespace that this was saved for. A fork has another's."""
+        return self._note.get("thread", ""), self._note.get("ns", "")
+
+    @property
+    def metadata(self) -> CheckpointMetadata:
+        found: CheckpointMetadata = value_of(self._note["metadata"], PLAIN)
+        return found
+
+    def has_channel(self, name: str) -> bool:
+        return self._shown == name or _CHANNEL + name in self.session.state.metadata
+
+    def channel(self, name: str, codec: Codec) -> Any:
+        """Return the value of one channel that it has."""
+        if self._shown == name:
+            return codec.views.messages(self.session.state.transcript, codec.serde)
+        return value_of(self.session.state.metadata[_CHANNEL + name], codec.serde)
+
+    def checkpoint(self, codec: Codec) -> Checkpoint:
+        """Return what LangGraph has saved."""
+        found = self._without_channels(codec)
+        metadata = self.session.state.metadata
+        values = {
+            key.removeprefix(_CHANNEL): value_of(stored, codec.serde)
+            for key, stored in metadata.items()
+            if key.startswith(_CHANNEL)
+        }
+        if self._shown is not None:
+            values[self._shown] = codec.views.messages(self.session.state.transcript, codec.serde)
+        checkpoint: Checkpoint = {**found, "channel_values": values}
+        return checkpoint
+
+    def _without_channels(self, codec: Codec) -> Any:
+        return value_of(self._note["checkpoint"], codec.serde)
+
+    @property
+    def _shown(self) -> str | None:
+        """The channel whose messages are the transcript; None if there is none."""
+        return self._note.get("shown")
+
+    def tuple_at(self, place: Place, writes: Iterable[JournalEntry], codec: Codec) -> CheckpointTuple:
+        """Return it as LangGraph reads it, with the writes that wait for the next step."""
+        parent = None if self.parent is None else place._replace(id=self.parent).config
+        return CheckpointTuple(
+            place._replace(id=self.id).config,
+            self.checkpoint(codec),
+            self.metadata,
+            parent,
+            read_writes(writes, codec.serde),
+        )
+
+    def kept_channels(self, versions: Mapping[str, Any], new: ChannelVersions, codec: Codec) -> dict[str, JSON]:
+        """Return the channels that are the same at these versions, as they are stored."""
+        own = self._without_channels(codec)["channel_versions"] if self.id is not None else {}
+        metadata = self.session.state.metadata
+        return {
+            name: metadata[_CHANNEL + name]
+            for name, version in versions.items()
+            if name not in new and own.get(name) == version and _CHANNEL + name in metadata
+        }
+
+
+class NewCheckpoint(NamedTuple):
+    """A checkpoint that is to be saved."""
+
+    place: Place
+    """Where its parent is."""
+    checkpoint: Checkpoint
+    metadata: CheckpointMetadata
+    new_versions: ChannelVersions
+    config: RunnableConfig
+    messages: str
+    """The channel that becomes the transcript."""
+
+    @property
+    def id(self) -> str:
+        return self.checkpoint["id"]
+
+    @property
+    def saved_at(self) -> RunnableConfig:
+        return self.place._replace(id=self.id).config
+
+    def begins_thread(self) -> bool:
+        """Return whether this is the first checkpoint of what takes itself for a thread's first run."""
+        return self.metadata.get("source") == "input" and self.metadata.get("step") == -1
+
+    def branches_off(self) -> bool:
+        """Return whether somebody has asked for another branch."""
+        return self.metadata.get("source") in ("fork", "update")
+
+    def on_top_of(
+        self, head: StoredCheckpoint, base: StoredCheckpoint, view: Transcript, codec: Codec
+    ) -> tuple[AgentSession, View]:
+        """Return the session's next version: what is the same in the base is not stored again.
+
+        The messages are compared with a view, which is the base's or that of the graph that has called this one.
+        """
+        values = self.checkpoint["channel_values"]
+        wanted = values.get(self.messages)
+        is_shown = self.messages in values and are_messages(wanted)
+        own_view = base.session.state.transcript
+        drawn = codec.views.view(view, wanted, codec.serde) if is_shown else View(own_view, ())
+        is_parents = base.id is not None and base.id == self.place.id
+        known = base.kept_channels(self.checkpoint["channel_versions"], self.new_versions, codec) if is_parents else {}
+        channels = {
+            _CHANNEL + name: known[name] if name in known else kept(value, codec.serde)
+            for name, value in values.items()
+            if not (is_shown and name == self.messages)
+        }
+        own = {key: value for key, value in head.session.state.metadata.items() if not _is_ours(key)}
+        note = self._note(head, codec, shown=self.messages if is_shown else None)
+        state = head.session.state
+        context = replace(state.context, transcript=drawn.transcript, metadata={**own, **channels, NOTE: note})
+        return head.session.with_state(state.with_context(context)), drawn
+
+    def _note(self, head: StoredCheckpoint, codec: Codec, *, shown: str | None) -> dict[str, JSON]:
+        rest = {key: value for key, value in self.checkpoint.items() if key != "channel_values"}
+        metadata = get_checkpoint_metadata(self.config, self.metadata)
+        return {
+            "thread": self.place.thread,
+            "ns": self.place.ns,
+            "id": self.id,
+            "parent": self.place.id,
+            "version": head.session.version + 1,
+            "latest": self.id if head.latest is None else max(head.latest, self.id),
+            "in_order": head.is_in_order and (head.latest is None or head.latest <= self.id),
+            "shown": shown,
+            "checkpoint": kept(rest, codec.serde),
+            "metadata": kept(metadata, PLAIN),
+        }
+
+
+def _is_ours(key: str) -> bool:
+    return key == NOTE or key.startswith(_CHANNEL)
+
+
+def writes_entry(
+    place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str, serde: SerializerProtocol
+) -> Entry:
+    """Return the writes of a task as an entry of the record."""
+    told = [
+        [WRITES_IDX_MAP.get(channel, at), channel, kept(value, serde)] for at, (channel, value) in enumerate(writes)
+    ]
+    body: JSON = {"task": task, "path": path, "at": now().timestamp(), "writes": told}
+    return Entry(_WRITES, body, place.id)
+
+
+def are_writes(entry: JournalEntry) -> bool:
+    return entry.kind == _WRITES
+
+
+def read_writes(entries: Iterable[JournalEntry], serde: SerializerProtocol) -> list[PendingWrite]:
+    """Return the writes of a checkpoint's tasks in LangGraph's order.
+
+    What a task has written stays if the task writes again; errors, interrupts and answers to them are replaced.
+    """
+    found: dict[tuple[str, int], tuple[str, str, JSON]] = {}
+    for entry in entries:
+        if not are_writes(entry):
+            continue
+        body: Any = entry.body
+        replaces = all(at < 0 for at, _, _ in body["writes"])
+        for at, channel, value in body["writes"]:
+            if replaces or (body["task"], at) not in found:
+                found[body["task"], at] = body["path"], channel, value
+    in_order = sorted(found.items(), key=lambda each: writes_sort_key(each[1][0], *each[0]))
+    return [(task, channel, value_of(value, serde)) for (task, _), (_, channel, value) in in_order]
