@@ -23,7 +23,7 @@ from typing import (
 
 import msgspec
 
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, InvalidSessionFile, UnreadableFile
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
@@ -34,7 +34,7 @@ from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY, JSON, Value, brief
+from perdure.model.value import EMPTY, JSON, Value, brief, freeze
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -543,6 +543,42 @@ class Previews(Protocol):
 
     async def previews(self, session_ids: Iterable[str]) -> Mapping[str, Preview]:
         """Return a preview of each session. One that is not there is left out; a damaged one stops no other."""
+        ...
+
+
+Damage = CorruptRecord | InvalidSessionFile | UnreadableFile
+"""Why a session that is there could not be read."""
+
+
+class SessionHead(msgspec.Struct, frozen=True):
+    """A session without what it shows: its header, its definition and its metadata."""
+
+    info: AgentSessionInfo
+    definition: AgentDefinition
+    metadata: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze(self, "metadata")
+
+
+class SessionHeads(dict[str, SessionHead]):
+    """Heads of sessions by their ids, and what is wrong with those that could not be read."""
+
+    def __init__(self, heads: Mapping[str, SessionHead] = EMPTY, damaged: Mapping[str, Damage] = EMPTY) -> None:
+        super().__init__(heads)
+        self.damaged = damaged
+        """The sessions that are there and damaged, by their ids."""
+
+
+@runtime_checkable
+class Heads(Protocol):
+    """A store that reads sessions without their views: the cost follows the heads, however long the sessions are."""
+
+    async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
+        """Return the newest head of each session, in the order of the ids.
+
+        One that is not there is left out. So is a damaged one, which `damaged` has instead: it stops no other.
+        """
         ...
 
 
