@@ -33,9 +33,9 @@ from perdure.sessions.chat import Chat
 class PerdureSaver(BaseCheckpointSaver[Any]):
     """Keeps the threads of LangGraph in a store of perdure: `builder.compile(checkpointer=PerdureSaver())`.
 
-    `store` is a URL or a store; without one it is the store that the command line uses. `owner` keeps one user's threads
-    apart. With `strict`, a run that would continue beside another on the same thread raises SessionConflict; LangGraph's
-    own savers silently drop the work of one. `messages` names the channel that is the conversation.
+    `store` is a URL or a store; without one it is the store that the command line uses. `owner` keeps the threads of
+    one user apart. With `strict`, a run that would continue beside another on the same thread raises SessionConflict;
+    LangGraph's own savers silently drop the work of one. `messages` names the channel that is the conversation.
     """
 
     def __init__(

@@ -108,11 +108,11 @@ class StoredCheckpoint:
         return found
 
     def has_channel(self, name: str) -> bool:
-        return self._shown == name or _CHANNEL + name in self.session.state.metadata
+        return self.shown == name or _CHANNEL + name in self.session.state.metadata
 
     def channel(self, name: str, codec: Codec) -> Any:
         """Return the value of one channel that it has."""
-        if self._shown == name:
+        if self.shown == name:
             return codec.views.messages(self.session.state.transcript, codec.serde)
         return value_of(self.session.state.metadata[_CHANNEL + name], codec.serde)
 
@@ -125,16 +125,20 @@ class StoredCheckpoint:
             for key, stored in metadata.items()
             if key.startswith(_CHANNEL)
         }
-        if self._shown is not None:
-            values[self._shown] = codec.views.messages(self.session.state.transcript, codec.serde)
-        checkpoint: Checkpoint = {**found, "channel_values": values}
-        return checkpoint
+        if self.shown is not None:
+            values[self.shown] = codec.views.messages(self.session.state.transcript, codec.serde)
+        found["channel_values"] = values
+        return found
 
-    def _without_channels(self, codec: Codec) -> Any:
-        return value_of(self._note["checkpoint"], codec.serde)
+    def channel_versions(self, codec: Codec) -> ChannelVersions:
+        return self._without_channels(codec)["channel_versions"]
+
+    def _without_channels(self, codec: Codec) -> Checkpoint:
+        found: Checkpoint = value_of(self._note["checkpoint"], codec.serde)
+        return found
 
     @property
-    def _shown(self) -> str | None:
+    def shown(self) -> str | None:
         """The channel whose messages are the transcript; None if there is none."""
         return self._note.get("shown")
 
@@ -148,16 +152,6 @@ class StoredCheckpoint:
             parent,
             read_writes(writes, codec.serde),
         )
-
-    def kept_channels(self, versions: Mapping[str, Any], new: ChannelVersions, codec: Codec) -> dict[str, JSON]:
-        """Return the channels that are the same at these versions, as they are stored."""
-        own = self._without_channels(codec)["channel_versions"] if self.id is not None else {}
-        metadata = self.session.state.metadata
-        return {
-            name: metadata[_CHANNEL + name]
-            for name, version in versions.items()
-            if name not in new and own.get(name) == version and _CHANNEL + name in metadata
-        }
 
 
 class NewCheckpoint(NamedTuple):
@@ -196,22 +190,34 @@ class NewCheckpoint(NamedTuple):
         The messages are compared with a view, which is the base's or that of the graph that has called this one.
         """
         values = self.checkpoint["channel_values"]
-        wanted = values.get(self.messages)
-        is_shown = self.messages in values and are_messages(wanted)
+        same = self._same_as(base, codec)
+        wanted: Any = values.get(self.messages)
+        is_shown = are_messages(wanted)
+        is_known = not is_shown or (self.messages in same and base.shown == self.messages)
         own_view = base.session.state.transcript
-        drawn = codec.views.view(view, wanted, codec.serde) if is_shown else View(own_view, ())
-        is_parents = base.id is not None and base.id == self.place.id
-        known = base.kept_channels(self.checkpoint["channel_versions"], self.new_versions, codec) if is_parents else {}
+        drawn = View(own_view, ()) if is_known else codec.views.view(view, wanted, codec.serde)
+        stored = base.session.state.metadata
         channels = {
-            _CHANNEL + name: known[name] if name in known else kept(value, codec.serde)
+            key: stored[key] if name in same and key in stored else kept(value, codec.serde)
             for name, value in values.items()
             if not (is_shown and name == self.messages)
+            for key in (_CHANNEL + name,)
         }
         own = {key: value for key, value in head.session.state.metadata.items() if not _is_ours(key)}
         note = self._note(head, codec, shown=self.messages if is_shown else None)
         state = head.session.state
         context = replace(state.context, transcript=drawn.transcript, metadata={**own, **channels, NOTE: note})
         return head.session.with_state(state.with_context(context)), drawn
+
+    def _same_as(self, base: StoredCheckpoint, codec: Codec) -> set[str]:
+        """Return the channels that nobody has written to since the base, which has to be the parent."""
+        if base.id is None or base.id != self.place.id:
+            return set()
+        then = base.channel_versions(codec)
+        now_there = self.checkpoint["channel_versions"]
+        return {
+            name for name, version in now_there.items() if name not in self.new_versions and then.get(name) == version
+        }
 
     def _note(self, head: StoredCheckpoint, codec: Codec, *, shown: str | None) -> dict[str, JSON]:
         rest = {key: value for key, value in self.checkpoint.items() if key != "channel_values"}

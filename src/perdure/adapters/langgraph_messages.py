@@ -57,6 +57,9 @@ _KINDS: Mapping[str, type[BaseMessage]] = {
         ChatMessageChunk,
     )
 }
+_FIELDS: Mapping[type[BaseMessage], tuple[str, ...]] = {kind: tuple(kind.model_fields) for kind in _KINDS.values()}
+"""In the order in which pydantic has them."""
+_NAMES: Mapping[type[BaseMessage], set[str]] = {kind: set(names) for kind, names in _FIELDS.items()}
 _ROLES: tuple[tuple[type[BaseMessage], Role], ...] = (
     (HumanMessage, "user"),
     (AIMessage, "assistant"),
@@ -64,63 +67,61 @@ _ROLES: tuple[tuple[type[BaseMessage], Role], ...] = (
     (FunctionMessage, "tool"),
     (ChatMessage, "user"),
 )
-_SCALARS = frozenset({str, int, float, bool, type(None)})
 _LONGEST_ID = 200
 _MOST = 100_000
 """How many messages are remembered. Those of a thread that is used come first."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
+_NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 _set = object.__setattr__
 
 
 def are_messages(value: Any) -> bool:
     """Return whether a channel has what a transcript can keep: a list of messages and nothing else."""
-    return type(value) is list and all(isinstance(each, BaseMessage) for each in value)
+    return type(value) is list and all(type(each) in _NAMES or isinstance(each, BaseMessage) for each in value)
 
 
 class Mold:
-    """One message taken apart: equal ones are made of it quickly, and others compared with it.
+    """One message as bytes: equal ones are made of it quickly, and others compared with it.
 
-    pydantic would take a hundred times as long to make one, and LangGraph wants all of a thread's for each turn.
+    pydantic would take ten times as long to make one, and LangGraph wants all of a thread's for each turn.
     """
 
-    __slots__ = ("_extra", "_fields", "_kind", "_nested", "_packed", "_slots")
+    __slots__ = ("_names", "extra", "fields", "id", "kind")
 
-    def __init__(self, kind: type[BaseMessage], data: dict[str, Any]) -> None:
-        slots = kind.model_fields.keys()
-        self._kind = kind
-        self._slots = set(data)
-        self._fields = {key: value for key, value in data.items() if key in slots}
-        self._extra = {key: value for key, value in data.items() if key not in slots}
-        self._nested = tuple(key for key, value in self._fields.items() if type(value) not in _SCALARS)
-        self._packed = _pack([[self._fields[key] for key in self._nested], self._extra])
-
-    @property
-    def id(self) -> str | None:
-        own_id: str | None = self._fields["id"]
-        return own_id
+    def __init__(self, kind: type[BaseMessage], data: Mapping[str, Any]) -> None:
+        self.kind = kind
+        self.fields = _pack({key: data[key] for key in _FIELDS[kind]})
+        self.extra = {key: value for key, value in data.items() if key not in _NAMES[kind]}
+        self._names = _NAMES[kind] | self.extra.keys() if self.extra else _NAMES[kind]
+        self.id: str | None = data["id"]
 
     def make(self) -> BaseMessage:
         """Return a message of its own, which its receiver may change."""
-        nested, extra = _unpack(self._packed)
-        fields = self._fields.copy()
-        fields.update(zip(self._nested, nested, strict=True))
-        made = self._kind.__new__(self._kind)
-        _set(made, "__dict__", fields)
-        _set(made, "__pydantic_fields_set__", self._slots.copy())
-        _set(made, "__pydantic_extra__", extra)
+        made = self.kind.__new__(self.kind)
+        _set(made, "__dict__", _unpack(self.fields))
+        # One for all of a kind: it has every field in it, so that a message which is changed leaves it as it is.
+        _set(made, "__pydantic_fields_set__", self._names)
+        _set(made, "__pydantic_extra__", copy.deepcopy(self.extra) if self.extra else {})
         _set(made, "__pydantic_private__", None)
         return made
 
     def is_of(self, message: BaseMessage) -> bool:
-        """Return whether a message says just this."""
-        if type(message) is not self._kind:
+        """Return whether a message says just this: the same in the same order, and 1 is not 1.0."""
+        if type(message) is not self.kind:
             return False
-        if message.__dict__ == self._fields and (message.__pydantic_extra__ or {}) == self._extra:
-            return True
-        # A tuple, say, is a list once it has been stored. Few get here: what is new has another id.
-        return message.id == self.id and _data_of(message) == self._fields | self._extra
+        try:
+            if _pack(message.__dict__) == self.fields:
+                return (message.__pydantic_extra__ or {}) == self.extra
+        except _NOT_JSON:
+            pass
+        # An enum, say, is a text once it has been stored. Few get here: what is new has another id.
+        data = _data_of(message) if message.id == self.id else None
+        return data is not None and Mold(self.kind, data).says_what(self)
+
+    def says_what(self, other: Mold) -> bool:
+        return self.fields == other.fields and self.extra == other.extra
 
 
 class Original:
@@ -163,7 +164,7 @@ class MessageViews:
 
     def messages(self, view: Transcript, serde: SerializerProtocol) -> list[BaseMessage]:
         """Return the messages that a view shows. They are the caller's own."""
-        return [cast.make() for stored in view for cast in self._casts(stored, serde)]
+        return [cast.make() for casts in self._all_casts(view, serde) for cast in casts]
 
     def view(self, base: Transcript, wanted: Sequence[BaseMessage], serde: SerializerProtocol) -> View:
         """Return a view of these messages that takes from another what it has of them. Only what is new is stored."""
@@ -190,14 +191,14 @@ class MessageViews:
         self, stored: list[Message], wanted: Sequence[BaseMessage], serde: SerializerProtocol
     ) -> tuple[int, int]:
         """Return how many of the stored messages come first in what is wanted, and how many of these they are."""
-        at = 0
-        for place, each in enumerate(stored):
-            casts = self._casts(each, serde)
-            end = at + len(casts)
-            if end > len(wanted) or not all(map(_is_of, casts, wanted[at:end])):
-                return place, at
+        at = end = 0
+        for place, casts in enumerate(self._all_casts(stored, serde)):
             at = end
-        return len(stored), at
+            for cast in casts:
+                if end == len(wanted) or not cast.is_of(wanted[end]):
+                    return place, at
+                end += 1
+        return len(stored), end
 
     def _found(
         self, stored: list[Message], place: int, wanted: Sequence[BaseMessage], serde: SerializerProtocol
@@ -220,7 +221,7 @@ class MessageViews:
         yield (start, stop), new
 
     def _places(self, stored: list[Message], place: int, serde: SerializerProtocol) -> dict[str | None, list[int]]:
-        """Return where messages are, by their ids, from a place on. A stored one that stands for several is left out."""
+        """Return where messages are, by their ids, from a place on. One that stands for several is left out."""
         places: dict[str | None, list[int]] = {}
         for at in range(place, len(stored)):
             casts = self._casts(stored[at], serde)
@@ -230,6 +231,12 @@ class MessageViews:
 
     def _is_at(self, at: int, stored: list[Message], message: BaseMessage) -> bool:
         return self._known[id(stored[at])][1][0].is_of(message)
+
+    def _all_casts(self, view: Sequence[Message], serde: SerializerProtocol) -> Iterator[tuple[Cast, ...]]:
+        known = self._known
+        for stored in view:
+            found = known.get(id(stored))  # not by a call for each: there may be very many
+            yield self._casts(stored, serde) if found is None else found[1]
 
     def _casts(self, stored: Message, serde: SerializerProtocol) -> tuple[Cast, ...]:
         known = self._known.get(id(stored))
@@ -242,16 +249,12 @@ class MessageViews:
         return casts
 
 
-def _is_of(cast: Cast, message: BaseMessage) -> bool:
-    return cast.is_of(message)
-
-
 def _stored(message: BaseMessage, serde: SerializerProtocol, *, is_clear: bool) -> Message:
     """Return a message as it goes to the log: in readable parts if it can be, and its serializer does not hide it."""
     data = _data_of(message) if is_clear else None
     if data is not None:
         return FORM.message({"type": message.type, "data": data})
-    role = next((role for kind, role in _ROLES if isinstance(message, kind)), "system")
+    role: Role = next((role for kind, role in _ROLES if isinstance(message, kind)), "system")
     shown = (Text(clean_text(message.text)),) if is_clear and message.text else ()
     own_id = message.id if message.id and len(message.id) <= _LONGEST_ID and message.id.isprintable() else new_id()
     return Message(role, (*shown, Envelope(FORMAT, kept(message, serde))), own_id)
@@ -280,7 +283,7 @@ def _data_of(message: BaseMessage) -> dict[str, Any] | None:
     """Return a message's data, if that is all there is to it: a class of LangChain's own, and JSON."""
     if _KINDS.get(message.type) is not type(message):
         return None
-    data: Any = plain_data(message.model_dump())
+    data: dict[str, Any] | None = plain_data(message.model_dump())
     return data
 
 
@@ -288,6 +291,6 @@ def _mold(item: Any) -> Mold:
     """Return an item's mold. One that is not as LangChain writes it today goes through its validation once."""
     kind = _KINDS.get(item["type"], ChatMessage)
     data = item["data"]
-    if not kind.model_fields.keys() <= data.keys():
+    if not data.keys() >= _NAMES[kind]:
         data = kind(**data).model_dump()
     return Mold(kind, data)

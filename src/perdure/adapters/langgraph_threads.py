@@ -70,7 +70,7 @@ class Threads:
         return None if session is None else StoredCheckpoint(session)
 
     async def _at(self, head: StoredCheckpoint, checkpoint_id: str | None) -> StoredCheckpoint | None:
-        """Return the version of a checkpoint, or of the newest one. What perdure's verbs have changed since is in it."""
+        """Return the version of a checkpoint, or of the newest one, with what perdure's verbs have changed since."""
         wanted = head.latest if checkpoint_id is None else checkpoint_id
         if wanted is None or head.id == wanted:
             return head
@@ -114,7 +114,8 @@ class Threads:
         """
         info = first.session.info
         origin = forked_from(info)
-        assert origin is not None and first.id is not None
+        assert origin is not None
+        assert first.id is not None
         key = await self._store.find_key(origin, first.id)
         if key is None:
             return ()
@@ -123,7 +124,7 @@ class Threads:
             return ()
         forked_at = info.created_at.timestamp()
         entries = await self._store.read(origin, run=first.id)
-        return [entry for entry in entries if are_writes(entry) and entry.body["at"] <= forked_at]  # type: ignore[index,call-overload]  # as it was written
+        return [entry for entry in entries if are_writes(entry) and entry.body["at"] <= forked_at]
 
     async def put(self, new: NewCheckpoint, codec: Codec) -> None:
         """Save a checkpoint. SessionConflict if another run has gone on from where this one began."""
@@ -180,13 +181,9 @@ class Threads:
         else:
             is_stale = self._asked_for.pop((session.id, parent), None) is None
         if is_stale:
-            raise SessionConflict(
-                session.id,
-                session.version,
-                session.version,
-                f"Thread {new.place.thread!r} has changed since this run began: another run or a change by hand came first.",
-                "Nothing of this step was saved. Invoke the graph again, or use PerdureSaver(strict=False) to let runs branch.",
-            )
+            reason = f"Thread {new.place.thread!r} has changed since this run began. This step was not saved."
+            advice = "Invoke the graph again, or let runs branch silently: PerdureSaver(strict=False)."
+            raise SessionConflict(session.id, session.version, session.version, reason, advice)
 
     async def note(self, place: Place, entry: Entry) -> None:
         """Put what a task has written on record. It may come before the checkpoint that it belongs to."""
@@ -253,7 +250,7 @@ class Threads:
         return place if self.id_of(place) == session.id else Place(session.info.name or session.id)
 
     async def _checkpoints(self, head: StoredCheckpoint) -> AsyncIterator[StoredCheckpoint]:
-        """Yield the checkpoints of a session, the last first. Each comes once, as it was saved or as the head has it."""
+        """Yield the checkpoints of a session, the last first: each as it was saved, and the head's as it is now."""
         met: set[str | None] = {None}
         if head.id is not None:
             met.add(head.id)

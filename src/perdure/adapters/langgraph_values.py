@@ -1,7 +1,7 @@
-"""LangGraph's values as JSON: what its serializer writes as msgpack, told so that it can be read, searched and redacted.
+"""LangGraph's values as JSON: what its serializer writes as msgpack, in a form that can be read and redacted.
 
-This is a stored format. A value that is JSON is kept as it is, under `json`. In it an object of one key that begins with
-`$` is what JSON cannot say:
+This is a stored format. A value that is JSON is kept as it is, under `json`. In it an object of one key that begins
+with `$` is what JSON cannot say:
 
 | key | what it stands for |
 |---|---|
