@@ -787,6 +787,27 @@ class Saving(msgspec.Struct, frozen=True):
 NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
 
 
+class Change(msgspec.Struct, frozen=True):
+    """A session to be kept together with others, and what goes with it. One of version 0 is created."""
+
+    session: AgentSession
+    key: Key | None = None
+    entries: Sequence[Entry] = ()
+
+
+@runtime_checkable
+class SavesTogether(Protocol):
+    """A store that keeps several sessions in one commit."""
+
+    async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
+        """Keep the next version of each session, all or none. Return the sessions in the same order.
+
+        Each is created if its version is 0, and else compared with the stored version. Raise what `create` or `save`
+        raises of the first session that is refused; then nothing was kept. InvalidData if one session is there twice.
+        """
+        ...
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What an append came to: where each message now stands, and the last sequence number."""
 
@@ -800,8 +821,13 @@ class Appended(msgspec.Struct, frozen=True):
 class Journal(Protocol):
     """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere."""
 
-    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        """Keep a session of version 0 as version 1, with references to the messages already written."""
+    async def create(
+        self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN, key: Key | None = None
+    ) -> AgentSession:
+        """Keep a session of version 0 as version 1, with references to the messages already written.
+
+        An idempotency key is kept in the same commit. SessionConflict if the id is taken.
+        """
         ...
 
     async def save(
@@ -1042,6 +1068,19 @@ class Watch(Protocol):
 
     async def changed(self, session_id: str, after: int, most: float) -> None:
         """Return once a session's record goes beyond a number, or after at most so many seconds in any case."""
+        ...
+
+
+@runtime_checkable
+class Versions(Protocol):
+    """A store that lists the versions of a session at the cost of the page: no message is read."""
+
+    async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
+        """Return at most `limit` versions, newest first: the newest of all, or those older than the number `before`.
+
+        The page after that is asked for with the version of its last one. A version that is damaged is left out.
+        Raise SessionNotFound if there is no such session.
+        """
         ...
 
 

@@ -44,6 +44,19 @@ def told(perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PERDURE_STORE", f"sqlite:///{home}/told.db")
 
 
+def test_versions(perdure: Callable[..., Any], told: None) -> None:
+    """They are listed newest first; a page that is not all of them says how to see more."""
+    shown = perdure("versions", "talk", "--limit", "2")
+    newest = perdure("show", "talk", "--json").json["version"]
+    assert [line.split()[0] for line in shown.out.splitlines()] == [str(newest), str(newest - 1)]
+    assert f"perdure versions talk --before {newest - 1}" in shown.err
+    older = perdure("versions", "talk", "--before", str(newest - 1), "--json").json_lines
+    assert [each["version"] for each in older] == [*range(newest - 2, 0, -1)]
+    assert {each["id"] for each in older} == {"talk"}
+    assert perdure("versions", "talk", "--before", "1").out == ""
+    perdure("versions", "nobody", code=3)
+
+
 def test_filters(perdure: Callable[..., Any], told: None) -> None:
     """Each narrows the list; --json gives one document a line."""
 

@@ -30,6 +30,7 @@ LINES: dict[str, list[list[str]]] = {
     "inject": [[IT, "hi"]],
     "ls": [[], ["--all", "--json"], ["--parent", IT], ["--status", "deleted"]],
     "show": [[IT], [IT, "--json"]],
+    "versions": [[IT], [IT, "--json"]],
     "tree": [[IT]],
     "events": [[IT]],
     "diff": [["mine", IT], [IT, "mine"]],

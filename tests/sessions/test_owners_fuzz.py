@@ -216,6 +216,7 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
     "exists": [_on_id("exists")],
     "info": [_on_id("info")],
     "session": [_on_id("session"), _on_id("session", 1)],
+    "versions": [_on_id("versions"), _on_id("versions", before=2, limit=1)],
     "snapshot": [_on_id("snapshot")],
     "view": [_on_id("view")],
     "length": [_on_id("length")],

@@ -15,7 +15,7 @@ from tests import postgres_server
 import perdure
 from perdure import Entry, InvalidData, Message, PerdureError
 from perdure.model.transcript import LogRef
-from perdure.protocols import ArchivedSession, Claim, Key, Sketch, StoredAt
+from perdure.protocols import ArchivedSession, Change, Claim, Key, Sketch, StoredAt
 from perdure.stores.memory import MemoryStore
 from perdure.testing.samples import new_session, tell
 
@@ -37,7 +37,12 @@ SEVERAL = (*without([], {}), {"x": 5})
 RECORDS = (*without([]), [None])
 """Messages or entries."""
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {
-    "create": {"session": without(), "written": without({}), "erasures": (*without(None, 5), -1)},
+    "create": {
+        "session": without(),
+        "written": without({}),
+        "erasures": (*without(None, 5), -1),
+        "key": without(None),
+    },
     "erasures": {},
     "save": {
         "session": without(),
@@ -47,6 +52,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "taken": COUNT,
         "key": without(None),
     },
+    "save_all": {"changes": (*without([]), [None], [Change(None)], [Change(new_session(), key="x")])},
     "load": {"session_id": ID, "version": (*without(None, 5, -1, HUGE), True)},
     "exists": {"session_id": ID},
     "delete": {"session_id": ID},
@@ -65,6 +71,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "after": without(None),
     },
     "previews": {"session_ids": (*without([], {}), ["a b"], [None])},
+    "versions": {"session_id": ID, "before": without(None, 5), "limit": (*COUNT, 0)},
     "ids_with_prefix": {"prefix": (*without("x"), "a b"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "ids_with_suffix": {"suffix": (*TEXT, "a b", "abc"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "search": {

@@ -23,9 +23,11 @@ from perdure.testing import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SearchContract,
     SketchContract,
     StoreContract,
+    VersionsContract,
 )
 
 
@@ -41,7 +43,9 @@ class EveryContract(
     NamesContract,
     PreviewsContract,
     HeadsContract,
+    SaveAllContract,
     SketchContract,
+    VersionsContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""
 

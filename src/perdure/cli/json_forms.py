@@ -9,7 +9,7 @@ from perdure.model.execution import PendingCall
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession
 from perdure.model.usage import Usage
-from perdure.protocols import SearchHit
+from perdure.protocols import SearchHit, SessionHead
 from perdure.sessions.reply import Reply
 
 
@@ -36,6 +36,14 @@ def of_listed(listed: ListedSession) -> dict[str, Any]:
         "last_words": listed.last_words,
         "message_count": listed.message_count,
         "usage": listed.usage and of_usage(listed.usage),
+    }
+
+
+def of_head(head: SessionHead) -> dict[str, Any]:
+    return {
+        **of_info(head.info),
+        "metadata": dict(head.metadata),
+        "usage": head.info.usage and of_usage(head.info.usage),
     }
 
 

@@ -11,7 +11,7 @@ import click
 
 from perdure.cli.hints import command
 from perdure.cli.interrupted import KILLED, killed_in, needs_tools
-from perdure.cli.json_forms import of_hit, of_listed, of_session, of_usage
+from perdure.cli.json_forms import of_head, of_hit, of_listed, of_session, of_usage
 from perdure.cli.options import (
     agent_name_option,
     last_option,
@@ -46,9 +46,9 @@ from perdure.cli.terminal import (
 from perdure.model.message import Envelope, Media, Message, Part, Text, Thinking, ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from perdure.model.session import AgentSession, ListedSession, SessionInfoList
+    from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession, SessionInfoList
     from perdure.model.usage import Usage
-    from perdure.protocols import SearchHit
+    from perdure.protocols import SearchHit, SessionHead
     from perdure.sessions.lineage import Diff
     from perdure.sessions.sessions import Sessions
 
@@ -249,6 +249,40 @@ def _print_header(session: AgentSession, status: str) -> None:
         say(f"# waits for approval: {line(call.name)} ({line(call.id)})")
         for leaf in call.leaves if call.waits_for else ():
             say(f"#   for its sub-agent: {line(leaf.name)} {line(dict(leaf.arguments), 200)}")
+
+
+@store_command(json=True)
+@session_argument()
+@click.option("--before", type=click.IntRange(1), metavar="N", help="Only versions older than this one.")
+@limit_option(50)
+def versions(ctx: click.Context, session: str, before: int | None, limit: int, as_json: bool) -> None:
+    """List the versions of SESSION, the newest first, without what they say."""
+
+    async def verb(sessions: Sessions, session_id: str) -> Sequence[SessionHead]:
+        return await sessions.versions(session_id, before=before, limit=limit)
+
+    session_id, found = on_session(ctx, session, verb)
+    if as_json:
+        for head in found:
+            print_json(of_head(head))
+    elif found:
+        print_table(
+            ("VERSION", "CHANGED", "STATUS", "AGENT", "COST", "NAME"),
+            [_version_row(head.info) for head in found],
+            right=("VERSION", "COST"),
+            spare=("AGENT", "COST"),
+            flexible=("NAME",),
+        )
+    oldest = found[-1].info.version if found else 1
+    if len(found) == limit and oldest > 1:
+        note(f"Older ones: {command('versions', session_id, '--before', str(oldest))}")
+
+
+def _version_row(info: AgentSessionInfo) -> list[object]:
+    return [
+        *(info.version, age(info.updated_at), info.status.value),
+        *(info.agent_name, _cost(info.usage), line(info.name) if info.name else ""),
+    ]
 
 
 @store_command(json=True)

@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
     "Look": {
         "ls": Place("looking:ls", "List sessions, the last created first."),
         "show": Place("looking:show", "Show what a session says."),
+        "versions": Place("looking:versions", "List a session's versions, the newest first."),
         "tree": Place("tree:tree", "Draw runs, branches, forks and sub-agents with status, cost and time."),
         "events": Place("runs:events", "Show what happened in a session's runs, and what happens now."),
         "diff": Place("looking:diff", "Show where two sessions part, and how each goes on."),
@@ -95,6 +96,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "inject": ("perdure inject @ 'The parcel has arrived.'", "perdure inject order-7 'Be brief.' --role system"),
     "ls": ("perdure ls", "perdure ls --status suspended --since 2d", "perdure ls --all --json"),
     "show": ("perdure show @", "perdure show 0192f --all", "perdure show order-7 --version 3 --json"),
+    "versions": ("perdure versions @", "perdure versions order-7 --before 40 --limit 20 --json"),
     "tree": ("perdure tree @", "perdure tree order-7 --svg tree.svg"),
     "events": ("perdure events @ --last 20", "perdure events order-7 --follow --json"),
     "diff": ("perdure diff order-7 order-7-again",),

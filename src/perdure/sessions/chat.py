@@ -13,7 +13,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import SearchHit
+from perdure.protocols import SearchHit, SessionHead
 from perdure.runtime.bus import Subscriber
 from perdure.sessions.attaching import Sent
 from perdure.sessions.open_sessions import LiveSubscription
@@ -202,6 +202,10 @@ class Chat:
     async def session(self, version: int | None = None) -> AgentSession:
         """The session itself, as of a version."""
         return await self._sessions.session(self._id, version)
+
+    async def versions(self, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
+        """Return a page of the session's versions, newest first, without what they show."""
+        return await self._sessions.versions(self._id, before=before, limit=limit)
 
     async def view(self) -> View:
         """Return how the conversation stands: what a page shows that is loaded now, and the `cursor` to `follow` from.

@@ -15,7 +15,7 @@ from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession, SessionInfoList
-from perdure.protocols import Attachments, Filters, Preview, Previews, Search, SearchHit
+from perdure.protocols import Attachments, Filters, Preview, Previews, Search, SearchHit, SessionHead, Versions
 from perdure.sessions.reach import Reach, cannot
 
 if TYPE_CHECKING:
@@ -36,6 +36,17 @@ class Looking(Reach):
     async def session(self, session_id: str, version: int | None = None) -> AgentSession:
         """The session itself, as of a version."""
         return await self.runtime.get_session(await self._reach(session_id), version=version)
+
+    async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
+        """Return a page of a session's versions, newest first: headers, definitions and metadata, and no message.
+
+        The next page is asked for with the version of the last one as `before`.
+        """
+        key = (await self.info(session_id)).id
+        store = self.store
+        if not isinstance(store, Versions):
+            raise cannot(store, "list versions")
+        return await store.versions(key, before=before, limit=limit)
 
     async def view(self, session_id: str) -> View:
         """Return how a conversation stands, from any process: what a page shows that is loaded now.

@@ -30,6 +30,7 @@ from perdure.protocols import (
     Adopted,
     Appended,
     ArchivedSession,
+    Change,
     Claim,
     Damage,
     Entry,
@@ -50,14 +51,14 @@ from perdure.protocols import (
 )
 from perdure.stores import checked
 from perdure.stores.cache import LRU, CachedSession, SessionCache
-from perdure.stores.engine import Engine, IndexedEngine, Kind
+from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
-from perdure.stores.jobs.saving import Append, Keep, Pack, Take
+from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
 from perdure.stores.tapes import consolidate
 
 _LAST_WORD = 5.0
@@ -121,9 +122,10 @@ class Store:
         *,
         written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
         erasures: int | None = None,
+        key: Key | None = None,
     ) -> AgentSession:
-        checked.create(session, written, erasures)
-        change = self._kept_as(session, written, is_new=True, erasures=erasures)
+        checked.create(session, written, erasures, key)
+        change = self._kept_as(session, written, key=key, is_new=True, erasures=erasures)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
 
@@ -141,6 +143,19 @@ class Store:
         change = self._kept_as(session, written, claim, entries, taken, key)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
+
+    async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
+        checked.save_all(changes)
+        together = KeepAll([self._kept_together(change) for change in changes])
+        kept: Sequence[CachedSession] = await self._engine.commit_all(together)
+        return [
+            each.session if each.at_hand else await self._read_again(keep, each)
+            for keep, each in zip(together.keeps, kept, strict=True)
+        ]
+
+    def _kept_together(self, change: Change) -> Keep:
+        is_new = change.session.version == 0
+        return self._kept_as(change.session, NOTHING_WRITTEN, entries=change.entries, key=change.key, is_new=is_new)
 
     async def erasures(self) -> int:
         return await self._engine.run(claiming.count_of_erasures, "glance")
@@ -271,6 +286,23 @@ class Store:
         except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
             return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
 
+    async def versions(self, session_id: str, *, before: int | None = None, limit: int = 50) -> Sequence[SessionHead]:
+        from perdure.stores.jobs.versions import versions
+
+        checked.versions(before, limit)
+        known = self._definitions.snapshot()
+        asked = (SessionId(session_id), before, limit, known)
+        try:
+            return await self._engine.run(partial(versions, *asked))
+        except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
+            return await self._past_damage(partial(versions, *asked, is_strict=False))
+        finally:
+            self._keep_definitions(known)
+
+    async def _past_damage(self, job: Callable[[], Job[T]]) -> T:
+        """Drive a job that leaves out what is damaged."""
+        return await self._engine.run(job)
+
     async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
         keys = checked.session_ids(session_ids)
         try:
@@ -283,9 +315,12 @@ class Store:
 
         known = self._definitions.snapshot()
         found = await self._engine.run(partial(heads, keys, known))
+        self._keep_definitions(known)
+        return found
+
+    def _keep_definitions(self, known: Mapping[str, AgentDefinition]) -> None:
         for key in known.keys() - self._definitions.keys():
             self._definitions.keep(key, known[key])
-        return found
 
     async def _heads_one_by_one(self, keys: Iterable[SessionId]) -> SessionHeads:
         """Read heads of which one is damaged: each alone, so that it stops no other."""

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
         JournalContract,
         NamesContract,
         PreviewsContract,
+        SaveAllContract,
         SearchContract,
         SketchContract,
         StoreContract,
+        VersionsContract,
     )
     from perdure.testing.engine_contract import EngineContract
     from perdure.testing.faults import FailingStore
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract HeadsContract "
-    "JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract",
+    "JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -58,10 +60,12 @@ __all__ = [
     "JournalContract",
     "NamesContract",
     "PreviewsContract",
+    "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",
     "SketchContract",
     "StoreContract",
+    "VersionsContract",
 ]
 
 

@@ -8,7 +8,8 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract` and `HeadsContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `VersionsContract` and
+`SaveAllContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -21,6 +22,7 @@ from perdure.testing.parts.checking import Checking
 from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
+from perdure.testing.parts.grouping import Grouping
 from perdure.testing.parts.heading import Heading
 from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
@@ -33,6 +35,7 @@ from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.together import Together
+from perdure.testing.parts.version_lists import VersionLists
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
 
@@ -81,5 +84,13 @@ class PreviewsContract(Previewing):
     """The contract of `perdure.protocols.Previews`, for a store with a journal and an erasure."""
 
 
+class VersionsContract(VersionLists):
+    """The contract of `perdure.protocols.Versions`."""
+
+
 class HeadsContract(Heading):
     """The contract of `perdure.protocols.Heads`, for a store with a journal."""
+
+
+class SaveAllContract(Grouping):
+    """The contract of `perdure.protocols.SavesTogether`, for a store with a journal."""

@@ -24,9 +24,11 @@ from perdure.testing.contract import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    SaveAllContract,
     SearchContract,
     SketchContract,
     StoreContract,
+    VersionsContract,
 )
 from perdure.testing.parts.damages import Damages
 from perdure.testing.parts.statements import Reading, Transactions, Writing
@@ -48,7 +50,9 @@ class EngineContract(
     NamesContract,
     PreviewsContract,
     HeadsContract,
+    SaveAllContract,
     SketchContract,
+    VersionsContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -28,7 +28,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionInfoList
 from perdure.protocols import Claim, Filters, SessionQuery
 from perdure.stores import checked
-from perdure.stores.engine import Job, Lock, Pledge
+from perdure.stores.engine import Job, Lock, Pledge, T
 from perdure.stores.file.engine import FileEngine
 from perdure.stores.jobs import claiming
 from perdure.stores.jobs.listing import Page
@@ -84,6 +84,9 @@ class FileStore(Store):
 
     async def list(self, **filters: Unpack[Filters]) -> SessionInfoList:
         return await self._engine.list(Page(SessionQuery.of(filters)))
+
+    async def _past_damage(self, job: Callable[[], Job[T]]) -> T:
+        return await self._engine.run_past_damage(job)
 
     async def delete(self, session_id: str) -> None:
         """Erase a session. What forks show of it stays, so a redaction of it that was cut short is finished first."""

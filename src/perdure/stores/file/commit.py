@@ -6,8 +6,8 @@ messages stay that others show, in a remainder: a log under the erased one's key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 from perdure.errors import CorruptRecord, InvalidSessionFile
@@ -18,6 +18,7 @@ from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
+from perdure.stores.file.group import Step, decided
 from perdure.stores.file.log import (
     Line,
     SessionLog,
@@ -74,10 +75,7 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     desk.tables.take_back()
     if rewrites:
         _rewrite(desk, rewrites)
-    kept = result.session if isinstance(result, CachedSession) else None
-    for stem, lines, behind in appends:
-        for operation in filter(None, (lines, behind)):
-            _append(desk, stem, operation, kept)
+    _append_all(desk, [(stem, [*filter(None, both)]) for stem, *both in appends], _kept_in(result))
     # After all appends: forks have noted by then what they have shown by the line of one that goes.
     for stem, left in erased:
         _erase(desk, stem, left)
@@ -179,25 +177,71 @@ def _rewrite(desk: Desk, rewrites: Sequence[_Rewrite]) -> None:
         folder.replace(document_file(session_id), encode_document(session, desk.look(session_id).log))
 
 
-def _append(desk: Desk, stem: str, lines: Sequence[Line], kept: AgentSession | None) -> None:
+Operations = Sequence[tuple[str, Sequence[Sequence[Line]]]]
+"""What is to be appended to logs: for each stem its operations."""
+
+
+def _append_all(desk: Desk, appends: Operations, kept: Mapping[str, AgentSession]) -> None:
+    """Append operations to all logs, or to none. The documents are ready before, and put in place after."""
+    folder, documents = desk.directory.folder, dict[str, None]()
+    with ExitStack() as undo:
+        undo.callback(lambda: folder.discard(*map(temporary, documents)))
+        with _together(desk, appends):
+            for stem, operations in appends:
+                for lines in operations:
+                    _append(desk, desk.look(stem).log, lines, kept.get(stem), documents)
+        undo.pop_all()
+    for document in documents:
+        # What was appended is kept, whatever becomes of the document: the next write makes it anew.
+        with suppress(OSError):
+            folder.put_in_place(document)
+
+
+@contextmanager
+def _together(desk: Desk, appends: Operations) -> Iterator[None]:
+    """Have a block append to all logs, or to none. If there is one alone, it does so anyway."""
+    if len(appends) < 2:
+        yield
+        return
+    with ExitStack() as undo:
+        for stem, _ in appends:
+            undo.callback(desk.forget, stem)
+        with decided(desk.directory.folder, [_step(desk, *each) for each in appends], desk.directory.lock_timeout):
+            yield
+        undo.pop_all()
+
+
+def _step(desk: Desk, stem: str, operations: Iterable[Sequence[Line]]) -> Step:
+    log, body = desk.look(stem).log, b""
+    if log.torn:
+        _set_aside(desk.directory, log)
+    first = log.lines + 1
+    for lines in operations:
+        body += encode_operation(lines, first)
+        first += len(lines)
+    return Step(owner_of(stem), log.file, log.end, body)
+
+
+def _append(
+    desk: Desk, log: SessionLog, lines: Sequence[Line], kept: AgentSession | None, documents: dict[str, None]
+) -> None:
     """Append an operation. It renews the document, if it makes a version or a killed writer has left that behind."""
-    log = desk.look(stem).log
+    document = document_file(log.stem)
+
+    def stage() -> None:
+        desk.directory.folder.stage(document, encode_document(_newest(desk, log, kept), log))
+
     if any(each.kind == "head" for each in lines) or _is_behind(desk.directory, log):
-        _append_with_document(desk, log, lines, kept)
+        documents[document] = None
+        _append_lines(desk, log, lines, stage)
     else:
         _append_lines(desk, log, lines, lambda: None)
 
 
-def _append_with_document(desk: Desk, log: SessionLog, lines: Sequence[Line], kept: AgentSession | None) -> None:
-    """Append an operation. The document that goes with it is ready before, and put in place after."""
-    folder, document = desk.directory.folder, document_file(log.stem)
-    with ExitStack() as undo:
-        undo.callback(folder.discard, temporary(document))
-        _append_lines(desk, log, lines, lambda: folder.stage(document, encode_document(_newest(desk, log, kept), log)))
-        undo.pop_all()
-    # What was appended is kept, whatever becomes of the document: the next write makes it anew.
-    with suppress(OSError):
-        folder.put_in_place(document)
+def _kept_in(result: object) -> dict[str, AgentSession]:
+    """Return the sessions that a job has saved."""
+    found = result if isinstance(result, list) else [result]
+    return {each.session.id: each.session for each in found if isinstance(each, CachedSession)}
 
 
 def _newest(desk: Desk, log: SessionLog, kept: AgentSession | None) -> AgentSession:
