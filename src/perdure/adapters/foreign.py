@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -32,7 +32,7 @@ import msgspec
 from perdure.errors import InvalidData
 from perdure.model.ids import new_id
 from perdure.model.message import Envelope, Message, Part, Role, Text, Thinking, ToolCall, ToolResult
-from perdure.model.value import EMPTY, JSON, MAX_DEPTH, clean_text, thawed
+from perdure.model.value import EMPTY, JSON, MAX_DEPTH, FrozenDict, clean_text, thawed
 
 MARK = "\x7f"
 """What encloses a hole. An item that has it elsewhere than in what is lifted is kept whole."""
@@ -44,7 +44,12 @@ _DEEPEST = MAX_DEPTH - 10
 _FEW_BRACKETS = 60
 """What has no more brackets than this is not deep, and need not be measured."""
 _LONGEST_ID = 200
+_SHORT = 1_000
+"""What is longer than this is not kept in memory for the next of its kind: it has bytes of its own in it."""
 _NOT_OURS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OverflowError, msgspec.MsgspecError)
+
+Frame = Mapping[str, Any]
+Fill = Callable[[Message, Frame], JSON]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -98,7 +103,7 @@ class Form:
         envelope = message.parts[-1] if message.parts else None
         if type(envelope) is Envelope and envelope.format == self.name:
             try:
-                return [_read(_filled(envelope.body.encode(), message, self.frame(message)))]
+                return [_item_of(envelope.body, message, self.frame(message))]
             except _NOT_OURS:
                 pass  # a compaction shows less of a result than the item has places for
         return self.give(message)
@@ -328,6 +333,71 @@ def _read(spelled: bytes) -> JSON:
     return json.loads(spelled) if spelled.startswith(_BY_PYTHON) else _decode(spelled)
 
 
+def _item_of(body: str, message: Message, frame: Frame) -> JSON:
+    """Return the item that a body and a message's parts make together."""
+    fill = _template(body) if len(body) <= _SHORT else None
+    return _read(_filled(body.encode(), message, frame)) if fill is None else fill(message, frame)
+
+
+@lru_cache(maxsize=512)
+def _template(body: str) -> Fill | None:
+    """Return what fills the holes of a body, to be used for all that have the same; None if `_filled` has to.
+
+    A history has many calls of the same tools, and many answers of the same form.
+    """
+    if body.startswith(" "):
+        return None
+    template = _Template()
+    made = template.of(_decode(body), "")
+    # Else something that looks like a hole is a part of a text, or a key.
+    return made if template.marks == body.count(MARK) else None
+
+
+class _Template:
+    """Makes functions that build a value of the same form, with its holes filled."""
+
+    marks = 0
+    """How many marks have been met that enclose a hole."""
+
+    def of(self, value: Any, key: str) -> Fill:
+        if type(value) is dict:
+            entries = [(name, *self._entry(inner, name)) for name, inner in value.items()]
+            return lambda message, frame: {
+                name: inner if fill is None else fill(message, frame) for name, inner, fill in entries
+            }
+        if type(value) is list:
+            places = [self._entry(inner, "") for inner in value]
+            return lambda message, frame: [inner if fill is None else fill(message, frame) for inner, fill in places]
+        _, fill = self._entry(value, key)
+        return fill or (lambda message, frame: value)
+
+    def _entry(self, value: Any, key: str) -> tuple[Any, Fill | None]:
+        if type(value) in (dict, list):
+            return None, self.of(value, key)
+        if type(value) is not str or value[:1] != MARK or value[-1] != MARK or value.count(MARK) != 2:
+            return value, None
+        self.marks += 2
+        return None, _filler(value[1:-1], key)
+
+
+def _filler(hole: str, key: str) -> Fill:
+    if hole[:1] == "f":
+        name = hole[1:]
+        return lambda message, frame: _fresh((frame[name] if name else frame)[key])
+    digits = _DIGITS.match(hole)
+    if digits is None:
+        return lambda message, frame: _fresh(_filling(hole, message, frame))
+    place, what = int(digits[0]), hole[digits.end() :]
+    if not what:
+        return lambda message, frame: _fresh(_content_of(message.parts[place]))
+    return lambda message, frame: _fresh(_from_part(message.parts[place], what))
+
+
+def _fresh(value: Any) -> JSON:
+    """Return a value that its reader may change."""
+    return value if type(value) is str else _decode(_encode(value))
+
+
 def _filled(body: bytes, message: Message, frame: Mapping[str, Any]) -> bytes:
     """Return a body with its holes filled."""
     if _MARK not in body or body.startswith(_WHOLE):
@@ -405,9 +475,17 @@ def json_text(value: Any) -> str:
     return _encode(value).decode()
 
 
+def _dumped(value: Any) -> str:
+    """Return what `json.dumps` does, in a third of the time where all is text."""
+    if type(value) in (dict, FrozenDict) and all(type(each) is str for each in value.values()):
+        return "{" + ", ".join([f"{_quoted(key)}: {_quoted(each)}" for key, each in value.items()]) + "}"
+    return json.dumps(value)
+
+
+_quoted = json.encoder.encode_basestring_ascii
 _STYLES: tuple[Callable[[Any], str], ...] = (
     json_text,
-    json.dumps,
+    _dumped,
     partial(json.dumps, ensure_ascii=False),
     partial(json.dumps, separators=(",", ":")),
 )

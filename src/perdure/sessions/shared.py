@@ -176,7 +176,7 @@ class _Home:
     """A store, and the event loop in which it lives."""
 
     def __init__(self, source: str | SessionStore) -> None:
-        self.store: Any = store_of(source)
+        self.store: Any = store_of(source, commit_in_loop=True)  # nobody else's event loop waits for the disk there
         self._exits = AsyncExitStack()
         self._is_open = self._was_open = False
         self._is_on_disk = isinstance(source, str) and path_of(source) is not None

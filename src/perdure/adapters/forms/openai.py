@@ -29,6 +29,9 @@ class OpenAIForm(Form):
         return ("system", item) if take is None else take(item, lifter)
 
     def give(self, message: Message) -> list[JSON]:
+        parts = message.parts
+        if len(parts) == 1 and type(parts[0]) is Text and self.name not in message.metadata:  # as most are
+            return [{"role": message.role, "content": parts[0].text}]
         frame = self.frame(message)
         if frame.get("type") == "reasoning" and all(isinstance(part, Text) for part in message.parts):
             return [_reasoning_item(frame, [part.text for part in message.parts if isinstance(part, Text)])]
