@@ -84,7 +84,7 @@ _set_fields, _set_names, _set_extra, _set_private = (
 
 def are_messages(value: Any) -> bool:
     """Return whether a channel has what a transcript can keep: a list of messages and nothing else."""
-    return type(value) is list and all(type(each) in _NAMES or isinstance(each, BaseMessage) for each in value)
+    return type(value) is list and all(issubclass(kind, BaseMessage) for kind in set(map(type, value)))
 
 
 class Mold:

@@ -1,16 +1,19 @@
 """LangGraph's values as JSON: what its serializer writes as msgpack, in a form that can be read and redacted.
 
-This is a stored format. A value that is JSON is kept as it is, under `json`. In it an object of one key that begins
-with `$` is what JSON cannot say:
+This is a stored format, an object with one of three keys:
 
-| key | what it stands for |
+| key | what is under it |
+|---|---|
+| `json` | the value itself |
+| `objects` | JSON in which an object of one key that begins with `$` is what JSON cannot say |
+| `data` | whatever else a serializer writes, such as an encrypted text, as base64; its `type` is beside it |
+
+| key in `objects` | what it stands for |
 |---|---|
 | `$` and a number | an object that LangGraph writes under this code: mostly module, name and arguments |
 | `$map` | pairs: an object with other keys than texts, or with one that begins with `$` |
 | `$bytes` | bytes, as base64 |
 | `$float` | a number that is not finite |
-
-Whatever else a serializer writes, such as an encrypted text, is kept as base64 under `data`, with its `type`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import base64
 import math
 from typing import Any
 
+import msgspec
 import ormsgpack
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -28,6 +32,8 @@ from perdure.model.value import JSON
 
 _READABLE = "msgpack"
 _ANY_KEY = ormsgpack.OPT_NON_STR_KEYS
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 PLAIN = JsonPlusSerializer()
 """For what is never encrypted: a checkpoint's metadata, by which lists are filtered."""
 
@@ -35,20 +41,17 @@ PLAIN = JsonPlusSerializer()
 def kept(value: Any, serde: SerializerProtocol) -> dict[str, JSON]:
     """Return a value as it is stored: readable, unless its serializer writes what nobody else can read."""
     kind, raw = serde.dumps_typed(value)
-    if kind == _READABLE:
-        told = _told_bytes(raw)
-        if told is not None:
-            return {"json": told}
-    return {"type": kind, "data": base64.b64encode(raw).decode()}
+    told = _told_bytes(raw) if kind == _READABLE else None
+    return {"type": kind, "data": base64.b64encode(raw).decode()} if told is None else told
 
 
 def value_of(stored: Any, serde: SerializerProtocol) -> Any:
     """Return the value that was stored."""
-    if "json" not in stored:
-        return serde.loads_typed((stored["type"], base64.b64decode(stored["data"])))
-    reader = _Reader()
-    found = reader.read(stored["json"])
-    return serde.loads_typed((_READABLE, _pack(found))) if reader.has_met_objects else found
+    if "json" in stored:
+        return _decode(_encode(stored["json"]))
+    if "objects" in stored:
+        return serde.loads_typed((_READABLE, _pack(_read(stored["objects"]))))
+    return serde.loads_typed((stored["type"], base64.b64decode(stored["data"])))
 
 
 def is_readable(serde: SerializerProtocol) -> bool:
@@ -62,28 +65,22 @@ def plain_data(value: Any) -> JSON | None:
         told = _told_bytes(PLAIN.dumps_typed(value)[1])
     except (TypeError, ValueError):  # which ormsgpack's errors are
         return None
-    return told if told is not None and not _has_objects(told) else None
+    return None if told is None else told.get("json")
 
 
-def _has_objects(told: JSON) -> bool:
-    reader = _Reader()
-    reader.read(told)
-    return reader.has_met_objects
-
-
-def _told_bytes(raw: bytes) -> JSON | None:
-    """Return what msgpack says as JSON that gives back the same bytes; None if there is none."""
+def _told_bytes(raw: bytes) -> dict[str, JSON] | None:
+    """Return what msgpack says, as it is stored, if that gives back the same bytes; None if it does not."""
     objects = _Objects()
     found = ormsgpack.unpackb(raw, ext_hook=objects.met, option=_ANY_KEY)
-    if not objects.were_met and b"$" not in raw and is_plain(found):
-        return found
+    if not objects.were_met and is_plain(found):
+        return {"json": found}
     told = _told(found)
-    return told if is_plain(told) and _says_again(told, raw) else None
+    return {"objects": told} if is_plain(told) and _says_again(told, raw) else None
 
 
 def _says_again(told: JSON, raw: bytes) -> bool:
     try:
-        return _pack(_Reader().read(told)) == raw
+        return _pack(_read(told)) == raw
     except (TypeError, ValueError, LookupError):
         return False
 
@@ -127,29 +124,21 @@ def _told(value: Any) -> JSON:
     return told
 
 
-class _Reader:
-    """Reads JSON as it is stored, and takes note whether there is more in it than JSON."""
+def _read(told: Any) -> Any:
+    if isinstance(told, dict):
+        tag = next(iter(told)) if len(told) == 1 else ""
+        if tag.startswith("$"):
+            return _object(tag[1:], told[tag])
+        return {key: _read(each) for key, each in told.items()}
+    return [_read(each) for each in told] if isinstance(told, list) else told
 
-    def __init__(self) -> None:
-        self.has_met_objects = False
 
-    def read(self, told: Any) -> Any:
-        if isinstance(told, dict):
-            tag = next(iter(told)) if len(told) == 1 else ""
-            if tag.startswith("$"):
-                self.has_met_objects = True
-                return self._object(tag[1:], told[tag])
-            return {key: self.read(each) for key, each in told.items()}
-        return [self.read(each) for each in told] if isinstance(told, list) else told
-
-    def _object(self, tag: str, body: Any) -> Any:
-        if tag == "map":
-            return {_hashable(self.read(key)): self.read(each) for key, each in body}
-        if tag == "bytes":
-            return base64.b64decode(body)
-        if tag == "float":
-            return float(body)
-        return ormsgpack.Ext(int(tag), _pack(self.read(body)))
+def _object(tag: str, body: Any) -> Any:
+    if tag == "map":
+        return {_hashable(_read(key)): _read(each) for key, each in body}
+    if tag == "bytes":
+        return base64.b64decode(body)
+    return float(body) if tag == "float" else ormsgpack.Ext(int(tag), _pack(_read(body)))
 
 
 def _hashable(key: Any) -> Any:
