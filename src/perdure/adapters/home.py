@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace
-
 from perdure.errors import SessionConflict, SessionNotActive
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
-from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, SessionStatus, check_owner
 from perdure.protocols import SessionStore
 from perdure.runtime.repository import SessionFactory
@@ -73,18 +70,10 @@ class Home:
             raise SessionNotActive(session.id, session.status.value)
 
     def new(
-        self,
-        session_id: SessionId,
-        *,
-        name: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        spawn: SpawnRef | None = None,
+        self, session_id: SessionId, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> AgentSession:
-        """Return a session that is not in the store yet, of version 0; with `spawn`, one below another."""
+        """Return a session that is not in the store yet, of version 0."""
         made = SessionFactory().create(self.agent, session_id=session_id, owner=self.owner)
-        if spawn is not None:
-            info = replace(made.info, parent_id=SessionId(spawn.parent_session_id), spawn_ref=spawn)
-            made = replace(made, info=info)
         for key, value in (metadata or {}).items():
             made = made.with_state(made.state.with_metadata(key, value))
         return made if name is None or name == session_id else made.with_name(name)

@@ -24,7 +24,9 @@ from perdure.adapters.home import Home
 from perdure.adapters.langgraph_checkpoints import Codec, NewCheckpoint, Place, writes_entry
 from perdure.adapters.langgraph_messages import MessageViews
 from perdure.adapters.langgraph_threads import Listed, Threads
+from perdure.errors import InvalidData
 from perdure.model.checks import expect, expect_text
+from perdure.model.value import brief
 from perdure.protocols import Entry, SessionStore
 from perdure.sessions.blocking import BlockingChat
 from perdure.sessions.chat import Chat
@@ -178,6 +180,31 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     async def adelete_thread(self, thread_id: str) -> None:
         await self._home.run(self._threads.delete(str(thread_id)))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        self._home.wait(self._threads.copy(str(source_thread_id), str(target_thread_id)))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await self._home.run(self._threads.copy(str(source_thread_id), str(target_thread_id)))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        self._home.wait(self._pruned(thread_ids, strategy))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await self._home.run(self._pruned(thread_ids, strategy))
+
+    async def _pruned(self, thread_ids: Sequence[str], strategy: str) -> None:
+        verbs = {"keep_latest": self._threads.keep_latest, "delete": self._threads.delete}
+        if strategy not in verbs:
+            raise InvalidData("$.strategy", f"expected 'keep_latest' or 'delete', got {brief(strategy)}")
+        for thread_id in thread_ids:
+            await verbs[strategy](str(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        self._home.wait(self._threads.delete_runs(set(run_ids)))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await self._home.run(self._threads.delete_runs(set(run_ids)))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the version of a channel after another: a number, or a text in a thread that came from elsewhere."""

@@ -25,7 +25,7 @@ from perdure.model.ids import now
 from perdure.model.session import AgentSession
 from perdure.model.transcript import Transcript
 from perdure.model.value import EMPTY, JSON
-from perdure.protocols import Entry, JournalEntry
+from perdure.protocols import Entry, JournalEntry, Key
 
 NOTE = "langgraph"
 """The key in a session's metadata of what a checkpoint says beside its channels."""
@@ -65,14 +65,18 @@ class Codec(NamedTuple):
     views: MessageViews
 
 
-class StoredCheckpoint:
-    """A version of a session as a checkpoint. A session that was made for what came ahead of one has no id yet."""
+class Note:
+    """What a version of a session says of its checkpoint, beside the values of channels.
 
-    __slots__ = ("_note", "session")
+    A session that was made for what came ahead of its first checkpoint has no id yet.
+    """
 
-    def __init__(self, session: AgentSession) -> None:
-        self.session = session
-        self._note: Mapping[str, Any] = session.state.metadata.get(NOTE, EMPTY)
+    __slots__ = ("_metadata", "_note", "version")
+
+    def __init__(self, metadata: Mapping[str, Any], version: int) -> None:
+        self._metadata = metadata
+        self._note: Mapping[str, Any] = metadata.get(NOTE, EMPTY)
+        self.version = version
 
     @property
     def id(self) -> str | None:
@@ -95,7 +99,7 @@ class StoredCheckpoint:
     @property
     def is_put(self) -> bool:
         """Whether this version was saved by LangGraph, and not by a verb of perdure's since, or as a fork."""
-        return self._note.get("version") == self.session.version
+        return self._note.get("version") == self.version
 
     @property
     def names(self) -> tuple[str, str]:
@@ -107,22 +111,42 @@ class StoredCheckpoint:
         found: CheckpointMetadata = value_of(self._note["metadata"], PLAIN)
         return found
 
+    @property
+    def unseeded(self) -> set[str]:
+        """The channels whose values are what was written since an older checkpoint: they cannot do without that one."""
+        counters = self.metadata.get("counters_since_delta_snapshot", {})
+        return {name for name in counters if not self.has_channel(name)}
+
+    @property
+    def shown(self) -> str | None:
+        """The channel whose messages are the transcript; None if there is none."""
+        return self._note.get("shown")
+
     def has_channel(self, name: str) -> bool:
-        return self.shown == name or _CHANNEL + name in self.session.state.metadata
+        return self.shown == name or _CHANNEL + name in self._metadata
+
+
+class StoredCheckpoint(Note):
+    """A version of a session as a checkpoint."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: AgentSession) -> None:
+        super().__init__(session.state.metadata, session.version)
+        self.session = session
 
     def channel(self, name: str, codec: Codec) -> Any:
         """Return the value of one channel that it has."""
         if self.shown == name:
             return codec.views.messages(self.session.state.transcript, codec.serde)
-        return value_of(self.session.state.metadata[_CHANNEL + name], codec.serde)
+        return value_of(self._metadata[_CHANNEL + name], codec.serde)
 
     def checkpoint(self, codec: Codec) -> Checkpoint:
         """Return what LangGraph has saved."""
         found = self._without_channels(codec)
-        metadata = self.session.state.metadata
         values = {
             key.removeprefix(_CHANNEL): value_of(stored, codec.serde)
-            for key, stored in metadata.items()
+            for key, stored in self._metadata.items()
             if key.startswith(_CHANNEL)
         }
         if self.shown is not None:
@@ -137,11 +161,6 @@ class StoredCheckpoint:
         found: Checkpoint = value_of(self._note["checkpoint"], codec.serde)
         return found
 
-    @property
-    def shown(self) -> str | None:
-        """The channel whose messages are the transcript; None if there is none."""
-        return self._note.get("shown")
-
     def tuple_at(self, place: Place, writes: Iterable[JournalEntry], codec: Codec) -> CheckpointTuple:
         """Return it as LangGraph reads it, with the writes that wait for the next step."""
         parent = None if self.parent is None else place._replace(id=self.parent).config
@@ -152,6 +171,27 @@ class StoredCheckpoint:
             parent,
             read_writes(writes, codec.serde),
         )
+
+    @property
+    def key(self) -> Key:
+        """The name of this version, by which it is found."""
+        assert self.id is not None
+        return Key(self.id, self.parent or "")
+
+    def moved(self, head: AgentSession, place: Place) -> AgentSession:
+        """Return the next version of a session, which is this checkpoint: again, or in another thread."""
+        latest = StoredCheckpoint(head).latest
+        note = {
+            **self._note,
+            "thread": place.thread,
+            "ns": place.ns,
+            "version": head.version + 1,
+            "latest": self.id if latest is None else max(latest, self.id or ""),
+            "in_order": StoredCheckpoint(head).is_in_order and (latest is None or latest <= (self.id or "")),
+        }
+        state = self.session.state
+        context = replace(state.context, metadata={**state.metadata, NOTE: note})
+        return head.with_state(head.state.with_context(context))
 
 
 class NewCheckpoint(NamedTuple):
@@ -234,6 +274,13 @@ class NewCheckpoint(NamedTuple):
             "checkpoint": kept(rest, codec.serde),
             "metadata": kept(metadata, PLAIN),
         }
+
+
+def emptied(session: AgentSession) -> AgentSession:
+    """Return the next version of a session that has no checkpoint any more."""
+    own = {key: value for key, value in session.state.metadata.items() if not _is_ours(key)}
+    context = replace(session.state.context, transcript=Transcript(), metadata=own)
+    return session.with_state(session.state.with_context(context))
 
 
 def _is_ours(key: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
@@ -11,9 +12,11 @@ from perdure.adapters.home import Home
 from perdure.adapters.langgraph_checkpoints import (
     Codec,
     NewCheckpoint,
+    Note,
     Place,
     StoredCheckpoint,
     are_writes,
+    emptied,
     read_writes,
 )
 from perdure.errors import SessionConflict, SessionNotFound
@@ -23,8 +26,10 @@ from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
 from perdure.model.transcript import Transcript
 from perdure.paging import all_infos
 from perdure.protocols import Entry, JournalEntry, Key
+from perdure.runtime.repository import SessionFactory
 from perdure.stores.cache import LRU
 
+_PAGE = 50
 _MOST_SEEN = 4096
 """How many checkpoints are remembered that runs have begun from."""
 
@@ -80,7 +85,8 @@ class Threads:
     async def _version_of(self, session_id: SessionId, checkpoint_id: str) -> StoredCheckpoint | None:
         key = await self._store.find_key(session_id, checkpoint_id)
         session = None if key is None else await self._store.load(session_id, key[1])
-        return None if session is None else StoredCheckpoint(session)
+        stored = None if session is None else StoredCheckpoint(session)
+        return stored if stored is not None and stored.id == checkpoint_id else None
 
     async def _before_fork(self, head: StoredCheckpoint, checkpoint_id: str) -> StoredCheckpoint | None:
         """Return a checkpoint of the thread that this one was forked from, if it was there at that time."""
@@ -128,32 +134,53 @@ class Threads:
 
     async def put(self, new: NewCheckpoint, codec: Codec) -> None:
         """Save a checkpoint. SessionConflict if another run has gone on from where this one began."""
-        key = Key(new.id, new.place.id or "")
         while True:
-            head = StoredCheckpoint(await self._opened(new.place, new))
+            erasures = await self._store.erasures() if new.place.ns else None
+            head = StoredCheckpoint(await self._session(new.place, new))
             self._require_newest(head, new)
             base = await self._base(head, new.place.id)
             session, drawn = new.on_top_of(head, base, await self._view(new.place, base), codec)
             try:
-                saved = await self._store.save(session, key=key)
+                saved = await self._saved(session, Key(new.id, new.place.id or ""), erasures)
             except SessionConflict:
-                continue  # somebody was quicker: look again at what there is
+                continue  # somebody came first: look again at what there is
             codec.views.remember(saved.state.transcript, drawn.new)
             self._seen.keep((saved.id, new.id), saved.state.shown_since)
             return
 
-    async def _opened(self, place: Place, new: NewCheckpoint | None = None) -> AgentSession:
-        """Return the session of a namespace, which is created if it has to be, below that of its caller."""
-        session_id = self.id_of(place)
+    async def _session(self, place: Place, new: NewCheckpoint | None = None) -> AgentSession:
+        """Return the session of a namespace; a new one, of version 0, if there is none. That of its caller is there."""
+        session = await self._home.load(self.id_of(place))
+        if session is not None:
+            return session
+        caller = (await self._opened(place.outer)).id if place.ns else None
+        return self._new(place, None if caller is None else _spawn(place, caller, new))
+
+    def _new(self, place: Place, spawn: SpawnRef | None) -> AgentSession:
+        session_id, name = self.id_of(place), place.ns or place.thread
+        return SessionFactory().create(
+            self._home.agent,
+            session_id=session_id,
+            owner=self._home.owner,
+            parent=None if spawn is None else spawn.parent_session_id,
+            spawn=spawn,
+            name=None if name == session_id else name,
+        )
+
+    async def _saved(self, session: AgentSession, key: Key, erasures: int | None = None) -> AgentSession:
+        """Save a session, or create it: not if something was erased since what it shows of others was read."""
+        if session.version:
+            return await self._store.save(session, key=key)
+        return await self._store.create(session, key=key, erasures=erasures)
+
+    async def _opened(self, place: Place) -> AgentSession:
+        """Return the session of a namespace, which is created empty if it is not there yet."""
         while True:
-            session = await self._home.load(session_id)
-            if session is not None:
+            session = await self._session(place)
+            if session.version:
                 return session
-            spawn = _spawn(place, (await self._opened(place.outer)).id, new) if place.ns else None
-            try:
-                return await self._store.create(self._home.new(session_id, name=place.ns or place.thread, spawn=spawn))
-            except SessionConflict:
-                continue
+            with suppress(SessionConflict):
+                return await self._store.create(session)
 
     async def _base(self, head: StoredCheckpoint, parent: str | None) -> StoredCheckpoint:
         """Return the version that a new checkpoint is compared with: its parent's, if there is one."""
@@ -239,7 +266,7 @@ class Threads:
         place = self._place_of(head.session)
         async for stored in self._checkpoints(head):
             if wanted.matches(stored):
-                found.append(Listed(place._replace(id=stored.id), stored.session.version, head.session.id))
+                found.append(Listed(place._replace(id=stored.id), stored.version, head.session.id))
                 if head.is_in_order and limit is not None and len(found) >= limit:
                     break
         return found
@@ -249,20 +276,19 @@ class Threads:
         place = Place(*StoredCheckpoint(session).names)
         return place if self.id_of(place) == session.id else Place(session.info.name or session.id)
 
-    async def _checkpoints(self, head: StoredCheckpoint) -> AsyncIterator[StoredCheckpoint]:
+    async def _checkpoints(self, head: StoredCheckpoint) -> AsyncIterator[Note]:
         """Yield the checkpoints of a session, the last first: each as it was saved, and the head's as it is now."""
-        met: set[str | None] = {None}
+        met: set[str | None] = {None, head.id}
         if head.id is not None:
-            met.add(head.id)
             yield head
-        for version in range(head.session.version - 1, 0, -1):
-            session = await self._store.load(head.session.id, version)
-            if session is None:
-                return
-            stored = StoredCheckpoint(session)
-            if stored.id not in met and (stored.is_put or version == 1):
-                met.add(stored.id)
-                yield stored
+        before = head.version
+        while heads := await self._store.versions(head.session.id, before=before, limit=_PAGE):
+            for each in heads:
+                note = Note(each.metadata, each.info.version)
+                if note.id not in met and (note.is_put or note.version == 1):
+                    met.add(note.id)
+                    yield note
+            before = heads[-1].info.version
 
     async def listed(self, listed: Listed, codec: Codec) -> CheckpointTuple | None:
         """Return a checkpoint of a list; None if it has been deleted meanwhile."""
@@ -295,6 +321,93 @@ class Threads:
         """Erase a thread and all its namespaces."""
         await self._store.delete_many(await self.tree(thread))
 
+    async def copy(self, source: str, target: str) -> None:
+        """Copy a thread with all its namespaces. What was said is not stored again. SessionConflict if there is one."""
+        if await self._store.exists(self.id_of(Place(target))):
+            raise SessionConflict(self.id_of(Place(target)), 0, None)
+        for session_id in await self.tree(source):
+            session = await self._home.load(session_id)
+            if session is not None:
+                await self._copy(StoredCheckpoint(session), target)
+
+    async def _copy(self, head: StoredCheckpoint, target: str) -> None:
+        place = self._place_of(head.session)._replace(thread=target)
+        copied = await self._opened(place)
+        for version in reversed([note.version async for note in self._checkpoints(head)]):
+            session = await self._store.load(head.session.id, version)
+            if session is not None:
+                stored = StoredCheckpoint(session)
+                copied = await self._saved(stored.moved(copied, place), stored.key)
+        entries = [entry for entry in await self._store.read(head.session.id) if are_writes(entry)]
+        if entries:
+            await self._store.note(copied.id, [Entry(each.kind, each.body, each.run) for each in entries])
+
+    async def keep_latest(self, thread: str) -> None:
+        """Erase all checkpoints of a thread but the newest of each namespace, and what that one is made of."""
+        for session_id in await self.tree(thread):
+            session = await self._home.load(session_id)
+            if session is not None:
+                await self._keep_latest(StoredCheckpoint(session))
+
+    async def _keep_latest(self, head: StoredCheckpoint) -> None:
+        latest = await self._at(head, None)
+        if latest is None or latest.id is None:
+            return
+        if latest.session is not head.session:  # the newest version is of an older checkpoint, which goes
+            session = await self._saved(latest.moved(head.session, self._place_of(head.session)), latest.key)
+            head = latest = StoredCheckpoint(session)
+        await self._store.forget(head.session.id, before=await self._oldest_needed(head, latest))
+
+    async def _oldest_needed(self, head: StoredCheckpoint, kept: StoredCheckpoint) -> int:
+        """Return the oldest version without which a checkpoint could not be read."""
+        oldest, unseeded, stored = kept.version, kept.unseeded, kept
+        while unseeded and stored.parent is not None:
+            found = await self._at(head, stored.parent)
+            if found is None or found.session.id != head.session.id:
+                break
+            stored, oldest = found, min(oldest, found.version)
+            unseeded = {name for name in unseeded if not stored.has_channel(name)}
+        return oldest
+
+    async def delete_runs(self, run_ids: Collection[str]) -> None:
+        """Erase the checkpoints that runs have made, in all threads."""
+        infos = await self._all_infos()
+        for info in sorted(infos, key=lambda each: each.spawn_ref is None):  # subgraphs first
+            while True:
+                try:
+                    await self._delete_runs_in(info.id, run_ids)
+                    break
+                except SessionConflict:
+                    continue  # somebody has saved it meanwhile
+
+    async def _delete_runs_in(self, session_id: SessionId, run_ids: Collection[str]) -> None:
+        session = await self._home.load(session_id)
+        notes = [] if session is None else [note async for note in self._checkpoints(StoredCheckpoint(session))]
+        staying = [note for note in notes if note.metadata.get("run_id") not in run_ids]
+        if session is None or len(staying) == len(notes):
+            return
+        if staying:
+            await self._keep_only(session, sorted(staying, key=lambda note: note.id or ""))
+        elif await self._has_subgraphs(session_id):
+            saved = await self._store.save(emptied(session))
+            await self._store.forget(session_id, before=saved.version)
+        else:
+            await self._store.delete(session_id)
+
+    async def _keep_only(self, head: AgentSession, staying: Sequence[Note]) -> None:
+        """Save checkpoints again behind all others, and erase these."""
+        place, first = self._place_of(head), head.version + 1
+        for note in staying:
+            session = await self._store.load(head.id, note.version)
+            if session is not None:
+                stored = StoredCheckpoint(session)
+                head = await self._saved(stored.moved(head, place), stored.key)
+        await self._store.forget(head.id, before=first)
+
+    async def _has_subgraphs(self, session_id: SessionId) -> bool:
+        children = await all_infos(self._store.list, parent=session_id)
+        return any(child.spawn_ref is not None for child in children)
+
 
 class _Wanted(NamedTuple):
     """What a checkpoint has to be like to be listed."""
@@ -303,7 +416,7 @@ class _Wanted(NamedTuple):
     filter: Mapping[str, Any]
     before: str | None
 
-    def matches(self, stored: StoredCheckpoint) -> bool:
+    def matches(self, stored: Note) -> bool:
         if stored.id is None or (self.id is not None and stored.id != self.id):
             return False
         if self.before is not None and stored.id >= self.before:
