@@ -229,6 +229,7 @@ UnreadableFile
 UpdateTask
 Usage
 UseGuards
+VersionForgotten
 View
 Warned
 Workflow

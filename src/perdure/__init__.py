@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from perdure.errors import ToolUnavailable as ToolUnavailable
     from perdure.errors import TransientDriverError as TransientDriverError
     from perdure.errors import UnreadableFile as UnreadableFile
+    from perdure.errors import VersionForgotten as VersionForgotten
     from perdure.loop.agent_loop import AgentLoop as AgentLoop
     from perdure.loop.agent_loop import LoopSetup as LoopSetup
     from perdure.loop.compaction.auto import AutoCompaction as AutoCompaction
@@ -256,7 +257,7 @@ _HOMES = {
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
     "NotLoaded PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
-    "ToolUnavailable TransientDriverError UnreadableFile",
+    "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
     "loop.agent_loop": "AgentLoop LoopSetup",
     "loop.compaction.auto": "AutoCompaction",
     "loop.compaction.options": "CompactionOptions",

@@ -4,6 +4,7 @@ A program decides by classes and attributes, never by the words: those may chang
 
 PerdureError
 ├── SessionNotFound
+│   └── VersionForgotten
 ├── SessionConflict
 │   ├── ClaimConflict
 │   └── ErasedMeanwhile
@@ -78,6 +79,15 @@ class SessionNotFound(PerdureError):
         super().__init__(what, advice)
 
 
+class VersionForgotten(SessionNotFound):
+    """This version was erased by `forget`; the session is there, from `oldest` on."""
+
+    def __init__(self, session_id: str, version: int, oldest: int) -> None:
+        self.oldest = oldest
+        what = f"Version {version} of session {session_id!r} was forgotten: the oldest that is kept is {oldest}."
+        super().__init__(session_id, version, what, "List the versions that are kept with versions().")
+
+
 class SessionConflict(PerdureError):
     """Somebody else saved this session since it was loaded, or its id is taken.
 
@@ -114,11 +124,18 @@ class ClaimConflict(SessionConflict):
 
 
 class ErasedMeanwhile(SessionConflict):
-    """Something was erased or redacted after this new session was made of another: it may still say it."""
+    """What was to be saved may still say what was erased or redacted after it was read.
 
-    def __init__(self, session_id: str) -> None:
+    It is a new session that was made of another (`expected` is 0), or a version that shows forgotten messages.
+    """
+
+    def __init__(self, session_id: str, version: int = 0) -> None:
         reason = f"Something was erased while session {session_id!r} was made of another. It was not created."
-        super().__init__(session_id, 0, 0, reason, "Make it again: it is read anew then.")
+        advice = "Make it again: it is read anew then."
+        if version:
+            reason = f"This version of session {session_id!r} would show forgotten messages. It was not saved."
+            advice = "Load the session again, and repeat what you have changed."
+        super().__init__(session_id, version, version, reason, advice)
 
 
 class SessionBusy(PerdureError):

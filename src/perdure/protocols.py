@@ -1084,6 +1084,42 @@ class Versions(Protocol):
         ...
 
 
+FORGOTTEN = "forgotten"
+"""The kind of entries that stand in for those of forgotten runs, and the id of the message that ends a log which has
+forgotten its last one: numbers go on behind them."""
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """What was erased with the older versions of a session."""
+
+    versions: int = 0
+    messages: int = 0
+    """Those that nothing shows any more."""
+    bytes: int = 0
+    """What the erased rows held: of versions, messages, files, values and the record."""
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A store that can erase the older versions of a session, and all that only they show or need."""
+
+    async def forget(self, session_id: str, *, before: int) -> Forgotten:
+        """Erase for good the versions older than `before`; the newest stays in any case.
+
+        With them go the messages that nothing shows any more: no version that stays, no fork, no run that stays. So do
+        the runs of these messages, their files, and their words in the search index. Idempotency keys stay.
+
+        If anything was erased the session moves on by one version, which says in `info.first_version` which is the
+        oldest now: to load an older one raises VersionForgotten. SessionBusy while the session is being run,
+        RunInterrupted while its last run waits to be recovered, CorruptRecord if a version that stays is damaged.
+        """
+        ...
+
+    async def kept_of_log(self, session_id: str) -> Sequence[tuple[int, int]]:
+        """Return the stretches of a session's log that it has: all of it, unless older versions were forgotten."""
+        ...
+
+
 class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
     """One session whole, as it moves between stores. Its logs are named so that the names mean the same anywhere.
 
@@ -1093,11 +1129,13 @@ class ArchivedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: SessionId
     heads: tuple[bytes, ...]
-    """Versions 1 to the newest, as `stores.format.heads` writes them, with logs by name and no operation id."""
+    """The versions, oldest first, as `stores.format.heads` writes them, with logs by name and no operation id.
+
+    The first is version 1, unless older ones were forgotten: then it is the `first_version` of the newest."""
     values: Mapping[str, bytes]
     """What the heads name by hash."""
     logs: Mapping[str, Mapping[int, bytes]]
-    """Messages by position: of the session's own logs, shown by a version or not."""
+    """Messages by position: of the session's own logs, shown by a version or not. Forgotten ones are missing."""
     lent: Mapping[str, Mapping[int, bytes]] = EMPTY
     """Messages of others' logs that its versions name, if those are carried along."""
     blobs: Mapping[str, bytes] = EMPTY

@@ -54,6 +54,7 @@ LINES: dict[str, list[list[str]]] = {
     "fsck": [[IT], []],
     "erase": [[IT, "--yes"], ["--of", "bob", "--yes"]],
     "purge": [["--status", "completed", "--yes"], [IT, "--yes"]],
+    "forget": [[IT, "--before", "2", "--yes"], [IT, "--before", "2"]],
     "redact": [[IT, "x", "--yes"]],
     "gc": [[]],
     "doctor": [[]],

@@ -83,7 +83,10 @@ class NaiveSession:
         self.id = session_id
         self.parent = parent
         self.versions: list[View] = [view]
-        self.steps: list[View] = [view]
+        self.first = 1
+        """The oldest version that is kept."""
+        self.steps: list[tuple[View, int]] = [(view, 1)]
+        """The views that undo goes back to, and the versions that first had them."""
         self.said: list[str] = list(dict.fromkeys(said))
 
     @property
@@ -94,19 +97,34 @@ class NaiveSession:
         """The next version; what is new is said at the end."""
         self.versions.append(view)
         self.said += new
-        if view != self.steps[-1]:
-            self.steps.append(view)
+        if view != self.steps[-1][0]:
+            self.steps.append((view, len(self.versions)))
 
     def undo(self) -> bool:
         if len(self.steps) == 1:
             return False
         self.steps.pop()
-        self.versions.append(self.steps[-1])
+        self.versions.append(self.steps[-1][0])
         return True
+
+    @property
+    def kept(self) -> list[View]:
+        """The views of the versions that are kept."""
+        return self.versions[self.first - 1 :]
+
+    def forget(self, before: int) -> None:
+        """Keep the versions from one on, and make one more that says so. Undo goes back as far as these show."""
+        self.first = before
+        left = [place for place, (_, version) in enumerate(self.steps) if version >= before]
+        lowest = left[0] if left else len(self.steps) - 1
+        if left and lowest and self.steps[lowest][1] > before:
+            lowest -= 1
+        self.steps = self.steps[lowest:]
+        self.becomes(self.view)
 
     def holds(self, message_id: str) -> bool:
         """Whether a message is in its log, or in what any of its versions shows or covers."""
-        return message_id in self.said or any(message_id in held(view) for view in self.versions)
+        return message_id in self.said or any(message_id in held(view) for view in self.kept)
 
     def twin(self) -> NaiveSession:
         made = copy(self)

@@ -30,10 +30,11 @@ from perdure import (
     SessionStore,
     SqliteStore,
     ToolCall,
+    VersionForgotten,
     WriteMetadata,
 )
 from perdure.archive import ArchivingStore, fsck
-from perdure.protocols import Erasure, ModelRequest, Search
+from perdure.protocols import Erasure, Forgets, ModelRequest, Search
 from perdure.testing import ScriptedDriver
 
 STORES = ("memory", "file", "sqlite", "postgres")
@@ -157,7 +158,7 @@ class Verbs(RuleBasedStateMachine):
         assert found.version == len(session.versions)
         self._compare(shown(session.view), found.state.messages)
         assert self._do(self.face.length(session.id)) == len(shown(session.view))
-        version = older % len(session.versions) + 1
+        version = session.first + older % len(session.kept)
         before = self._do(self.face.session(session.id, version))
         assert before.version == version
         self._compare(shown(session.versions[version - 1]), before.state.messages)
@@ -236,7 +237,7 @@ class Verbs(RuleBasedStateMachine):
     def _fork_point(self, session: NaiveSession, older: int, how: str) -> tuple[View, dict[str, Any]]:
         ids = shown(session.view)
         if how == "version":
-            version = older % len(session.versions) + 1
+            version = session.first + older % len(session.kept)
             return session.versions[version - 1], {"version": version}
         if how == "count" or (how == "message" and not ids):
             count = older % (len(ids) + 1)
@@ -298,7 +299,7 @@ class Verbs(RuleBasedStateMachine):
             self._do(self.face.rewind(session.id, ids[place]))
             session.becomes(cut(session.view, 0, place + 1))
         else:
-            version = older % len(session.versions) + 1
+            version = session.first + older % len(session.kept)
             self._do(self.face.rewind(session.id, version))
             session.becomes(session.versions[version - 1])
         self._check(session, older)
@@ -436,7 +437,7 @@ class Verbs(RuleBasedStateMachine):
         if not all(isinstance(side.face.store, ArchivingStore) for side in self.sides) or source.naive.changed:
             return
         ours, theirs = source.naive, target.naive
-        named = [*session.said, *(each for view in session.versions for each in held(view))]
+        named = [*session.said, *(each for view in session.kept for each in held(view))]
         differs = any(theirs.messages.get(each, ours.messages[each]) != ours.messages[each] for each in named)
         if session.id in theirs.sessions or differs or theirs.changed & set(named):
             return
@@ -475,6 +476,31 @@ class Verbs(RuleBasedStateMachine):
 
     def _may_tell(self, message_id: str) -> bool:
         return self.naive.mark(message_id) is not None
+
+    @rule(which=ANY, older=ANY)
+    def forget(self, which: int, older: int) -> None:
+        session = self._pick(which, older)
+        if not isinstance(self.face.store, Forgets):
+            return
+        before = session.first + older % (len(session.kept) + 1)  # which may be one that there is not yet
+        oldest = min(before, len(session.versions))
+        erased = self._do(self.face.forget(session.id, before=before))
+        assert erased.versions == oldest - session.first
+        if erased.versions:
+            session.forget(oldest)
+            session.said = self._left(session)
+            with pytest.raises(VersionForgotten):
+                self._do(self.face.session(session.id, oldest - 1))
+        for each in self.naive.sessions.values():
+            self._check(each, older)
+            self._check_history(each)
+
+    def _left(self, session: NaiveSession) -> list[str]:
+        """What is left of what was said: in the same order, and all that a version has which is kept."""
+        left = [message.id for message in self._do(self.face.history(session.id))]
+        assert left == [each for each in session.said if each in left]
+        assert {each for view in session.kept for each in self.naive.unmarked(held(view))} <= {*left}
+        return left
 
     @rule(which=ANY, older=ANY, purge=st.booleans())
     def erase(self, which: int, older: int, purge: bool) -> None:

@@ -132,27 +132,35 @@ class Undo:
     may_be_repeated: ClassVar[bool] = True
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
-        shown = await self._origin(session, context)
-        while shown.version > 1:
+        first = session.info.first_version
+        shown = await self._origin(session, first, context)
+        while shown.version > first and not _began_before(shown.state, first):
             older = await at_version(session, shown.version - 1, context)
-            shown = await self._origin(older, context)
+            shown = await self._origin(older, first, context)
             if shown.state.transcript != session.state.transcript:
                 state = session.state.for_next_execution()
                 after = session.with_state(state.with_transcript(shown.state.transcript, rewound_to=shown.version))
                 return await _without_waiting(session, after, context, "it was undone")
-        raise InvalidData("$", "there is nothing to undo: this view is the session's first")
+        forgotten = f" that is kept; versions before {first} were forgotten" if first > 1 else ""
+        raise InvalidData("$", f"there is nothing to undo: this view is the session's first{forgotten}")
 
-    async def _origin(self, session: AgentSession, context: ActionContext | None) -> AgentSession:
+    async def _origin(self, session: AgentSession, first: int, context: ActionContext | None) -> AgentSession:
         """Return the version that first had a session's view: one that an undo has made is older than its number.
 
+        It is looked for among the versions from `first` on.
         A state that was made past its own methods may name a version of another view, and is taken for a new one.
         """
-        while 0 < (since := session.state.rewound_to or session.state.shown_since) < session.version:
+        while first <= (since := session.state.rewound_to or session.state.shown_since) < session.version:
             older = await at_version(session, since, context)
             if older.state.transcript != session.state.transcript:
                 break
             session = older
         return session
+
+
+def _began_before(state: AgentState, version: int) -> bool:
+    """Tell whether a view came to be before a version, so that what was shown before it was forgotten."""
+    return 0 < (state.rewound_to or state.shown_since) < version
 
 
 def open_calls(state: AgentState) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from perdure.actions.run import require_journal
 from perdure.actions.transcript import at_version
 from perdure.actions.waiting import end_waiting
+from perdure.errors import VersionForgotten
 from perdure.loop.compaction.draft import MARK
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
@@ -66,9 +68,10 @@ async def _without_run(
     is_own = _words(loop_id, await require_journal(context, "TakeBackRun").read(session.id, run=loop_id))
     view = Transcript(_without(session.state.transcript, is_own))
     if versions is not None:
-        began, left = [(await at_version(session, each, context)).state.transcript for each in versions]
-        if session.state.transcript == left and not _has_others_words(began, left, is_own):
-            view = began
+        with suppress(VersionForgotten):  # then its words are cut
+            began, left = [(await at_version(session, each, context)).state.transcript for each in versions]
+            if session.state.transcript == left and not _has_others_words(began, left, is_own):
+                view = began
     if view == session.state.transcript:
         return session
     ran_last = session.state.execution is not None and session.state.execution.execution_id == loop_id

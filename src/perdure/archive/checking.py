@@ -39,7 +39,7 @@ from perdure.protocols import (
 from perdure.runtime.record_reader import read_events
 from perdure.stores.format.heads import StoredHead
 from perdure.stores.format.rows import Stretch
-from perdure.stores.jobs.archive.archived import check
+from perdure.stores.jobs.archive.archived import check, first_version, newest_version
 
 RESTORE = (
     "Restore it from a backup: erase the session here, then import its export; or restore the whole store. Until then "
@@ -166,7 +166,7 @@ class _Survey:
                 if isinstance(self._store, Archive):
                     await self._check_archived(self._store, info)
                     return
-            for version in range(1, info.version + 1):
+            for version in range(info.first_version, info.version + 1):
                 if await self._store.load(info.id, version) is None:
                     self.note(info.id, f"version {version}", "it is missing", RESTORE)
 
@@ -179,8 +179,8 @@ class _Survey:
     def _look_through(self, archived: ArchivedSession, info: AgentSessionInfo) -> Sequence[Stretch]:
         """Note what is wrong with an archived session, and return the stretches of logs that its versions name."""
         for name, rows in archived.logs.items():
-            self._check_log(info.id, name, rows)
-        if len(archived.heads) < info.version:
+            self._check_log(info, name, rows)
+        if newest_version(archived) < info.version:
             self.note(info.id, f"version {info.version}", "it is missing", RESTORE)
         for run, what in _run_faults(archived.entries):
             self.note(info.id, f"run {run}", what, _RECORD)
@@ -188,11 +188,13 @@ class _Survey:
             self.note(info.id, f"idempotency key {key!r}", what, _KEY)
         return check(archived)
 
-    def _check_log(self, session_id: SessionId, name: str, rows: Mapping[int, bytes]) -> None:
+    def _check_log(self, info: AgentSessionInfo, name: str, rows: Mapping[int, bytes]) -> None:
+        session_id = info.id
         self.messages += len(rows)
-        self._lengths[name] = len(rows)
-        if sorted(rows) != list(range(len(rows))):
-            self.note(session_id, f"log {name}", "a message is missing from it", RESTORE)
+        if info.first_version == 1:
+            self._lengths[name] = len(rows)
+            if sorted(rows) != list(range(len(rows))):
+                self.note(session_id, f"log {name}", "a message is missing from it", RESTORE)
         items = iter(rows.items())
         while some := dict(islice(items, _DECODED_AT_ONCE)):
             self._check_messages(session_id, name, some)
@@ -260,7 +262,7 @@ def _key_faults(archived: ArchivedSession) -> Iterator[tuple[str, str]]:
                 yield name, f"run {run} has answered a request under it, and it is not there"
         elif kept[0] != digest:
             yield name, f"it does not stand for the request that run {run} has answered"
-        elif 1 <= kept[1] <= len(archived.heads) and _run_of(archived, kept[1]) != run:
+        elif first_version(archived) <= kept[1] <= newest_version(archived) and _run_of(archived, kept[1]) != run:
             yield name, f"it stands for version {kept[1]}, which run {run} has not saved"
 
 
@@ -275,15 +277,11 @@ def _keys_told(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, str]]:
     yield from last.values()
 
 
-class _Ran(msgspec.Struct, frozen=True):
-    execution_id: str
-
-
 def _run_of(archived: ArchivedSession, version: int) -> str | None:
     """The run that a version shows the end of."""
-    head = StoredHead(archived.heads[version - 1], archived.session_id, version).head
-    raw = archived.values[head.hashed["execution"]] if "execution" in head.hashed else head.parts.get("execution")
-    return None if raw is None else msgspec.json.decode(raw, type=_Ran).execution_id
+    raw = archived.heads[version - first_version(archived)]
+    run = StoredHead(raw, archived.session_id, version).run(archived.values)
+    return None if run is None else run.execution_id
 
 
 def _run_faults(entries: tuple[Entry, ...]) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from perdure import codec
 from perdure.errors import InvalidData, InvalidSessionId
 from perdure.model.ids import SessionId
 from perdure.protocols import ArchivedSession, Entry
+from perdure.stores.jobs.archive.archived import first_version
 
 FORMAT = 1
 _LONGEST = 2 * codec.MAX_BYTES
@@ -88,7 +89,7 @@ def _parts(archived: ArchivedSession) -> Iterator[Line]:
     for name, raw in sorted(archived.values.items()):
         yield Line("value", name, body=msgspec.Raw(raw))
     yield from _messages("message", archived.logs)
-    for version, raw in enumerate(archived.heads, 1):
+    for version, raw in enumerate(archived.heads, first_version(archived)):
         yield Line("version", at=version, body=msgspec.Raw(raw))
     for kind, entries in (("entry", archived.entries), ("inbox", archived.inbox)):
         for seq, entry in enumerate(entries, 1):
@@ -238,6 +239,7 @@ class _Draft:
         self._logs: dict[str, dict[str, dict[int, bytes]]] = {"message": {}, "lent": {}}
         self._in_turn: dict[str, list[Any]] = {"version": [], "entry": [], "inbox": []}
         self._keys: dict[str, tuple[str, int]] = {}
+        self._first_version = 1
 
     def take(self, line: Line) -> None:
         body = bytes(line.body)
@@ -253,8 +255,11 @@ class _Draft:
                 self._blobs[line.name] = self._sound(lambda: msgspec.json.decode(body, type=bytes))
             case "version" | "entry" | "inbox":
                 before = self._in_turn[line.kind]
-                if line.at != len(before) + 1:
-                    self._lines.refuse(f"{line.kind} {len(before) + 1} should stand here, not {line.at}")
+                if line.kind == "version" and not before:
+                    self._first_version = max(line.at, 1)  # older ones were forgotten; the newest tells of it
+                following = len(before) + (self._first_version if line.kind == "version" else 1)
+                if line.at != following:
+                    self._lines.refuse(f"{line.kind} {following} should stand here, not {line.at}")
                 before.append(body if line.kind == "version" else self._sound(lambda: codec.decode(Entry, body)))
             case "key":
                 digest = self._sound(lambda: msgspec.json.decode(body, type=str))

@@ -20,6 +20,7 @@ def of_info(info: AgentSessionInfo) -> dict[str, Any]:
         "agent": info.agent_name,
         "status": info.status.value,
         "version": info.version,
+        "first_version": info.first_version,
         "owner": info.owner,
         "tags": list(info.tags),
         "parent": info.parent_id,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from perdure.archive.checking import FsckReport
     from perdure.archive.copying import CopyReport
     from perdure.archive.moving import MoveReport
+    from perdure.model.session import AgentSessionInfo
+    from perdure.protocols import Forgotten
     from perdure.sessions.conversations import Format
     from perdure.sessions.sessions import Sessions
 
@@ -280,6 +282,35 @@ def purge(
     _confirm(yes, "erase these sessions")
     erased = on_sessions(ctx, lambda store: store.purge(older_than=older_than, status=status))
     say(f"sessions erased: {erased}")
+
+
+@store_command(json=True)
+@session_argument()
+@click.option(
+    "--before", type=click.IntRange(1), metavar="N", required=True, help="Erase the versions older than this one."
+)
+@_yes
+def forget(ctx: click.Context, session: str, before: int, yes: bool, as_json: bool) -> None:
+    """Erase the versions of SESSION before N for good, and what only they show. Its newest version stays.
+
+    What its forks show stays, and so does what a version shows or covers that is kept.
+    """
+
+    async def find(sessions: Sessions, session_id: str) -> AgentSessionInfo:
+        return await sessions.info(session_id)
+
+    async def verb(sessions: Sessions, session_id: str) -> Forgotten:
+        return await sessions.forget(session_id, before=before)
+
+    session_id, info = on_session(ctx, session, find)
+    last = min(before, info.version) - 1
+    if last >= info.first_version:
+        _confirm(yes, f"erase versions {info.first_version} to {last} of {session_id}")
+    _, erased = on_session(ctx, session_id, verb)
+    if as_json:
+        print_json({"session": session_id, **msgspec.to_builtins(erased)})
+        return
+    say(f"versions erased: {erased.versions}, messages: {erased.messages}, bytes: {erased.bytes}")
 
 
 @store_command()

@@ -68,6 +68,7 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "fsck": Place("keeping:fsck", "Verify every promise of a store, and say how to repair what is wrong."),
         "erase": Place("keeping:erase", "Erase sessions, or all of an owner, for good."),
         "purge": Place("keeping:purge", "Erase old sessions for good, by age or status."),
+        "forget": Place("keeping:forget", "Erase a session's older versions, and what only they show."),
         "redact": Place("keeping:redact", "Replace what messages say, for good and everywhere."),
         "gc": Place("keeping:gc", "Erase what erased sessions have left behind."),
     },
@@ -129,6 +130,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "fsck": ("perdure fsck", "perdure fsck order-7 --json"),
     "erase": ("perdure erase order-7", "perdure erase --of ada --yes"),
     "purge": ("perdure purge --status deleted --older-than 30d --yes",),
+    "forget": ("perdure forget order-7 --before 40",),
     "redact": ("perdure redact order-7 0192f0c1-22d4-7e61-8f00-5a1b2c3d4e5f",),
     "gc": ("perdure gc",),
 }

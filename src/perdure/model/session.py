@@ -59,6 +59,8 @@ class AgentSessionInfo(Value, frozen=True):
     """What all runs of the session have used so far; None if there were none, or if an older release did not count."""
     indexed: Mapping[str, str | int | bool] = EMPTY
     """The metadata that lists can be narrowed by: what was declared for it when this version was saved."""
+    first_version: int = 1
+    """The oldest version that is kept: those before it were forgotten."""
 
     def __post_init__(self) -> None:
         if type(self.id) is not SessionId:

@@ -23,7 +23,7 @@ from perdure.model.message import Message
 from perdure.model.record import LoopRecord, SessionRecord, with_children
 from perdure.model.session import AgentSessionInfo
 from perdure.model.tool_refs import Said
-from perdure.protocols import Journal, JournalEntry, RunOnRecord, Watch, check_page
+from perdure.protocols import FORGOTTEN, Journal, JournalEntry, RunOnRecord, Watch, check_page
 from perdure.run_journal import event_of, is_loop, loops_on_record, tells_of_run
 
 LOOK_EVERY = 0.05
@@ -145,10 +145,21 @@ async def _selection(
             return event
         if not isinstance(event, Redacted | UnknownEvent):  # which may be told at any time
             return None
-        entries = await journal.read(session_id, after=entry.seq, limit=1)
-        if not entries:
+        found = await _next_told(journal, session_id, entry.seq)
+        if found is None:
             return None
-        entry = entries[0]
+        entry = found
+
+
+async def _next_told(journal: Journal, session_id: str, after: int) -> JournalEntry | None:
+    """Return the next entry behind a number that was not forgotten."""
+    entries = await journal.read(session_id, after=after, limit=1)
+    while entries:
+        found = next((entry for entry in entries if entry.kind != FORGOTTEN), None)
+        if found is not None:
+            return found
+        entries = await journal.read(session_id, after=entries[-1].seq, limit=PAGE)
+    return None
 
 
 async def read_stretches(
@@ -261,7 +272,7 @@ async def _behind(journal: Journal, session_id: str, own: RunOnRecord) -> AsyncI
     """
     after, strangers = own.last.seq, 0
     while strangers < STRANGERS_PASSED:
-        entry = next(iter(await journal.read(session_id, after=after, limit=1)), None)
+        entry = await _next_told(journal, session_id, after)
         if entry is None:
             return
         names = entry.body["loop_ids"] if entry.kind == "parallel_loop_start" else [entry.run] if entry.run else []
@@ -295,7 +306,7 @@ async def read_events(
     story, cursor = Story(journal, session_id), after or 0
     entries = await journal.read(session_id, after=cursor, last=last, limit=PAGE if last is None else None)
     while True:
-        for event in await story.events(entries):
+        for event in await story.events([entry for entry in entries if entry.kind != FORGOTTEN]):
             yield event
         if entries:
             cursor = entries[-1].seq

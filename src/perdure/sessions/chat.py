@@ -13,7 +13,7 @@ from perdure.model.ids import SessionId, now
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.protocols import SearchHit, SessionHead
+from perdure.protocols import Forgotten, SearchHit, SessionHead
 from perdure.runtime.bus import Subscriber
 from perdure.sessions.attaching import Sent
 from perdure.sessions.open_sessions import LiveSubscription
@@ -198,6 +198,10 @@ class Chat:
 
     async def redact(self, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         return await self._sessions.redact(self._id, message_ids, replacement=replacement)
+
+    async def forget(self, *, before: int) -> Forgotten:
+        """Erase the versions that are older than one, for good, and what only they show. Return how much that was."""
+        return await self._sessions.forget(self._id, before=before)
 
     async def session(self, version: int | None = None) -> AgentSession:
         """The session itself, as of a version."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter, itemgetter
+from typing import Protocol
 
 from perdure.aio import aside, in_slices
 from perdure.loop.compaction.draft import MARK
@@ -13,9 +14,15 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.transcript import LogRef, Span, every_span
 from perdure.model.value import EMPTY
-from perdure.protocols import Chronicle, Journal, RunOnRecord
+from perdure.protocols import FORGOTTEN, Chronicle, Forgets, Journal, RunOnRecord
 
 _PAGE = 4_096
+
+
+class _Forgetting(Journal, Forgets, Protocol):
+    """A journal in which versions may have been forgotten."""
+
+
 AtVersion = Callable[[int], Awaitable[AgentSession]]
 Placed = tuple[tuple[object, int], Message]
 """A message, and where it stands: copies of one message, which share its id, are told apart by that."""
@@ -33,6 +40,8 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
         viewed = await _named_by(journal, session)
         return await aside(_said_once, [*(placed for _, messages in adopted for placed in messages), *viewed])
     own, end = await journal.log_of(session.id)
+    if session.info.first_version > 1 and isinstance(journal, Forgets):
+        return await _said_since(journal, session, await at_version(session.info.first_version), own)
     began = await _named_by(journal, await at_version(1), without=own)
     # At one place the branches come first: what they answer stands in the log, behind what was adopted before it.
     elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, at_version, own)]
@@ -40,10 +49,26 @@ async def all_said(journal: Journal | None, session: AgentSession, at_version: A
     if is_logged and not began and not elsewhere:  # as most sessions are: nothing has to be put together
         pages = _log_of(journal, session, own, end)
         return [message async for page in pages for message in page if _is_said(message)]
-    logged = await _logged(journal, began, elsewhere, own, end)
+    logged = await _logged(journal, began, elsewhere, own, [(0, end)])
     viewed = [] if is_logged else await _named_by(journal, session)
     twins = await _twins(journal, logged, viewed)
     return await aside(lambda: _said_once(_merged(_renamed(logged, twins), _renamed(viewed, twins))))
+
+
+async def _said_since(journal: _Forgetting, session: AgentSession, oldest: AgentSession, own: LogRef) -> list[Message]:
+    """Return what is left of what was said, if older versions were forgotten: it begins with what the oldest shows."""
+    kept = await journal.kept_of_log(session.id)
+    elsewhere = [*await _branches(journal, session, own), *await _adoptions(journal, session, _unasked, own)]
+    logged = await _logged(journal, [], elsewhere, own, kept)
+    views = [await _named_by(journal, each) for each in (oldest, session)]
+    twins = await _twins(journal, logged, *views)
+    # What the oldest shows of others stands where it showed it.
+    logged = await aside(lambda: _merged(_renamed(logged, twins), _renamed(views[0], twins)))
+    return await aside(lambda: _said_once(_merged(logged, _renamed(views[1], twins))))
+
+
+async def _unasked(version: int) -> AgentSession:
+    raise AssertionError("a store that forgets tells of adoptions itself")
 
 
 async def _log_of(journal: Journal, session: AgentSession, own: LogRef, end: int) -> AsyncIterator[Sequence[Message]]:
@@ -68,14 +93,21 @@ async def _pages(journal: Journal, log: LogRef, start: int, stop: int) -> AsyncI
 
 
 async def _logged(
-    journal: Journal, began: list[Placed], elsewhere: Iterable[Insertion], own: LogRef, end: int
+    journal: Journal,
+    began: list[Placed],
+    elsewhere: Iterable[Insertion],
+    own: LogRef,
+    kept: Sequence[tuple[int, int]],
 ) -> list[Placed]:
+    """Return what was said before, then those stretches of the session's log that are kept, with what is elsewhere."""
     said, done = began, 0
-    for after, messages in sorted(elsewhere, key=itemgetter(0)):
-        said += await _stretch(journal, own, done, after)
+    end = max((stop for _, stop in kept), default=0)
+    for after, messages in (*sorted(elsewhere, key=itemgetter(0)), (end, [])):
+        for start, stop in kept:
+            said += await _stretch(journal, own, max(start, done), min(stop, after))
         said += messages
         done = max(done, after)
-    return said + await _stretch(journal, own, done, end)
+    return said
 
 
 async def _stretch(journal: Journal, log: LogRef, start: int, stop: int) -> list[Placed]:
@@ -209,4 +241,4 @@ def _said_once(placed: Iterable[Placed]) -> list[Message]:
 
 def _is_said(message: Message) -> bool:
     """Tell whether somebody said a message: no compaction made it."""
-    return message.metadata is EMPTY or message.metadata.get(MARK) not in STRATEGIES
+    return message.id != FORGOTTEN and (message.metadata is EMPTY or message.metadata.get(MARK) not in STRATEGIES)

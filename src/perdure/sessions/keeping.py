@@ -20,7 +20,7 @@ from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionStatus, check_owner
 from perdure.paging import all_infos, pages
-from perdure.protocols import ArchivingStore, BulkErasure, Entry, Erasure, Filters, Journal
+from perdure.protocols import ArchivingStore, BulkErasure, Entry, Erasure, Filters, Forgets, Forgotten, Journal
 from perdure.sessions.looking import Looking
 from perdure.sessions.reach import cannot
 from perdure.sessions.talking import ASSISTANT
@@ -307,6 +307,19 @@ class Keeping(Looking):
         if self.runtime.journal is not None:
             await tell_of_redaction(self.runtime.journal, self._connection.events, (key, *self.live), began)
         return replaced
+
+    async def forget(self, session_id: str, *, before: int) -> Forgotten:
+        """Erase the versions of a session that are older than `before`, for good; the newest stays in any case.
+
+        What only they show goes with them: messages, files, runs, words in the search index. What a version that stays
+        shows or covers, what its forks show, and idempotency keys stay. Return how much was erased.
+
+        The session moves on by one version. To load an older one than `info.first_version` raises VersionForgotten.
+        """
+        key, store = await self._reach(session_id), self.store
+        if not isinstance(store, Forgets):
+            raise cannot(store, "forget versions")
+        return await store.forget(key, before=before)
 
     async def gc(self) -> int:
         """Erase what erased sessions have left behind and nothing points to; how many messages. Not for one owner."""

@@ -302,7 +302,7 @@ class Talking(Looking):
     async def _session_after(self, session_id: SessionId, runs: Collection[str], base: int | None) -> AgentSession:
         """Return the session as a run has left it, though others may have run since."""
         newest = await self.session(session_id)
-        if base is None or _last_run(newest) in runs:
+        if base is None or _last_run(newest) in runs or base + 1 < newest.info.first_version:
             return newest
         then = await self.store.load(session_id, base + 1)
         return then if then is not None and _last_run(then) in runs else newest

@@ -172,6 +172,10 @@ def versions(before: int | None, limit: int) -> None:
     expect_count(limit, "$.limit", least=1)
 
 
+def forget(before: int) -> None:
+    expect_count(before, "$.before", least=1)
+
+
 def adoptions(version: int) -> None:
     expect_count(version, "$.version")
 

@@ -179,6 +179,8 @@ def everywhere(query: Query) -> Job[list[SearchHit]]:
     for key, sid in (yield Select("log", ("log", "sid"), order="log")):
         owner = infos.get(sid)
         if owner is not None or sid not in infos:
+            if any(child == sid for child, *_ in shown.get(key, ())):
+                owner = None  # it has forgotten some of it, and its own rows say what it has
             lent = _lent(shown.get(key, ()), infos, heirs) if is_gone(owner) else ()
             rows = yield Select("msg", ("pos", "crc", "body"), {"log": key}, order="pos")
             ranking.add(attributed(owner, _read(key, rows), lent, query))

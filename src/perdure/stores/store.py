@@ -35,6 +35,7 @@ from perdure.protocols import (
     Damage,
     Entry,
     Filters,
+    Forgotten,
     JournalEntry,
     Key,
     Preview,
@@ -540,6 +541,20 @@ class Store:
             return await self._engine.run(partial(redaction.redact, request, now(), self._pack), "erase", long=True)
         finally:
             self._forget_all()
+
+    async def forget(self, session_id: str, *, before: int) -> Forgotten:
+        from perdure.stores.jobs.forgetting import forget
+
+        key = SessionId(session_id)
+        checked.forget(before)
+        self._forget_all()
+        try:
+            return await self._engine.run(partial(forget, key, before, now(), self._pack), "erase", long=True)
+        finally:
+            self._forget_all()
+
+    async def kept_of_log(self, session_id: str) -> Sequence[tuple[int, int]]:
+        return await self._engine.run(partial(record.kept_of_log, SessionId(session_id)))
 
     async def gc(self) -> int:
         from perdure.stores.jobs import erasing

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract HeadsContract "
-    "JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
+    "JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract StoreContract "
+    "VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",

@@ -26,7 +26,7 @@ from perdure.errors import (
 from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, now
 from perdure.model.session import SessionInfoList
-from perdure.protocols import Claim, Filters, SessionQuery
+from perdure.protocols import Claim, Filters, Forgotten, SessionQuery
 from perdure.stores import checked
 from perdure.stores.engine import Job, Lock, Pledge, T
 from perdure.stores.file.engine import FileEngine
@@ -106,6 +106,11 @@ class FileStore(Store):
             with suppress(CorruptRecord, InvalidSessionFile, SessionBusy):
                 await self._finish_redaction(key)
         return await super().delete_many(keys)
+
+    async def forget(self, session_id: str, *, before: int) -> Forgotten:
+        """Forget versions. A redaction of the session that was cut short is finished first."""
+        await self._finish_redaction(SessionId(session_id))
+        return await super().forget(session_id, before=before)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs.redaction import Request

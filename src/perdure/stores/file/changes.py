@@ -15,6 +15,7 @@ from perdure.stores.engine import TABLES
 from perdure.stores.file.desk import Desk
 from perdure.stores.file.log import WITH_LINE, Held, Line, LogKey, line, opening
 from perdure.stores.format.packing import unpack_entries
+from perdure.stores.format.rows import operation_id
 from perdure.stores.tables import Record
 
 # Rows of these are not only added: their lines are written again where they have changed.
@@ -50,6 +51,12 @@ class Changes:
     @property
     def is_trim(self) -> bool:
         return self.is_remainder and "msg" in self.removed
+
+    @property
+    def is_forgetting(self) -> bool:
+        """Whether something is gone from a session's log: versions, or messages that only others had shown."""
+        is_session = not self.is_erasure and not self.is_remainder
+        return is_session and ("head" in self.removed or "msg" in self.removed)
 
     @property
     def is_rewrite(self) -> bool:
@@ -120,6 +127,47 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
     held = [each for each in claims if each.kind != "release"]
     # A claim is looked for behind the operation that has made the newest version.
     return ([*first, *lines], held) if heads else ([*first, *held, *lines], [])
+
+
+# What a session's log has lines of, by the column that says whose they are.
+_IN_LOG = {**dict.fromkeys(("session", "uses", "batch", "key", "inbox", "head", "run"), "sid"), "ref": "child"}
+
+
+def whole_log(stem: str, desk: Desk) -> tuple[list[Line], list[Line]]:
+    """Return all lines that a session's log comes to, by its rows as they are going to be; behind them its claim."""
+    rows, whole = desk.look(stem), Changes(stem)
+    for table in (*_IN_LOG, "msg"):
+        rows.make(table)
+    found = {table: desk.rows_of(table).find({column: rows.sid}) for table, column in _IN_LOG.items()}
+    names = ("", *(name for name in rows.log.messages if name))
+    found["msg"] = [row for name in names for row in _messages(desk, rows.log.key_of(name))]
+    for table, each in found.items():
+        for row in each:
+            whole.note(table, None, row)
+    (session,) = found["session"]
+    lines, _ = lines_of(whole, desk)
+    claim, release = _claim_again(session)
+    told = [line("taken", at=session["taken"]), *([claim, release] if session["claim"] is None else [])]
+    told += [line("run", row["loop"], body=_place(row)) for row in found["run"] if row["first_pos"] < row["end_pos"]]
+    heads = len(found["head"])
+    first = opening(session["log"], WITH_LINE if session["line"] is not None else codec.FORMAT, operation_id())
+    return [first, *lines[1:-heads], *told, *lines[-heads:]], [] if session["claim"] is None else [claim]
+
+
+def _messages(desk: Desk, log: str) -> list[Record]:
+    return sorted(desk.rows_of("msg").find({"log": log}), key=lambda row: int(row["pos"]))
+
+
+def _place(run: Record) -> bytes:
+    return msgspec.json.encode([run["first_pos"], run["end_pos"]])
+
+
+def _claim_again(session: Record) -> tuple[Line, Line]:
+    """Return a session's last claim, and that it was given back: the next one has to have another number."""
+    held = Held(Holder(""), 0.0)
+    if session["claim"] is not None:
+        held = Held(msgspec.json.decode(session["claim"], type=Holder), session["expires"])
+    return line("claim", at=session["epoch"], body=msgspec.json.encode(held)), line("release", at=session["epoch"])
 
 
 def _session_rows(changes: Changes) -> tuple[Record | None, Record | None]:

@@ -14,7 +14,7 @@ from perdure.errors import CorruptRecord, InvalidSessionFile
 from perdure.model.session import AgentSession
 from perdure.stores.cache import CachedSession
 from perdure.stores.file.blobs import LOCK
-from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of, shown_owners
+from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of, shown_owners, whole_log
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
@@ -64,8 +64,9 @@ def _commit_with_files(desk: Desk, changes: Sequence[Changes], result: object) -
 def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     erased = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_erasure]
     trimmed = [(each.stem, _left_of(desk, each.stem)) for each in changes if each.is_trim]
-    written = [each for each in changes if not each.is_erasure and not each.is_trim]
-    if erased:
+    forgetting = [(each.stem, whole_log(each.stem, desk)) for each in changes if each.is_forgetting]
+    written = [each for each in changes if not (each.is_erasure or each.is_trim or each.is_forgetting)]
+    if erased or forgetting:
         # A damaged fork of what is erased stays as it is, for its owner to mend: its heads say what it shows.
         written = [each for each in written if not desk.look(each.stem).log.damage]
     is_rewrite = any(each.is_rewrite for each in written)
@@ -79,6 +80,9 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     # After all appends: forks have noted by then what they have shown by the line of one that goes.
     for stem, left in erased:
         _erase(desk, stem, left)
+    # After all erasures: what a log has for others only, it has as long as they are there.
+    if forgetting:
+        _rewrite(desk, [_Rewrite(stem, _whole(*lines), is_session=True) for stem, lines in forgetting])
     if erased or trimmed:
         trim(desk, trimmed)
     for write in sketches:  # after the answer itself: killed in between, it leaves pieces that are void
@@ -156,6 +160,11 @@ class _Rewrite(NamedTuple):
         body = rewritten(raw, operation_id(), Rewriting(changes, desk))
         lines, _ = lines_of(changes, desk)
         return cls(changes.stem, body + (log.encode(lines) if lines else b""), not changes.is_remainder)
+
+
+def _whole(lines: Sequence[Line], behind: Sequence[Line]) -> bytes:
+    """Return a log of one operation, or two."""
+    return encode_operation(lines, 1) + (encode_operation(behind, len(lines) + 1) if behind else b"")
 
 
 def _rewrite(desk: Desk, rewrites: Sequence[_Rewrite]) -> None:

@@ -60,6 +60,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     body: msgspec.Raw = _NOTHING
 
 
+class _OfRun(msgspec.Struct, frozen=True):
+    """As much of an entry as tells its run."""
+
+    run: str = ""
+
+
 class Held(msgspec.Struct, frozen=True):
     """A claim as it stands in the log."""
 
@@ -77,9 +83,9 @@ def line(kind: str, name: str = "", at: int = 0, body: bytes | None = None) -> L
 WITH_LINE = 2
 
 
-def opening(key: str, format: int = codec.FORMAT) -> Line:
-    """The first line of every log."""
-    return line("log", key, body=msgspec.json.encode({"format": format}))
+def opening(key: str, format: int = codec.FORMAT, mark: str = "") -> Line:
+    """The first line of every log. One that is written anew says so: nobody takes the new log for the old."""
+    return line("log", key, body=msgspec.json.encode({"format": format, **({"rewritten": mark} if mark else {})}))
 
 
 def encode_operation(lines: Sequence[Line], first: int) -> bytes:
@@ -145,6 +151,8 @@ class SessionLog:
         """What is noted of what it shows of others, and since which version; 0 if from the first on."""
         self.line = ""
         """The key of its line, if it has one."""
+        self.runs: dict[str, tuple[int, int | None]] = {}
+        """Where the messages of runs are, if that was noted: from where to where, to the end if the run went on."""
         self.epoch = 0
         self.held: Held | None = None
         self.lines = 0
@@ -281,6 +289,10 @@ class SessionLog:
                 self.heads[each.at] = body
             case "event":
                 self.events.append(body)
+                if self.runs and (run := msgspec.json.decode(body, type=_OfRun).run) in self.runs:
+                    self.runs[run] = (self.runs[run][0], None)
+            case "run":
+                self.runs[each.name] = msgspec.json.decode(body, type=tuple[int, int])
             case "inbox":
                 self.inbox.append(body)
             case "taken":

@@ -16,7 +16,7 @@ from perdure.protocols import Key
 from perdure.stores.engine import Delete
 from perdure.stores.file.log import LogKey, SessionLog
 from perdure.stores.format.heads import decode_info
-from perdure.stores.format.rows import Stretch
+from perdure.stores.format.rows import LAST, Stretch
 from perdure.stores.jobs.attachments import hashes_in
 from perdure.stores.jobs.saving import EMPTY_SESSION, info_columns, update_columns
 from perdure.stores.tables import Tables
@@ -183,8 +183,16 @@ class LogRows:
         with self._tables.unnoted():
             for row in [*rows.find({"sid": self.sid})]:
                 name = row["loop"] if row["loop"] in self.log.messages else ""
-                if row["end_pos"] != self.log.end_of(name) or row["log"] != self.log.key_of(name):
-                    rows.change(row, {"log": self.log.key_of(name), "end_pos": self.log.end_of(name)})
+                start, stop = self.log.runs.get(row["loop"], (self._begin(name), None))
+                place = {"log": self.log.key_of(name), "first_pos": start}
+                place["end_pos"] = self.log.end_of(name) if stop is None else stop
+                if any(row[column] != value for column, value in place.items()):
+                    rows.change(row, place)
+
+    def _begin(self, name: str) -> int:
+        """Return from where on nothing of a log was forgotten."""
+        key = self.log.key_of(name)
+        return max((start for log, start, stop in self.log.refs if (log, stop) == (key, LAST)), default=0)
 
     def _inbox(self) -> None:
         for seq, entry in self._entries("inbox", self.log.inbox):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.model.definition import AgentDefinition
-from perdure.model.execution import ExecutionState
+from perdure.model.execution import ExecutionState, ExecutionStatus
 from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.state import AgentContext, AgentState
 from perdure.model.tool_refs import dehydrated, hydrated
@@ -74,6 +74,18 @@ class _RanState(msgspec.Struct, frozen=True):
     """As much of a state as tells whether its session has run."""
 
     execution_count: int = 0
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """As much of a run as names it, and tells whether it goes on."""
+
+    execution_id: str
+    status: str = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether it waits for a person, and goes on then."""
+        return self.status == ExecutionStatus.IN_PROGRESS
 
 
 class _SpawnedInfo(msgspec.Struct, frozen=True):
@@ -218,6 +230,7 @@ class StoredHead:
     """A head that has been read, on its way to being a session again."""
 
     def __init__(self, raw: bytes, session_id: str, version: int) -> None:
+        self.raw = raw
         self._where = (session_id, f"head {version}")
         self._named: dict[str, list[str]] = {}
         try:
@@ -267,6 +280,12 @@ class StoredHead:
             return [prefix]
         with self._damage():
             return [piece for piece in self._pieces(values) if isinstance(piece, str) and piece not in values]
+
+    def run(self, values: Mapping[str, bytes]) -> Ran | None:
+        """Return the run that the version shows the end of, or None."""
+        with self._damage():
+            execution = self._part("execution", values)
+            return None if execution is None else msgspec.json.decode(execution, type=Ran)
 
     def shown(self, values: Mapping[str, bytes]) -> list[Stretch]:
         """Return the stretches of logs that the view shows."""

@@ -280,6 +280,12 @@ def foreign_stretches(session: AgentSession, own: LogRef) -> set[Stretch]:
     return found
 
 
+def own_named(session: AgentSession, own: LogRef) -> set[Stretch]:
+    """The stretches of its own log that a settled session names, covered ones too."""
+    named = (each for view in transcripts_of(session.state) for piece in view.pieces for each in _named_by(piece))
+    return {(ref.key, start, stop) for ref, start, stop in named if ref == own}
+
+
 def _named_by(piece: Piece) -> Iterator[tuple[LogRef, int, int]]:
     if isinstance(piece, Block):
         for ref, intervals in stored(piece).reach.items():

@@ -20,6 +20,7 @@ from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.format.views import part_of_view, stretches_in
 from perdure.stores.jobs.archive.archived import LENT, name_of_log
 from perdure.stores.jobs.claiming import sid_of
+from perdure.stores.jobs.oldest import oldest_head
 from perdure.stores.jobs.values import gather_unmet
 
 
@@ -29,8 +30,9 @@ def adoptions(session_id: str, version: int, origin: str) -> Job[list[Adopted]]:
     What the session began with is left out.
     """
     sid = yield from sid_of(session_id)
+    oldest = yield from oldest_head(session_id, sid)
     found: list[tuple[Adoption, StoredHead]] = []
-    while version:
+    while version >= oldest.head.info.version:
         head = yield from _head(session_id, sid, version)
         adoption = _adoption_in(head, session_id, version)
         if adoption is None or adoption.version != version:
@@ -39,7 +41,7 @@ def adoptions(session_id: str, version: int, origin: str) -> Job[list[Adopted]]:
         version = adoption.before if 0 < adoption.before < version else 0
     views = _Views(session_id)
     if found:
-        yield from views.new_in((yield from _head(session_id, sid, 1)))
+        yield from views.new_in(oldest)
     adopted = []
     for adoption, head in reversed(found):
         new = yield from views.new_in(head)

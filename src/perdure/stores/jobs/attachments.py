@@ -14,7 +14,8 @@ from perdure.errors import CorruptRecord, InvalidData
 from perdure.stores.engine import Delete, Insert, Job, Select
 from perdure.stores.format.rows import LAST, Attachments, Stretch
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.lines import noted
+from perdure.stores.jobs.lines import noted, own_stretches
+from perdure.stores.jobs.tally import Tally
 
 _AT_ONCE = 512
 Place = tuple[int | str, int]
@@ -86,18 +87,24 @@ def name_of(log: int | str, pos: int) -> str:
 
 def _place_of(sid: int, key: str, shown: Iterable[Stretch]) -> Job[Place | None]:
     """Return where one of a session's messages has the bytes, or one of those that it shows."""
-    own = [(log, -LAST, LAST) for (log,) in (yield Select("log", ("log",), {"sid": sid}))]
-    for log, start, stop in chain(own, shown):
+    for log, start, stop in chain(_with_inbox((yield from own_stretches(sid))), shown):
         where = {"hash": key, "log": log, "pos >=": start, "pos <": stop}
         for (pos,) in (yield Select("attached", ("pos",), where, limit=1)):
             return log, pos
     return None
 
 
+def _with_inbox(own: Collection[Stretch]) -> list[Stretch]:
+    """Return stretches of a session's logs, and the places of items in its inbox, which are below 0."""
+    whole = [log for log, start, stop in own if (start, stop) == (0, LAST)]
+    in_part = [each for each in own if each[0] not in whole]
+    posted = {(log, -LAST, 0) for log, _, _ in in_part}
+    return [*((log, -LAST, LAST) for log in whole), *posted, *in_part]
+
+
 def _require_unnamed(session_id: str, sid: int, key: str, shown: Iterable[Stretch]) -> Job[None]:
     """Raise CorruptRecord if a message names a hash, and that is not noted."""
-    own = [(log, 0, LAST) for (log,) in (yield Select("log", ("log",), {"sid": sid}))]
-    for log, start, stop in chain(own, shown):
+    for log, start, stop in chain((yield from own_stretches(sid)), shown):
         for pos, hashes in (yield from named_in(log, start, stop)):
             if key in hashes:
                 raise CorruptRecord(session_id, name_of(log, pos), f"that it has the file {key} is not noted")
@@ -132,10 +139,12 @@ def attached_to(logs: Collection[int | str]) -> Job[set[str]]:
     return {key for (key,) in (yield Select("attached", ("hash",), {"log in": sorted(logs, key=str)}))}
 
 
-def forget_unused(hashes: Iterable[str]) -> Job[None]:
+def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None]:
     """Erase those of some bytes that no message names any more."""
     for key in hashes:
         if not (yield Select("attached", ("log",), {"hash": key}, limit=1)):
+            if tally is not None:
+                tally.bytes += sum(size for (size,) in (yield Select("blob", ("size",), {"hash": key})))
             yield Delete("blob", {"hash": key})
 
 

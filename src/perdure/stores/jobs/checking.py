@@ -24,7 +24,7 @@ from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT
 from perdure.stores.jobs.attachments import name_of, named_in
 from perdure.stores.jobs.claiming import holder_of
-from perdure.stores.jobs.lines import began_with
+from perdure.stores.jobs.lines import began_with, noted_by_owners
 from perdure.stores.jobs.record import posted_of, require_key
 from perdure.stores.jobs.saving import end_of_log, info_columns, require_log, update_columns
 from perdure.stores.jobs.sketching import piece_of
@@ -190,21 +190,36 @@ def _check_logs(survey: _Survey, session: _Session) -> Job[None]:
     """Check the session's logs, how far they go, and the places of its runs in them."""
     names: dict[int | str, str] = {}
     ends: dict[int | str, int] = {session.log: 0}
-    for log, name, crc in (yield Select("log", ("log", "name", "crc"), {"sid": session.sid}, order="log")):
+    rows = yield Select("log", ("log", "name", "crc"), {"sid": session.sid}, order="log")
+    in_part = yield from noted_by_owners({log: session.sid for log, _, _ in rows})
+    for log, name, crc in rows:
         with survey.watching(None, f"log {log}"):
             require_log(None, log, session.sid, name, crc)
         names[log], ends[log] = name, (yield from end_of_log(log))
         ((count,),) = yield Count("msg", {"log": log})
         survey.met["msg"] += count
         yield from _check_attached(survey, session.id, log)
+        if log in in_part:
+            yield from _check_kept(survey, session.id, log, ends[log])
         # A log that holds others' messages on their behalf has only those that are shown.
-        if count != ends[log] and not name.startswith(LENT):
+        elif count != ends[log] and not name.startswith(LENT):
             survey.note(session.id, f"log {log}", "its messages are not numbered from 0 on", _BACKUP)
     if names.get(session.log) != "":
         survey.note(session.id, "its log", _NOT_SO, _BACKUP)
     if session.msg_end != ends[session.log]:
         survey.note(session.id, "the end of its log", _NOT_SO, _BACKUP)
     yield from _check_runs(survey, session, names, ends)
+
+
+def _check_kept(survey: _Survey, session_id: str, log: int | str, end: int) -> Job[None]:
+    """Check a log in which its session has forgotten: it has what rows name, its own and others', and nothing else."""
+    refs = yield Select("ref", ("log", "start", "stop"), {"log": log})
+    held = [(log, pos, pos + 1) for (pos,) in (yield Select("msg", ("pos",), {"log": log}))]
+    for _, start, stop in without([(log, start, min(stop, end)) for _, start, stop in refs], held):
+        survey.note(session_id, f"messages {start} to {stop} of log {log}", "they are missing", _BACKUP)
+    for _, start, stop in without(held, refs):
+        what = "they are left of versions that were forgotten, and nobody shows them"
+        survey.note(session_id, f"messages {start} to {stop} of log {log}", what, _LEFT_OVER)
 
 
 def _check_attached(survey: _Survey, session_id: str | None, log: int | str) -> Job[None]:
@@ -283,8 +298,11 @@ def _check_sketches(survey: _Survey, session: _Session) -> Job[None]:
 
 def _check_refs(survey: _Survey, session: _Session) -> Job[None]:
     """Check that what the session is noted to show of others is there."""
+    own = {log for (log,) in (yield Select("log", ("log",), {"sid": session.sid}))}
     for log, start, stop in (yield Select("ref", ("log", "start", "stop"), {"child": session.sid})):
         survey.met["ref"] += 1
+        if log in own:
+            continue
         is_there = yield Select("log", ("log",), {"log": log})
         if not is_there or not 0 <= start <= stop <= (yield from end_of_log(log)):
             what = "it is a stretch of a log that is not there, or that does not reach so far"
@@ -305,17 +323,19 @@ def _check_versions(survey: _Survey, session: _Session) -> Job[None]:
     uses = {key for (key,) in (yield Select("uses", ("hash",), {"sid": session.sid}))}
     rows = yield Select("head", ("version", "crc", "body"), {"sid": session.sid}, order="version")
     survey.met.update({"tag": len(tags), "uses": len(uses), "head": len(rows)})
-    if [row[0] for row in rows] != [*range(1, len(rows) + 1)]:
-        survey.note(session.id, "its versions", "they are not numbered from 1 on", _BACKUP)
     if session.version != (rows[-1][0] if rows else 0):
         survey.note(session.id, "its newest version", _NOT_SO, _BACKUP)
     values = {key for (key,) in (yield Select("value", ("hash",), {"hash in": sorted(uses)}))}
     for key in sorted(uses - values):
         survey.note(session.id, f"value {key}", "it is missing", _BACKUP)
     heads = {version: unpacked_head(body, crc, session.id, session.sid, version) for version, crc, body in rows}
+    first = 1
     if session.version in heads:
         info = decode_info(heads[session.version], session.id, session.version)
+        first = info.first_version
         survey.problems += wrong_columns(info, session, tags)
+    if [row[0] for row in rows] != [*range(first, first + len(rows))]:
+        survey.note(session.id, "its versions", f"they are not numbered from {first} on", _BACKUP)
     yield from _check_references(survey, session, heads, uses)
 
 
@@ -357,8 +377,14 @@ def _check_references(survey: _Survey, session: _Session, heads: Mapping[int, by
     if session.line is not None:
         for line_id, line in (yield Select("session", ("id", "line"), {"sid": session.line})):
             noted += yield from began_with(line_id, session.line, line)
+    kept = [each for each in noted if each[0] in own]
+    noted = [each for each in noted if each[0] not in own]
     foreign = [stretch for stretch in shown if stretch[0] not in own]
     survey.problems += wrong_references(session.id, (named, uses), (foreign, noted))
+    in_part = {log for log, _, _ in kept}
+    for log, start, stop in without([each for each in shown if each[0] in in_part], kept):
+        what = "the session shows it, and that is not noted where erasures look"
+        survey.note(session.id, f"messages {start} to {stop} of log {log}", what, _BACKUP)
 
 
 def wrong_references(

@@ -1,4 +1,4 @@
-"""Erasing sessions, but for those of their messages that another session's versions show; and what is left of these."""
+"""Erasing sessions, except those of their messages that another session's versions show; and what is left of these."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from itertools import islice
 
 from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
-from perdure.stores.engine import Count, Delete, Interfered, Job, Lock, Select, Update
+from perdure.stores.engine import Delete, Interfered, Job, Lock, Select, Update
 from perdure.stores.format.rows import LAST
 from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import Facts, facts_of, require_free
-from perdure.stores.jobs.lines import heirs_of
-from perdure.stores.jobs.saving import write_refs
+from perdure.stores.jobs.lines import heirs_of, noted_by_owners
+from perdure.stores.jobs.saving import owner_of_log, write_refs
+from perdure.stores.jobs.tally import Tally
 
 # What a session has rows in, its own last: one who is killed in the middle finds it again.
 _TABLES = ("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses", "session")
@@ -21,7 +22,7 @@ _AT_ONCE = 1_000
 
 def delete(session_id: SessionId) -> Job[None]:
     yield Lock((session_id,))
-    erasure = _Erasure()
+    erasure = Erasure()
     yield from erasure.erase([(yield from _free(session_id))])
     yield from erasure.finish()
     yield from count_erasure()
@@ -31,7 +32,7 @@ def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
     """Erase sessions, and return which; those that are being run, or gone already, are left."""
     yield Lock(tuple(session_ids))
     free: dict[int, SessionId] = {}
-    erasure = _Erasure()
+    erasure = Erasure()
     for session_id in session_ids:
         try:
             free.setdefault((yield from _free(session_id)), session_id)
@@ -51,19 +52,17 @@ def gc() -> Job[int]:
     unused = yield from _unused_values()
     unused_files = {*(yield from attachments.unused())}
     yield Lock((), "alone")
-    erased = 0
+    in_part = yield from noted_by_owners({log: sid for log, sid in logs if sid in there})
+    tally = Tally()
     for log, sid in logs:
-        if sid not in there:
-            ((before,),) = yield Count("msg", {"log": log})
+        if sid not in there or log in in_part:
             unused_files |= yield from attachments.attached_to([log])
-            yield from _erase_unshown(log)
-            ((after,),) = yield Count("msg", {"log": log})
-            erased += before - after
+            yield from _erase_unshown(log, tally)
     yield from forget_unused(unused)
     yield from attachments.forget_unused(sorted(unused_files))
     # Even if there was nothing: what is indexed from here on waits until all traces are gone.
     yield from count_erasure()
-    return erased
+    return tally.messages
 
 
 def count_erasure() -> Job[None]:
@@ -71,12 +70,15 @@ def count_erasure() -> Job[None]:
     yield Update("meta", {"value +": 1}, {"key": "erasures"})
 
 
-def forget_unused(hashes: Iterable[str]) -> Job[None]:
+def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None]:
     """Erase those of some values that no session uses any more."""
     left = iter(hashes)
     while some := list(islice(left, _AT_ONCE)):
         used = {key for (key,) in (yield Select("uses", ("hash",), {"hash in": some}))}
         if unused := [key for key in some if key not in used]:
+            if tally is not None:
+                rows = yield Select("value", ("body",), {"hash in": unused})
+                tally.add(body for (body,) in rows)
             yield Delete("value", {"hash in": unused})
 
 
@@ -90,28 +92,29 @@ def _free(session_id: SessionId) -> Job[int]:
 
 
 Shown = dict[int | str, list[tuple[int, int]]]
-"""Which stretches of logs are shown by others; no log is in it whose session is there."""
+"""Which stretches of logs are shown. No log is in it that its session has all of."""
 
 
-class _Erasure:
+class Erasure:
     """Erases sessions. Most of it is done before the gate is shut, since everybody waits while it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally | None = None) -> None:
         self._logs: set[int | str] = set()
         self._hashes: set[str] = set()
         self._files: set[str] = set()
         self._shown: Shown = {}
         self._sids: set[int] = set()
+        self._tally = tally
 
     def erase(self, sids: Collection[int]) -> Job[None]:
         # Forks before what they are forked from: then none of them inherits what is about to go with it, too.
         for sid in sorted(sids, reverse=True):
-            yield from self._bequeath(sid)
+            yield from self.bequeath(sid)
             yield from self._erase(sid)
-        self._sids |= {*sids}
 
-    def _bequeath(self, sid: int) -> Job[None]:
+    def bequeath(self, sid: int) -> Job[None]:
         """Have the forks whose line a session is note themselves what they have shown by it."""
+        self._sids.add(sid)
         heirs = yield from heirs_of([sid])
         if not heirs:
             return
@@ -131,38 +134,50 @@ class _Erasure:
         yield Delete("ref", {"child": sid})
         for table in _TABLES:
             yield Delete(table, {"sid": sid})
-        logs = sorted({log for (log,) in (*own, *shown)})
-        now_shown = yield from _shown_of(logs)
+        yield from self.erase_unshown({log for (log,) in (*own, *shown)})
+        self.leave_values(key for (key,) in hashes)
+
+    def erase_unshown(self, logs: Collection[int | str]) -> Job[None]:
+        """Erase what nobody shows of logs, unless their sessions have all of them."""
+        now_shown = yield from _shown_of(sorted(logs, key=str))
         self._files |= yield from attachments.attached_to([*now_shown])
         for log, stretches in now_shown.items():
-            yield from _erase_beside(log, stretches)
+            yield from _erase_beside(log, stretches, self._tally)
         self._logs |= {*logs}
         self._shown |= now_shown
-        self._hashes |= {key for (key,) in hashes}
+
+    def leave_values(self, hashes: Iterable[str]) -> None:
+        """Leave values that a session does not use any more: in the end, those go that nobody uses."""
+        self._hashes |= {*hashes}
+
+    def leave_files(self, hashes: Iterable[str]) -> None:
+        """Leave images and files that something of a session does not show any more."""
+        self._files |= {*hashes}
 
     def finish(self) -> Job[None]:
         """Shut the gate, and erase what others may have been about to use. Raise Interfered if one of them was."""
         yield Lock((), "alone")
         if (yield from heirs_of(self._sids)):
             raise Interfered("there is one more fork whose line is to go")
-        for log, stretches in (yield from _shown_of(sorted(self._logs))).items():
+        for log, stretches in (yield from _shown_of(sorted(self._logs, key=str))).items():
             before = self._shown.get(log)
             if before is not None and not {*stretches} <= {*before}:
                 raise Interfered(f"log {log} is shown by one more session")
             if before != stretches:
-                yield from _erase_beside(log, stretches)
+                yield from _erase_beside(log, stretches, self._tally)
             if not stretches:
                 yield Delete("log", {"log": log})
-        yield from forget_unused(sorted(self._hashes))
-        yield from attachments.forget_unused(sorted(self._files))
+        yield from forget_unused(sorted(self._hashes), self._tally)
+        yield from attachments.forget_unused(sorted(self._files), self._tally)
 
 
 def _shown_of(logs: Sequence[int | str]) -> Job[Shown]:
-    """Return those of the logs whose sessions are gone, each with what others show of it."""
+    """Return the logs whose sessions are gone, or have forgotten some of them, each with what is shown of it."""
     owners = dict((yield Select("log", ("log", "sid"), {"log in": logs}))) if logs else {}
     sids = sorted({*owners.values()})
     there = {sid for (sid,) in (yield Select("session", ("sid",), {"sid in": sids}))} if sids else set()
-    found: Shown = {log: [] for log in logs if owners.get(log) not in there}
+    in_part = yield from noted_by_owners({log: sid for log, sid in owners.items() if sid in there})
+    found: Shown = {log: [] for log in logs if owners.get(log) not in there or log in in_part}
     if found:
         asked = Select("ref", ("log", "start", "stop"), {"log in": [*found]}, order="log start stop")
         for log, start, stop in (yield asked):
@@ -170,20 +185,22 @@ def _shown_of(logs: Sequence[int | str]) -> Job[Shown]:
     return found
 
 
-def _erase_unshown(log: int | str) -> Job[None]:
-    """Erase what nobody shows of a log whose session is gone."""
+def _erase_unshown(log: int | str, tally: Tally) -> Job[None]:
+    """Erase what nobody shows of a log, unless its session has all of it."""
     for each, stretches in (yield from _shown_of([log])).items():
-        yield from _erase_beside(each, stretches)
+        yield from _erase_beside(each, stretches, tally)
         if not stretches:
             yield Delete("log", {"log": log})
 
 
-def _erase_beside(log: int | str, stretches: Sequence[tuple[int, int]]) -> Job[None]:
-    """Erase what is not in these stretches of a log, and of what the inbox of its session had."""
+def _erase_beside(log: int | str, stretches: Sequence[tuple[int, int]], tally: Tally | None = None) -> Job[None]:
+    """Erase what is not in these stretches of a log; if its session is gone, of what that one's inbox had, too."""
     if (yield Select("attached", ("pos",), {"log": log}, limit=1)):
-        for low, high in _gaps(stretches, -LAST):
+        for low, high in _gaps(stretches, 0 if (yield from owner_of_log(log)) is not None else -LAST):
             yield Delete("attached", {"log": log, "pos >=": low, "pos <": high})
     for low, high in _gaps(stretches, 0):
+        if tally is not None:
+            yield from tally.measure(log, low, high)
         yield Delete("msg", {"log": log, "pos >=": low, "pos <": high})
 
 

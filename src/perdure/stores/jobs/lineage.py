@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.model.ids import SessionId
 from perdure.stores.engine import Job, Select
-from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
+from perdure.stores.format.heads import decode_info, unpacked_head
 from perdure.stores.format.views import stretches_of_view
 from perdure.stores.jobs.claiming import sid_of
+from perdure.stores.jobs.oldest import oldest_head
 from perdure.stores.jobs.saving import owners_of_logs
 from perdure.stores.jobs.values import gather
 
@@ -46,9 +47,8 @@ def _parents_near(session_id: str) -> Job[Parents]:
 
 def _logs_shown(session_id: str, sid: int) -> Job[set[int | str]]:
     """Return the logs that a session's first version names; none if that cannot be read."""
-    rows = yield Select("head", ("crc", "body"), {"sid": sid, "version": 1})
     try:
-        head = StoredHead(unpacked_head(rows[0][1], rows[0][0], session_id, sid, 1), session_id, 1)
+        head = yield from oldest_head(session_id, sid)
         values = yield from gather(session_id, head)
         return {log for log, _, _ in stretches_of_view(head, values)}
     except (CorruptRecord, InvalidData, LookupError, TypeError, ValueError):

@@ -8,22 +8,26 @@ Only that little is noted again: the fork's row names the other session as its `
 - what the fork's first version shows of others is in its own rows without a `since`, or its line's first version shows
   it; what later versions came to show is in its own rows with one.
 
+A session's first version is the oldest that is kept: those before it may have been forgotten. A session that has
+forgotten versions notes in rows of its own what it keeps of its own logs, each with a `since`. Of a log in which its
+own session has rows, everything else may be gone, or be there for others only.
+
 The rows of all sessions together say what is shown at all, which is what erasures go by. Who shows it, is asked of the
 lines as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from perdure.errors import CorruptRecord
 from perdure.model.transcript import LogRef
 from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Job, Select
-from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.placement import foreign_stretches
-from perdure.stores.format.rows import Stretch
+from perdure.stores.format.rows import LAST, Stretch
+from perdure.stores.jobs.oldest import oldest_head
 from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import without
 
@@ -78,11 +82,7 @@ def began_with(session_id: str, sid: int, line: int | None) -> Job[Stretches]:
 
 def shown_by_first(session_id: str, sid: int) -> Job[Stretches]:
     """Return the stretches of others' logs that the head of the first version names; CorruptRecord if it is damaged."""
-    rows = yield Select("head", ("crc", "body"), {"sid": sid, "version": 1})
-    if not rows:
-        raise CorruptRecord(session_id, "head 1", "it is missing")
-    raw = unpacked_head(rows[0][1], rows[0][0], session_id, sid, 1)
-    head = StoredHead(raw, session_id, 1)
+    head = yield from oldest_head(session_id, sid)
     found: set[Stretch] = set()
 
     def meet(log: int | str, start: int, stop: int) -> int | str:
@@ -91,9 +91,24 @@ def shown_by_first(session_id: str, sid: int) -> Job[Stretches]:
 
     from perdure.stores.format.renaming import OpenHead, RenamedBlocks  # a first save does without it
 
-    OpenHead(raw, head, (yield from gather(session_id, head))).renamed(RenamedBlocks(meet))
+    OpenHead(head.raw, head, (yield from gather(session_id, head))).renamed(RenamedBlocks(meet))
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": sid}))}
     return frozenset(stretch for stretch in found if stretch[0] not in own)
+
+
+def noted_by_owners(owners: Mapping[int | str, int]) -> Job[set[int | str]]:
+    """Return those of logs, given with their sessions, of which these note what they keep: the rest was forgotten."""
+    rows = (yield Select("ref", ("log", "child"), {"child in": sorted({*owners.values()})})) if owners else []
+    return {log for log, child in rows if owners.get(log) == child}
+
+
+def own_stretches(sid: int) -> Job[list[Stretch]]:
+    """Return what a session has of its own logs: all of each, or what it keeps of one in which it has forgotten."""
+    logs = [log for (log,) in (yield Select("log", ("log",), {"sid": sid}))]
+    rows = yield Select("ref", ("log", "start", "stop"), {"child": sid})
+    kept = [row for row in rows if row[0] in logs]
+    noted = {log for log, _, _ in kept}
+    return [*((log, 0, LAST) for log in logs if log not in noted), *kept]
 
 
 def noted(session_id: str, sid: int) -> Job[set[Stretch]]:

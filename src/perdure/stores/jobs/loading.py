@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from perdure import codec
-from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
+from perdure.errors import CorruptRecord, InvalidData, SessionNotFound, VersionForgotten
 from perdure.model.message import Message
 from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Count, Job, Select
 from perdure.stores.format.heads import StoredHead, unpacked_head
 from perdure.stores.format.rows import Values, checksum, seed_of
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
+from perdure.stores.jobs.lines import noted_by_owners
+from perdure.stores.jobs.oldest import first_version
 from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
 from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import TapeCache
@@ -90,6 +93,8 @@ def _load(asked: Load) -> Job[Loaded | None]:
     wanted = newest if version is None else version
     found = yield Select("head", ("version", "crc", "body"), {"sid": sid, "version": wanted})
     if version is None or not found:
+        if not found:
+            yield from _require_unforgotten(session_id, sid, wanted)
         last = yield Select("head", ("version",), {"sid": sid}, order="-version", limit=1)
         if not is_there(session_id, version, newest, last[0][0] if last else None, bool(found)):
             return None
@@ -103,6 +108,14 @@ def _load(asked: Load) -> Job[Loaded | None]:
         fetched.append((each, start, (yield from read_messages(session_id, each, start, stop))))
     erasures = yield from count_of_erasures()
     return Loaded(erasures, head, values, fetched, Place(sid, log, msg_end, evt_end))
+
+
+def _require_unforgotten(session_id: str, sid: int, version: int) -> Job[None]:
+    """Raise VersionForgotten if a version that is not there was forgotten. What is damaged is for others to tell."""
+    with suppress(CorruptRecord):
+        first = yield from first_version(session_id, sid)
+        if version < first:
+            raise VersionForgotten(session_id, version, first)
 
 
 def is_there(session_id: str, version: int | None, newest: Any, last: Any, is_found: bool) -> bool:
@@ -208,7 +221,7 @@ def read_log(log: int | str, start: int, stop: int) -> Job[list[Message]]:
     """Return messages of a log, whoever shows them; SessionNotFound if it does not reach there, or does no longer."""
     ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
     if held < stop - start:
-        is_owned = (yield from owner_of_log(log)) is not None
-        if not is_owned or (yield from end_of_log(log)) < stop:
+        owner = yield from owner_of_log(log)
+        if owner is None or (yield from end_of_log(log)) < stop or (yield from noted_by_owners({log: owner})):
             raise SessionNotFound(f"log {log}")
     return (yield from read_messages(None, log, start, stop))

@@ -31,7 +31,7 @@ COLUMNS_OF_ROW = ("id", "sid", "log", "msg_end", "version")
 
 
 class Standing(NamedTuple):
-    """A session's row, the head of its newest version, and if it was forked that of its first."""
+    """A session's row and the head of its newest version; and that of its oldest, if it was forked or has forgotten."""
 
     id: str
     sid: int
@@ -41,12 +41,16 @@ class Standing(NamedTuple):
     usage: Usage | None
     first: StoredHead | None
 
+    @property
+    def has_forgotten(self) -> bool:
+        return self.head.head.info.first_version > 1
+
     @classmethod
     def of(cls, row: Sequence[Any], newest: Sequence[Any], first: Sequence[Any] | None) -> Standing:
         """Return how a session stands, by its row and its heads, each as (crc, body); an empty head is missing."""
         session_id, sid, log, msg_end, version = row
-        began = _head(session_id, sid, 1, first) if first is not None else None
         head = _head(session_id, sid, version, newest)
+        began = None if first is None else _head(session_id, sid, head.head.info.first_version, first)
         return cls(session_id, sid, log, msg_end, head, head.usage, began)
 
 
@@ -88,9 +92,10 @@ def _standing(session_id: str) -> Job[Standing | None]:
     _, sid, _, _, version = row = rows[0]
     newest = yield from _row_of_head(sid, version)
     standing = Standing.of(row, newest, None)
-    if forked_from(standing.head.head.info) is None:
+    info = standing.head.head.info
+    if forked_from(info) is None and info.first_version == 1:
         return standing
-    return Standing.of(row, newest, (yield from _row_of_head(sid, 1)))
+    return Standing.of(row, newest, (yield from _row_of_head(sid, info.first_version)))
 
 
 def _row_of_head(sid: int, version: int) -> Job[Sequence[Any]]:
@@ -126,12 +131,14 @@ def previewed(session: Standing, title: str | CorruptRecord | None, view: View |
 def title_of(session: Standing, cached: Mapping[str, bytes]) -> Job[str | None]:
     """Return a session's name, or the first words of the log that it began with.
 
-    That is its own, or for a fork the one that its first version showed first: so no verb changes it.
+    That is its own, or for a fork the one that its first version showed first: so no verb changes it but `forget`.
     """
     name = session.head.head.info.name
     if name is not None:
         return name
     shown = [] if session.first is None else (yield from _shown(session.id, session.first, cached))
+    if session.has_forgotten:
+        return (yield from _title_of_oldest(session, shown or (yield from _shown(session.id, session.head, cached))))
     log, start, _ = shown[0] if shown else (session.log, 0, 0)
     for low, high in ((0, 1), (1, _FEW)):
         said = yield from _beginning(session, log, low, high)
@@ -139,6 +146,13 @@ def title_of(session: Standing, cached: Mapping[str, bytes]) -> Job[str | None]:
             return title
     # The beginning of a log is gone if its session was erased, and nobody shows it.
     return _title((yield from _beginning(session, log, start, start + _FEW))) if start else None
+
+
+def _title_of_oldest(session: Standing, shown: Sequence[Stretch]) -> Job[str | None]:
+    """Return the first words that a version shows. The beginning of the log may have been forgotten."""
+    for log, start, stop in shown[:1]:
+        return _title((yield from read_messages(session.id, log, start, min(stop, start + _FEW))))
+    return None
 
 
 def _beginning(session: Standing, log: int | str, low: int, high: int) -> Job[list[Message]]:

@@ -143,7 +143,7 @@ def _read_batches(session_id: str, sid: int, first: int, final: int) -> Job[list
     return wanted
 
 
-def _read_entries(session_id: str, sid: int, numbers: Iterable[int]) -> Job[dict[int, JournalEntry]]:
+def read_entries(session_id: str, sid: int, numbers: Iterable[int]) -> Job[dict[int, JournalEntry]]:
     """Return entries by their numbers; CorruptRecord if one of them is missing.
 
     Those of a whole page of runs take as many statements as those of one.
@@ -348,7 +348,7 @@ def branches(session_id: str, origin: str) -> Job[list[RunOnRecord]]:
 
 
 def _on_record(session_id: str, sid: int, origin: str, rows: Sequence[Row]) -> Job[list[RunOnRecord]]:
-    ends = yield from _read_entries(session_id, sid, (seq for row in rows for seq in row[1:3]))
+    ends = yield from read_entries(session_id, sid, (seq for row in rows for seq in row[1:3]))
     found = []
     for loop, first_seq, last_seq, log, start, stop in rows:
         first, last = ends[first_seq], ends[last_seq]
@@ -366,6 +366,18 @@ def log_of(session_id: str, name: str, origin: str) -> Job[tuple[LogRef, int]]:
     log, crc = rows[0]
     require_log(session_id, log, sid, name, crc)
     return LogRef(origin, log), (yield from end_of_log(log))
+
+
+def kept_of_log(session_id: str) -> Job[list[tuple[int, int]]]:
+    """Return the stretches of a session's log that it has, in order; one from 0 on if it has forgotten nothing."""
+    rows = yield Select("session", ("sid", "log"), {"id": session_id})
+    if not rows:
+        yield from require_absent(session_id)
+        raise SessionNotFound(session_id)
+    sid, log = rows[0]
+    kept = yield Select("ref", ("start", "stop"), {"child": sid, "log": log}, order="start")
+    end = yield from end_of_log(log)
+    return [(start, min(stop, end)) for start, stop in kept or [(0, end)]]
 
 
 def find_key(session_id: str, name: str) -> Job[tuple[Key, int] | None]:

@@ -24,8 +24,9 @@ from perdure.stores.cache import CachedSession
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Row, Select, Update
 from perdure.stores.format.heads import PREFIX, encode_head
-from perdure.stores.format.placement import Placement, foreign_stretches
+from perdure.stores.format.placement import Placement, foreign_stretches, own_named
 from perdure.stores.format.rows import (
+    LAST,
     Attachments,
     Batch,
     Stretch,
@@ -41,7 +42,17 @@ from perdure.stores.format.rows import (
 )
 from perdure.stores.format.settled import note_settled
 from perdure.stores.jobs.claiming import Facts, facts_of, refusal
-from perdure.stores.jobs.lines import Inherited, Stretches, inherited, known_beginning, noted, shown_by_first, uncovered
+from perdure.stores.jobs.lines import (
+    Inherited,
+    Stretches,
+    inherited,
+    known_beginning,
+    noted,
+    noted_by_owners,
+    shown_by_first,
+    uncovered,
+)
+from perdure.stores.tapes import without
 
 Pack = Callable[[bytes], bytes]
 """What makes the body of a row smaller, if the engine wants it so."""
@@ -239,9 +250,24 @@ class Keep(Change):
         """Tell whether a save writes no rows but that of its session, messages, a head, and entries of one run."""
         is_alone = self.known is not None and self.key is None and not self.attachments and not self.drops_sketches
         is_alone = is_alone and (self.batch is None or self.batch.is_of_one_run)
-        return is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
+        is_alone = is_alone and draft.tags is None and not draft.new_values and not draft.new_refs
+        return is_alone and not self.doubtful(draft)
+
+    def doubtful(self, draft: Draft) -> list[Stretch]:
+        """Return what a version shows of its own log and may have forgotten: none, if it has forgotten nothing."""
+        if self.is_new or draft.session.info.first_version == 1:
+            return []
+        own = LogRef(self.origin, draft.place.log)
+        known = [] if self.known is None else own_named(self.known.session, own)
+        return [*without(own_named(draft.session, own), [*known, (own.key, draft.place.msg_end, LAST)])]
+
+    def require_kept(self, draft: Draft) -> Job[None]:
+        """Raise ErasedMeanwhile if a version would show what was forgotten: a view that was loaded before has it."""
+        if doubtful := self.doubtful(draft):
+            yield from require_kept(self.session, draft.place.sid, draft.place.log, doubtful)
 
     def kept_as(self, draft: Draft, facts: Facts) -> Job[CachedSession]:
+        yield from self.require_kept(draft)
         yield from self._write(draft, facts)
         return self.made(draft, facts)
 
@@ -289,13 +315,14 @@ class Keep(Change):
         """
         sid, parent_id = draft.place.sid, self.session.info.parent_id
         if not self.is_new:
-            return (yield from unnoted(self.session_id, sid, draft.new_refs, parent_id))
+            return (yield from unnoted(self.session_id, sid, draft.new_refs, parent_id, erasures))
         self.inherited = Inherited()
         if parent_id is not None:
             parent = self.parent if self.parent is not None and self.parent.erasures == erasures else None
             self.inherited = yield from inherited(parent_id, draft.named, parent, self.origin)
         new = uncovered(draft.named, self.inherited.shown)
-        yield from _require_there(new, (yield from owners_of_logs({log for log, _, _ in new})), parent_id)
+        owners = yield from owners_of_logs({log for log, _, _ in new})
+        yield from _require_there(new, owners, parent_id, erasures)
         return new
 
     @property
@@ -641,7 +668,9 @@ def _noted(known: CachedSession | None, own: LogRef) -> Stretches:
     return frozenset(foreign_stretches(known.session, own)) if known.refs is None else known.refs
 
 
-def unnoted(session_id: str, sid: int, stretches: Sequence[Stretch], parent: str | None) -> Job[list[Stretch]]:
+def unnoted(
+    session_id: str, sid: int, stretches: Sequence[Stretch], parent: str | None, erasures: int
+) -> Job[list[Stretch]]:
     """Return those stretches that are others' and not noted yet; SessionNotFound if one of them has been erased.
 
     A fork of a fork of a fork shows stretches of many logs: they are looked at together, not one by one.
@@ -658,17 +687,28 @@ def unnoted(session_id: str, sid: int, stretches: Sequence[Stretch], parent: str
     if new and (yield Select("session", ("sid",), {"sid": sid, "line !=": None})):
         new = uncovered(frozenset(new), (yield from shown_by_first(session_id, sid)))
     owners = yield from owners_of_logs({log for log, _, _ in new})
-    yield from _require_there(new, owners, parent)
+    yield from _require_there(new, owners, parent, erasures)
     return [stretch for stretch in new if owners.get(stretch[0]) != sid]
 
 
-def _require_there(stretches: Iterable[Stretch], owners: Mapping[int | str, int], parent: str | None) -> Job[None]:
-    """Raise SessionNotFound if one of the stretches has been erased, since the session whose log it is, is gone."""
+def _require_there(
+    stretches: Iterable[Stretch], owners: Mapping[int | str, int], parent: str | None, erasures: int
+) -> Job[None]:
+    """Raise SessionNotFound if one of the stretches has been erased: its session is gone, or has forgotten it."""
+    # In a store in which nothing was ever erased, nobody has forgotten anything.
+    in_part = (yield from noted_by_owners(owners)) if erasures else ()
     for log, start, stop in stretches:
-        if log not in owners:
+        if log not in owners or log in in_part:
             ((held,),) = yield Count("msg", {"log": log, "pos >=": start, "pos <": stop})
             if held != stop - start:
                 raise SessionNotFound(parent or f"log {log}")
+
+
+def require_kept(session: AgentSession, sid: int, log: int | str, stretches: Iterable[Stretch]) -> Job[None]:
+    """Raise ErasedMeanwhile if a session does not have some stretches of its own log any more."""
+    kept = yield Select("ref", ("log", "start", "stop"), {"child": sid, "log": log})
+    if kept and any(without(stretches, kept)):
+        raise ErasedMeanwhile(session.id, session.version)
 
 
 def owners_of_logs(logs: Collection[int | str]) -> Job[dict[int | str, int]]:

@@ -103,7 +103,9 @@ class Order:
         """
         if self.change.attachments and borrowed_by(self.change):
             return True
-        return isinstance(self.change, Keep) and (bool(self.draft.new_refs) or self.change.is_guarded)
+        if not isinstance(self.change, Keep):
+            return False
+        return bool(self.draft.new_refs) or self.change.is_guarded or bool(self.change.doubtful(self.draft))
 
     def refuse(self, facts: Facts) -> None:
         """Raise what is wrong; return if it may be tried again from where the session stands."""

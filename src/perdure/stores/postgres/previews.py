@@ -17,11 +17,12 @@ from perdure.stores.postgres.link import Link
 
 _HEADS = f"""
     SELECT {", ".join(f"session.{name}" for name in COLUMNS_OF_ROW)}, newest.crc, newest.body,
-        session.parent IS NOT NULL AND session.spawned = 0, first.crc, first.body
+        first.version IS NOT NULL OR session.parent IS NOT NULL AND session.spawned = 0, first.crc, first.body
     FROM session
     LEFT JOIN head AS newest ON newest.sid = session.sid AND newest.version = session.version
-    LEFT JOIN head AS first ON first.sid = session.sid AND first.version = 1
-        AND session.parent IS NOT NULL AND session.spawned = 0
+    LEFT JOIN head AS first ON first.sid = session.sid
+        AND first.version = (SELECT min(oldest.version) FROM head AS oldest WHERE oldest.sid = session.sid)
+        AND (first.version > 1 OR session.parent IS NOT NULL AND session.spawned = 0)
     WHERE session.id = ANY (%s)
 """
 _VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"

@@ -39,7 +39,7 @@ _LOGS = """
     SELECT log.log FROM log JOIN session ON session.sid = log.sid WHERE session.id = %s
     UNION SELECT ref.log FROM ref JOIN line ON line.sid = ref.child WHERE line.is_own OR ref.since IS NULL
 """
-# Those of the owner's sessions, and those that they show of sessions that are gone.
+# Those of the owner's sessions, and those that they show of sessions that are gone or have forgotten something.
 _LOGS_OF_OWNER = """
     WITH RECURSIVE line (sid, next, is_own) AS (
         SELECT sid, line, true FROM session WHERE owner = %(owner)s
@@ -52,10 +52,13 @@ _LOGS_OF_OWNER = """
         ON line.sid = ref.child
     WHERE (line.is_own OR ref.since IS NULL) AND NOT EXISTS (
         SELECT 1 FROM log JOIN session AS own ON own.sid = log.sid WHERE log.log = ref.log AND own.status <> 'deleted'
+            AND NOT EXISTS (SELECT 1 FROM ref AS kept WHERE kept.child = log.sid AND kept.log = log.log)
     ) LIMIT %(most)s
 """
 _READ = f"""
-    SELECT msg.log, msg.pos, msg.crc, msg.body, session.id, session.agent, session.status, session.owner
+    SELECT msg.log, msg.pos, msg.crc, msg.body,
+        EXISTS (SELECT 1 FROM ref WHERE ref.child = log.sid AND ref.log = log.log),
+        session.id, session.agent, session.status, session.owner
     FROM unnest(%s::bigint[], %s::bigint[]) AS best (log, pos)
     JOIN msg ON msg.log = best.log AND msg.pos = best.pos
     LEFT JOIN log ON log.log = msg.log LEFT JOIN session ON session.sid = log.sid
@@ -182,14 +185,15 @@ def _looked_at(ranked: list[Any], query: Query) -> Queries[list[SearchHit]]:
     scores = {(log, pos): score for log, pos, score in ranked}
     rows = yield _READ, ([log for log, _ in scores], [pos for _, pos in scores])
     lent: dict[int, list[Lent]] = {}
-    gone = sorted({row[0] for row in rows if row[6] in (None, SessionStatus.DELETED)})
+    # If its own session has rows for a log, it has forgotten something, and the rows say who shows what.
+    gone = sorted({row[0] for row in rows if row[4] or row[7] in (None, SessionStatus.DELETED)})
     for log, start, stop, *info in (yield _LENT, (gone,)) if gone else ():
         lent.setdefault(log, []).append(Lent(start, stop, _info(*info)))
     found: list[tuple[float, Place]] = []
-    for log, pos, crc, body, *info in rows:
+    for log, pos, crc, body, is_in_part, *info in rows:
         message = decoded(log, pos, crc, body)
         if message is not None:
-            whose = _info(*info) if info[0] is not None else None
+            whose = _info(*info) if info[0] is not None and not is_in_part else None
             places = attributed(whose, [(pos, message)], lent.get(log, ()), query)
             found += ((scores[log, pos], place) for place in places)
     found.sort(key=lambda each: (each[0], age(each[1])), reverse=True)

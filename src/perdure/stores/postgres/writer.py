@@ -381,6 +381,7 @@ def _must_be_noted(order: Order) -> Job[list[Stretch]]:
         erasures = yield from count_of_erasures()
         if not order.may_have_been_made:  # or it would be refused for what was erased after it was created
             change.require_unerased(erasures)
+        yield from change.require_kept(order.draft)
         shown = order.draft.named
         stretches = (yield from change.unnoted(order.draft, erasures)) if order.draft.new_refs else []
     if hashes := borrowed_by(change):

@@ -167,7 +167,8 @@ def owner_token(owner: str) -> str:
     return "o" + blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-# The session's own logs, and those of sessions that are gone or hidden of which it shows something, by its line too.
+# The session's own logs, and those of which it shows something, by its line too, and that are not shown by their own
+# session: that is gone, hidden, or has forgotten something, so that rows say who shows what.
 _LOGS = """
     WITH RECURSIVE line (sid, next, is_own) AS (
         SELECT sid, line, 1 FROM session WHERE id = ?1
@@ -176,7 +177,10 @@ _LOGS = """
     SELECT log.log FROM log JOIN session USING (sid) WHERE session.id = ?1
     UNION SELECT ref.log FROM ref JOIN line ON line.sid = ref.child
     WHERE (is_own OR ref.since IS NULL)
-        AND NOT EXISTS (SELECT 1 FROM log JOIN session USING (sid) WHERE log.log = ref.log AND status <> 'deleted')
+        AND NOT EXISTS (
+            SELECT 1 FROM log JOIN session USING (sid) WHERE log.log = ref.log AND status <> 'deleted'
+            AND NOT EXISTS (SELECT 1 FROM ref AS own WHERE own.child = log.sid AND own.log = log.log)
+        )
 """
 
 
@@ -252,6 +256,7 @@ _SHOWN_BY = """
 
 _OF_LOG = """
     SELECT id, owner, sid, log.name, crc FROM log JOIN session USING (sid) WHERE log.log = ? AND status <> 'deleted'
+        AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.child = log.sid AND ref.log = log.log)
 """
 
 

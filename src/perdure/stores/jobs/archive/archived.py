@@ -12,7 +12,7 @@ from perdure.model.transcript import Span
 from perdure.protocols import ArchivedSession, Entry
 from perdure.stores.format.blocks import BlocksAtHand
 from perdure.stores.format.gathering import gathered
-from perdure.stores.format.heads import StoredHead
+from perdure.stores.format.heads import StoredHead, decode_info
 from perdure.stores.format.renaming import OpenHead
 from perdure.stores.format.rows import Stretch, hash_of
 from perdure.stores.tapes import TapeCache, merged
@@ -51,18 +51,29 @@ def _check(archived: ArchivedSession) -> list[Stretch]:
     for key, raw in archived.values.items():
         if hash_of(raw) != key:
             raise InvalidData(f"$.values.{key}", "its hash does not match")
+    first, newest = first_version(archived), newest_version(archived)
     for name, messages in archived.logs.items():
-        _check_own_log(archived.session_id, name, messages)
+        _check_own_log(archived.session_id, name, messages, may_have_gaps=first > 1)
     for name, messages in archived.lent.items():
         _check_positions(f"$.lent.{name}", messages)
     _check_files(archived)
     for name, (_, version) in archived.keys.items():
-        if not 1 <= version <= len(archived.heads):
+        if not 1 <= version <= newest:
             raise InvalidData(f"$.keys.{name}", f"there is no version {version}")
     stretches = _read_heads(archived)
     for log, start, stop in stretches:
         _check_stretch(archived, str(log), start, stop)
     return stretches
+
+
+def first_version(archived: ArchivedSession) -> int:
+    """Return the number of the oldest version, as the newest tells it."""
+    newest = archived.heads[-1] if archived.heads else b""
+    return decode_info(newest, archived.session_id, len(archived.heads)).first_version
+
+
+def newest_version(archived: ArchivedSession) -> int:
+    return first_version(archived) + len(archived.heads) - 1
 
 
 def _check_files(archived: ArchivedSession) -> None:
@@ -85,12 +96,12 @@ def files_named(archived: ArchivedSession) -> dict[str, str]:
     return found
 
 
-def _check_own_log(session_id: str, name: str, messages: Messages) -> None:
+def _check_own_log(session_id: str, name: str, messages: Messages, *, may_have_gaps: bool) -> None:
     owner, branch = split_name(name)
     if owner != session_id or branch.startswith(LENT):
         raise InvalidData(f"$.logs.{name}", "it is not a log of this session")
     _check_positions(f"$.logs.{name}", messages)
-    if max(messages, default=-1) != len(messages) - 1:
+    if not may_have_gaps and max(messages, default=-1) != len(messages) - 1:
         raise InvalidData(f"$.logs.{name}", "a message is missing from it")
 
 
@@ -109,7 +120,7 @@ def _read_heads(archived: ArchivedSession) -> list[Stretch]:
         return tapes.span(name, start, stop)
 
     block_of, blocks = BlocksAtHand(archived.values, span), set[str]()
-    for version, raw in enumerate(archived.heads, 1):
+    for version, raw in enumerate(archived.heads, first_version(archived)):
         stored = StoredHead(raw, archived.session_id, version)
         found = gathered(stored, _value_in(archived), blocks)
         blocks |= found.blocks
@@ -143,13 +154,14 @@ def _check_stretch(archived: ArchivedSession, name: str, start: int, stop: int) 
 def require_same(archived: ArchivedSession, found: ArchivedSession) -> None:
     """Raise SessionConflict unless what is to be brought in is what is there."""
     if not is_same(archived, found):
+        arrives, there = newest_version(archived), newest_version(found)
         raise SessionConflict(
             archived.session_id,
-            len(archived.heads),
-            len(found.heads),
-            f"Session {archived.session_id!r} is in this store already (version {len(found.heads)}), and it is not "
-            f"the one to be brought in (version {len(archived.heads)}). Nothing was changed. Delete the one that is "
-            "here, or bring the other into another store.",
+            arrives,
+            there,
+            f"Session {archived.session_id!r} is in this store already (version {there}), and it is not the one to be "
+            f"brought in (version {arrives}). Nothing was changed. Delete the one that is here, or bring the other "
+            "into another store.",
         )
 
 

@@ -10,17 +10,18 @@ from perdure.errors import CorruptRecord, SessionBusy, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.protocols import ArchivedSession, Entry, JournalEntry
 from perdure.stores.engine import Job, Select, Where
-from perdure.stores.format.heads import StoredHead, unpacked_head
+from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
-from perdure.stores.format.rows import Stretch, Values
+from perdure.stores.format.rows import LAST, Stretch, Values
 from perdure.stores.jobs.archive.archived import LENT, Messages, name_of_log, own_name, split_name
 from perdure.stores.jobs.attachments import read_bodies as read_files
 from perdure.stores.jobs.claiming import holder_of, is_in_future, require_absent
+from perdure.stores.jobs.lines import noted_by_owners, own_stretches
 from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.record import read_inbox, read_record, require_key
-from perdure.stores.jobs.saving import require_log
+from perdure.stores.jobs.saving import owners_of_logs, require_log
 from perdure.stores.jobs.values import gather_unmet
-from perdure.stores.tapes import merged
+from perdure.stores.tapes import merged, without
 
 _READ_AT_ONCE = 2_048
 
@@ -31,8 +32,10 @@ def dump(session_id: SessionId, origin: str, alone: bool) -> Job[ArchivedSession
     naming = _Naming(session_id, origin)
     heads, values = yield from _portable(rows, naming)
     lent: dict[str, Messages] = {}
-    for log, start, stop in naming.stretches():
-        if naming.is_carried(log, alone):
+    stretches = naming.stretches()
+    in_need = yield from _forgotten_by_owners(stretches)
+    for log, start, stop in stretches:
+        if log in in_need or naming.is_carried(log, alone):
             shown = yield from _all_messages(session_id, log, start, stop)
             lent[naming.names[log]] = {**lent.get(naming.names[log], {}), **shown}
     own = {own_name(session_id, branch): messages for branch, messages in rows.own.items() if messages}
@@ -125,10 +128,11 @@ def _heads(session_id: str, sid: int, newest: int) -> Job[dict[int, bytes]]:
     """Return the versions; CorruptRecord if one is missing: a damaged index gives fewer rows, and no error."""
     rows = yield Select("head", ("version", "crc", "body"), {"sid": sid}, order="version")
     found = {version: unpacked_head(body, crc, session_id, sid, version) for version, crc, body in rows}
-    for version in range(1, max(newest, 1) + 1):
+    first = decode_info(found[newest], session_id, newest).first_version if newest in found else 1
+    for version in range(first, max(newest, 1) + 1):
         if version not in found:
             raise CorruptRecord(session_id, f"head {version}", "it is missing")
-    if len(found) != newest:
+    if len(found) != newest - first + 1:
         raise CorruptRecord(session_id, f"head {newest}", "it should be the last one, and is not")
     return found
 
@@ -139,14 +143,29 @@ def _own_logs(session_id: str, sid: int, main: int | str, msg_end: int) -> Job[d
     for log, end in (yield Select("run", ("log", "end_pos"), {"sid": sid})):
         ends[log] = max(end, ends.get(log, 0))
     ends[main] = msg_end  # runs may be noted to reach further, which is for a check to find
+    kept = yield from own_stretches(sid)
     own: dict[str, Messages] = {}
     for log, name, crc in (yield Select("log", ("log", "name", "crc"), {"sid": sid}, order="log")):
         require_log(session_id, log, sid, name, crc)
-        own[name] = yield from read_bodies(log)
-        _require_all(session_id, log, name, own[name], ends.pop(log, 0))
+        end = ends.pop(log, 0)
+        stretches = [(start, stop) for each, start, stop in kept if each == log]
+        if stretches == [(0, LAST)]:
+            own[name] = yield from read_bodies(log)
+            _require_all(session_id, log, name, own[name], end)
+        else:
+            own[name] = yield from _kept_messages(session_id, log, stretches, end)
     for missing in ends:
         raise CorruptRecord(session_id, f"log {missing}", "it is missing")
     return own
+
+
+def _kept_messages(session_id: str, log: int | str, stretches: Iterable[tuple[int, int]], end: int) -> Job[Messages]:
+    """Return what a session keeps of a log in which it has forgotten; CorruptRecord if some of that is missing."""
+    found: dict[int, bytes] = {}
+    for start, stop in stretches:
+        # Where nothing is forgotten from a place on, the log has no end yet.
+        found |= yield from _all_messages(session_id, log, start, max(start, end) if stop == LAST else stop)
+    return found
 
 
 def _require_all(session_id: str, log: int | str, name: str, messages: Messages, end: int) -> None:
@@ -264,6 +283,18 @@ class _Naming:
         """Tell whether a log's messages go along although it is not one that the session has written."""
         name = self.names[log]
         return split_name(name)[0] != self._session_id and (alone or name not in self._linked)
+
+
+def _forgotten_by_owners(stretches: Iterable[Stretch]) -> Job[set[int | str]]:
+    """Return the logs of which stretches are there for others only: their own sessions have forgotten these."""
+    logs = {log for log, _, _ in stretches}
+    owners = yield from owners_of_logs(logs)
+    in_need: set[int | str] = set()
+    for log in (yield from noted_by_owners(owners)):
+        kept = yield Select("ref", ("log", "start", "stop"), {"child": owners[log], "log": log})
+        if any(without([each for each in stretches if each[0] == log], kept)):
+            in_need.add(log)
+    return in_need
 
 
 class _Owner(NamedTuple):

@@ -15,12 +15,14 @@ from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Job, Lock, Select, Update
 from perdure.stores.format.heads import StoredHead, decode_info
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
-from perdure.stores.format.rows import Stretch, Values, prepare_batch, prepare_entries
+from perdure.stores.format.rows import LAST, Stretch, Values, prepare_batch, prepare_entries
 from perdure.stores.jobs import attachments, saving
 from perdure.stores.jobs.archive.archived import (
     LENT,
     Messages,
     check,
+    first_version,
+    newest_version,
     own_name,
     require_same,
     run_stretches,
@@ -31,6 +33,7 @@ from perdure.stores.jobs.archive.dumping import dump, read_bodies
 from perdure.stores.jobs.claiming import require_absent
 from perdure.stores.jobs.record import write_inbox
 from perdure.stores.jobs.saving import Pack
+from perdure.stores.tapes import merged
 
 MOVED = Holder("a run that was interrupted before its session was moved here")
 """Who holds the claim on an interrupted session that has been taken in: nobody that could come back."""
@@ -64,6 +67,7 @@ class RestorePlan:
         self.archived = archived
         self.own: dict[str, Messages] = {"": {}}
         """The logs to be written, by branch."""
+        self.first_version = first_version(archived)
         self._stretches = stretches
         self._links: dict[str, int | str] = {}
         for name, messages in archived.logs.items():
@@ -106,11 +110,24 @@ class RestorePlan:
         """Return the stretches of other sessions' logs, by their keys here."""
         return [(self._links[str(name)], start, stop) for name, start, stop in self._stretches if name in self._links]
 
+    def kept_of_own(self, logs: Logs) -> list[Stretch]:
+        """Return what is there of the session's logs, to be noted if it has forgotten some of them; else nothing."""
+        if self.first_version == 1:
+            return []
+        found = []
+        for branch, messages in self.own.items():
+            pieces = merged((logs[branch], at, at + 1) for at in messages)
+            if not branch:  # from its last message on nothing is forgotten
+                _, start, _ = pieces.pop() if pieces else (0, 0, 0)
+                pieces.append((logs[""], start, LAST))
+            found += pieces
+        return found
+
     def heads(self, logs: Logs) -> Iterator[tuple[bytes, Values]]:
         """Return the versions over the logs of the store, each with the values that it is the first to name."""
         keys = {**self._links, **{own_name(self.archived.session_id, branch): logs[branch] for branch in self.own}}
         blocks = RenamedBlocks(lambda name, start, stop: keys[str(name)])
-        for version, raw in enumerate(self.archived.heads, 1):
+        for version, raw in enumerate(self.archived.heads, self.first_version):
             stored = StoredHead(raw, self.archived.session_id, version)
             yield OpenHead(raw, stored, self.archived.values).renamed(blocks)
 
@@ -125,7 +142,7 @@ def _log_of(owner: str, branch: str, created: float) -> Job[int | str | None]:
 
 def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
     archived = plan.archived
-    info = decode_info(archived.heads[-1], archived.session_id, len(archived.heads))
+    info = decode_info(archived.heads[-1], archived.session_id, newest_version(archived))
     sid, main = yield from saving.new_session(_session_row(plan, info))
     logs: dict[str, int | str] = {"": main}
     for branch, messages in plan.own.items():
@@ -137,7 +154,9 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
     yield from saving.write_tags(sid, tag_rows(info))
     yield from _write_heads(sid, plan, logs, pack)
     yield from saving.write_refs(sid, plan.shown_of_others())
-    yield from _write_record(sid, archived, logs, pack)
+    kept = plan.kept_of_own(logs)
+    yield from saving.write_refs(sid, kept, plan.first_version)
+    yield from _write_record(sid, archived, logs, kept, pack)
     yield from write_inbox(sid, prepare_entries(archived.inbox))
     yield from _attach(archived, main, {-seq: codec.hashes_in_post(item.body) for seq, item in _posted(archived)})
     for name, (digest, version) in archived.keys.items():
@@ -147,7 +166,7 @@ def _write(plan: RestorePlan, pack: Pack) -> Job[None]:
 def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
     archived = plan.archived
     row = {**saving.info_columns(info), **saving.EMPTY_SESSION, "log": 0, "version": info.version}
-    row |= {**saving.update_columns(info.updated_at), "msg_end": len(plan.own[""])}
+    row |= {**saving.update_columns(info.updated_at), "msg_end": max(plan.own[""], default=-1) + 1}
     row |= {"evt_end": len(archived.entries), "inbox_end": len(archived.inbox)}
     if archived.interrupted:
         row |= {"claim": msgspec.json.encode(MOVED), "expires": 0.0}
@@ -187,13 +206,15 @@ def _posted(archived: ArchivedSession) -> Iterator[tuple[int, Entry]]:
 
 def _write_heads(sid: int, plan: RestorePlan, logs: Logs, pack: Pack) -> Job[None]:
     written: set[str] = set()
-    for version, (raw, values) in enumerate(plan.heads(logs), 1):
+    for version, (raw, values) in enumerate(plan.heads(logs), plan.first_version):
         yield from saving.write_head(sid, version, pack(raw))
         yield from saving.write_values(sid, {key: pack(values[key]) for key in values if key not in written})
         written |= values.keys()
 
 
-def _write_record(sid: int, archived: ArchivedSession, logs: dict[str, int | str], pack: Pack) -> Job[None]:
+def _write_record(
+    sid: int, archived: ArchivedSession, logs: dict[str, int | str], kept: Sequence[Stretch], pack: Pack
+) -> Job[None]:
     for start in range(0, len(archived.entries), _ENTRIES_AT_ONCE):
         entries = archived.entries[start : start + _ENTRIES_AT_ONCE]
         batch = prepare_batch(entries, pack)
@@ -201,5 +222,8 @@ def _write_record(sid: int, archived: ArchivedSession, logs: dict[str, int | str
     for loop, (branch, start, stop) in run_stretches(archived).items():
         if branch not in logs:
             logs[branch] = yield from saving.new_log(sid, branch)
+        for log, low, high in kept:  # two messages of one id may make a run look longer than it is
+            if log == logs[branch] and low < stop <= high:
+                start = max(start, low)
         place = {"log": logs[branch], "first_pos": start, "end_pos": stop}
         yield Update("run", place, {"sid": sid, "loop": loop})

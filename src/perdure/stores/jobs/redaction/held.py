@@ -14,9 +14,9 @@ from perdure.errors import CorruptRecord
 from perdure.stores.engine import Job, Select
 from perdure.stores.engine import Row as Columns
 from perdure.stores.format.heads import StoredHead, is_block, unpacked_head
-from perdure.stores.format.rows import LAST, Stretch, Values
+from perdure.stores.format.rows import Stretch, Values
 from perdure.stores.jobs.claiming import sid_of
-from perdure.stores.jobs.lines import noted, with_descendants
+from perdure.stores.jobs.lines import noted, own_stretches, with_descendants
 from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.versions import Version
@@ -71,10 +71,10 @@ class Held:
 def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, dict[str, Any]]]]:
     """Return the messages of these ids, each with its content, in a session's logs and in what it shows of others'."""
     sid = yield from sid_of(session_id)
-    own = yield Select("log", ("log",), {"sid": sid})
+    own = yield from own_stretches(sid)
     shown = yield from noted(session_id, sid)
     found: list[tuple[Row, dict[str, Any]]] = []
-    for stretch in sorted({*((log, 0, LAST) for (log,) in own), *shown}):
+    for stretch in sorted({*own, *shown}):
         yield from _look_through(session_id, stretch, ids, found)
     return found
 

@@ -31,9 +31,11 @@ def changed_version(replacement: Replacement, version: Version) -> Version | Non
     return Version(version.number, msgspec.json.encode(plain), parts) if parts else None
 
 
-def next_version(raw: bytes, at: datetime) -> bytes:
-    """Return the newest head as the head of a further version."""
+def next_version(raw: bytes, at: datetime, *, first_version: int | None = None) -> bytes:
+    """Return the newest head as the head of a further version, which may say that another one is the oldest now."""
     plain = codec.decode_plain(raw)
+    if first_version is not None:
+        plain["info"]["first_version"] = first_version
     plain["info"] |= {"version": plain["info"]["version"] + 1, "updated_at": at.isoformat().replace("+00:00", "Z")}
     plain["op"] = operation_id()
     return msgspec.json.encode(plain)
