@@ -178,17 +178,13 @@ class StoredCheckpoint(Note):
         assert self.id is not None
         return Key(self.id, self.parent or "")
 
-    def moved(self, head: AgentSession, place: Place) -> AgentSession:
-        """Return the next version of a session, which is this checkpoint: again, or in another thread."""
-        latest = StoredCheckpoint(head).latest
-        note = {
-            **self._note,
-            "thread": place.thread,
-            "ns": place.ns,
-            "version": head.version + 1,
-            "latest": self.id if latest is None else max(latest, self.id or ""),
-            "in_order": StoredCheckpoint(head).is_in_order and (latest is None or latest <= (self.id or "")),
-        }
+    def moved(self, head: AgentSession, place: Place, latest: str) -> AgentSession:
+        """Return the next version of a session, which is this checkpoint: again, or in another thread.
+
+        The greatest id there has to be given. Whatever order they are in, lists sort them.
+        """
+        own = {"thread": place.thread, "ns": place.ns, "version": head.version + 1}
+        note = {**self._note, **own, "latest": latest, "in_order": False}
         state = self.session.state
         context = replace(state.context, metadata={**state.metadata, NOTE: note})
         return head.with_state(head.state.with_context(context))
@@ -213,10 +209,6 @@ class NewCheckpoint(NamedTuple):
     @property
     def saved_at(self) -> RunnableConfig:
         return self.place._replace(id=self.id).config
-
-    def begins_thread(self) -> bool:
-        """Return whether this is the first checkpoint of what takes itself for a thread's first run."""
-        return self.metadata.get("source") == "input" and self.metadata.get("step") == -1
 
     def branches_off(self) -> bool:
         """Return whether somebody has asked for another branch."""

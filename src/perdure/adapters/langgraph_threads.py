@@ -19,7 +19,7 @@ from perdure.adapters.langgraph_checkpoints import (
     emptied,
     read_writes,
 )
-from perdure.errors import SessionConflict, SessionNotFound
+from perdure.errors import SessionConflict, SessionNotFound, VersionForgotten
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
@@ -30,6 +30,8 @@ from perdure.runtime.repository import SessionFactory
 from perdure.stores.cache import LRU
 
 _PAGE = 50
+_NOTHING = ""
+"""Stands for the checkpoint that a run begins from if its thread has none."""
 _MOST_SEEN = 4096
 """How many checkpoints are remembered that runs have begun from."""
 
@@ -63,6 +65,8 @@ class Threads:
         head = await self._head(place)
         found = None if head is None else await self._at(head, place.id)
         if head is None or found is None or found.id is None:
+            if place.id is None:
+                self._seen.keep((self.id_of(place), _NOTHING), 0)
             return None
         session_id = head.session.id
         if place.id is not None:
@@ -84,15 +88,21 @@ class Threads:
 
     async def _version_of(self, session_id: SessionId, checkpoint_id: str) -> StoredCheckpoint | None:
         key = await self._store.find_key(session_id, checkpoint_id)
-        session = None if key is None else await self._store.load(session_id, key[1])
+        session = None if key is None else await self._version(session_id, key[1])
         stored = None if session is None else StoredCheckpoint(session)
         return stored if stored is not None and stored.id == checkpoint_id else None
+
+    async def _version(self, session_id: SessionId, version: int) -> AgentSession | None:
+        """Return a version of a session; None if it is not there, or was pruned."""
+        with suppress(VersionForgotten):
+            return await self._store.load(session_id, version)
+        return None
 
     async def _before_fork(self, head: StoredCheckpoint, checkpoint_id: str) -> StoredCheckpoint | None:
         """Return a checkpoint of the thread that this one was forked from, if it was there at that time."""
         session = head.session
         while (origin := forked_from(session.info)) is not None:
-            first = await self._store.load(session.id, 1)
+            first = await self._version(session.id, 1)
             latest = None if first is None else StoredCheckpoint(first).latest
             if latest is None or checkpoint_id > latest:
                 return None
@@ -125,7 +135,7 @@ class Threads:
         key = await self._store.find_key(origin, first.id)
         if key is None:
             return ()
-        after = await self._store.load(origin, key[1] + 1)
+        after = await self._version(origin, key[1] + 1)
         if after is not None and after.info.updated_at <= info.created_at and StoredCheckpoint(after).id != first.id:
             return ()
         forked_at = info.created_at.timestamp()
@@ -189,7 +199,7 @@ class Threads:
 
     async def _view(self, place: Place, base: StoredCheckpoint) -> Transcript:
         """Return the view that messages are compared with. A subgraph begins with those that its caller hands it."""
-        if base.id is None and place.ns:
+        if base.shown is None and place.ns:
             caller = await self._head(place.outer)
             if caller is not None:
                 return caller.session.state.transcript
@@ -200,8 +210,8 @@ class Threads:
         parent, session = new.place.id, head.session
         if not self._strict or new.place.ns or head.latest is None or new.id == head.id or new.branches_off():
             return
-        if parent is None:
-            is_stale = new.begins_thread()
+        if parent is None:  # the run takes itself for the thread's first
+            is_stale = (session.id, _NOTHING) in self._seen
         elif head.latest == parent:
             seen = self._seen.get((session.id, parent))
             is_stale = head.id == parent and seen not in (None, session.state.shown_since)
@@ -292,7 +302,7 @@ class Threads:
 
     async def listed(self, listed: Listed, codec: Codec) -> CheckpointTuple | None:
         """Return a checkpoint of a list; None if it has been deleted meanwhile."""
-        session = await self._store.load(listed.session_id, listed.version)
+        session = await self._version(listed.session_id, listed.version)
         head = await self._store.load(listed.session_id)
         if session is None or head is None:
             return None
@@ -333,11 +343,8 @@ class Threads:
     async def _copy(self, head: StoredCheckpoint, target: str) -> None:
         place = self._place_of(head.session)._replace(thread=target)
         copied = await self._opened(place)
-        for version in reversed([note.version async for note in self._checkpoints(head)]):
-            session = await self._store.load(head.session.id, version)
-            if session is not None:
-                stored = StoredCheckpoint(session)
-                copied = await self._saved(stored.moved(copied, place), stored.key)
+        notes = [note async for note in self._checkpoints(head)]
+        await self._save_again(head.session.id, notes, copied, place)
         entries = [entry for entry in await self._store.read(head.session.id) if are_writes(entry)]
         if entries:
             await self._store.note(copied.id, [Entry(each.kind, each.body, each.run) for each in entries])
@@ -354,8 +361,8 @@ class Threads:
         if latest is None or latest.id is None:
             return
         if latest.session is not head.session:  # the newest version is of an older checkpoint, which goes
-            session = await self._saved(latest.moved(head.session, self._place_of(head.session)), latest.key)
-            head = latest = StoredCheckpoint(session)
+            await self._keep_only(head.session, [latest])
+            return
         await self._store.forget(head.session.id, before=await self._oldest_needed(head, latest))
 
     async def _oldest_needed(self, head: StoredCheckpoint, kept: StoredCheckpoint) -> int:
@@ -387,7 +394,7 @@ class Threads:
         if session is None or len(staying) == len(notes):
             return
         if staying:
-            await self._keep_only(session, sorted(staying, key=lambda note: note.id or ""))
+            await self._keep_only(session, staying)
         elif await self._has_subgraphs(session_id):
             saved = await self._store.save(emptied(session))
             await self._store.forget(session_id, before=saved.version)
@@ -396,13 +403,17 @@ class Threads:
 
     async def _keep_only(self, head: AgentSession, staying: Sequence[Note]) -> None:
         """Save checkpoints again behind all others, and erase these."""
-        place, first = self._place_of(head), head.version + 1
-        for note in staying:
-            session = await self._store.load(head.id, note.version)
+        await self._save_again(head.id, staying, head, self._place_of(head))
+        await self._store.forget(head.id, before=head.version + 1)
+
+    async def _save_again(self, source: SessionId, notes: Sequence[Note], head: AgentSession, place: Place) -> None:
+        """Save checkpoints of a session again, as the next versions of the same or of another, the newest last."""
+        latest = max((note.id or "" for note in notes), default="")
+        for note in sorted(notes, key=lambda each: each.id or ""):
+            session = await self._version(source, note.version)
             if session is not None:
                 stored = StoredCheckpoint(session)
-                head = await self._saved(stored.moved(head, place), stored.key)
-        await self._store.forget(head.id, before=first)
+                head = await self._saved(stored.moved(head, place, latest), stored.key)
 
     async def _has_subgraphs(self, session_id: SessionId) -> bool:
         children = await all_infos(self._store.list, parent=session_id)
