@@ -1,0 +1,316 @@
+"""LangChain's messages in a transcript: what a graph has in its channel of messages, kept as a view over the log.
+
+A view is compared with what the graph has by value, so that a message which was changed in place is noticed, and only
+what is new is serialized and stored.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    ChatMessageChunk,
+    FunctionMessage,
+    FunctionMessageChunk,
+    HumanMessage,
+    HumanMessageChunk,
+    RemoveMessage,
+    SystemMessage,
+    SystemMessageChunk,
+    ToolMessage,
+    ToolMessageChunk,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from pydantic import BaseModel
+
+from perdure.adapters.forms.langchain import FORM
+from perdure.adapters.langgraph_values import PLAIN, is_readable, kept, plain_data, value_of
+from perdure.model.ids import new_id
+from perdure.model.message import Envelope, Message, Role, Text
+from perdure.model.transcript import Transcript
+from perdure.model.value import clean_text
+
+FORMAT = "langgraph"
+"""The envelopes of messages that are kept as LangGraph's serializer writes them."""
+
+_KINDS: Mapping[str, type[BaseMessage]] = {
+    kind.model_fields["type"].default: kind
+    for kind in (
+        HumanMessage,
+        AIMessage,
+        SystemMessage,
+        ToolMessage,
+        FunctionMessage,
+        ChatMessage,
+        RemoveMessage,
+        HumanMessageChunk,
+        AIMessageChunk,
+        SystemMessageChunk,
+        ToolMessageChunk,
+        FunctionMessageChunk,
+        ChatMessageChunk,
+    )
+}
+_FIELDS: Mapping[type[BaseMessage], tuple[str, ...]] = {kind: tuple(kind.model_fields) for kind in _KINDS.values()}
+"""In the order in which pydantic has them."""
+_NAMES: Mapping[type[BaseMessage], set[str]] = {kind: set(names) for kind, names in _FIELDS.items()}
+_ROLES: tuple[tuple[type[BaseMessage], Role], ...] = (
+    (HumanMessage, "user"),
+    (AIMessage, "assistant"),
+    (ToolMessage, "tool"),
+    (FunctionMessage, "tool"),
+    (ChatMessage, "user"),
+)
+_LONGEST_ID = 200
+_MOST = 100_000
+"""How many messages are remembered. Those of a thread that is used come first."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+# What pydantic gives a model that it makes without validation.
+_set_fields, _set_names, _set_extra, _set_private = (
+    vars(BaseModel)[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
+
+
+def are_messages(value: Any) -> bool:
+    """Return whether a channel has what a transcript can keep: a list of messages and nothing else."""
+    return type(value) is list and all(issubclass(kind, BaseMessage) for kind in set(map(type, value)))
+
+
+class Mold:
+    """One message taken apart: equal ones are made of it quickly, and others compared with it.
+
+    pydantic would take ten times as long to make one, and LangGraph wants all of a thread's for each turn. Texts are
+    shared by all that are made, since nobody can change them.
+    """
+
+    __slots__ = ("_extra", "_kind", "_names", "_nested", "_packed", "fields", "plain_kind")
+
+    def __init__(self, kind: type[BaseMessage], data: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self.fields = {key: data[key] for key in _FIELDS[kind]}
+        self._extra = {key: value for key, value in data.items() if key not in _NAMES[kind]}
+        self._names = _NAMES[kind] | self._extra.keys() if self._extra else _NAMES[kind]
+        self.plain_kind = None if self._extra else kind
+        """Its class, if its fields are all there is to it."""
+        self._nested = [key for key, value in self.fields.items() if type(value) not in _SCALARS]
+        self._packed = _pack([*(self.fields[key] for key in self._nested), self._extra])
+
+    @property
+    def id(self) -> str | None:
+        own_id: str | None = self.fields["id"]
+        return own_id
+
+    def make(self) -> BaseMessage:
+        """Return a message of its own, which its receiver may change."""
+        *nested, extra = _unpack(self._packed)
+        fields = self.fields.copy()
+        fields.update(zip(self._nested, nested, strict=True))
+        made: BaseMessage = object.__new__(self._kind)
+        _set_fields(made, fields)
+        # One for all of a kind: it has every field in it, so that a message which is changed leaves it as it is.
+        _set_names(made, self._names)
+        _set_extra(made, extra)
+        _set_private(made, None)
+        return made
+
+    def is_of(self, message: BaseMessage) -> bool:
+        """Return whether a message says just this."""
+        if type(message) is not self._kind:
+            return False
+        if message.__dict__ == self.fields:
+            return (message.__pydantic_extra__ or {}) == self._extra
+        # A tuple, say, is a list once it has been stored. Few get here: what is new has another id.
+        data = _data_of(message) if message.id == self.id else None
+        return data == self.fields | self._extra
+
+
+class Original:
+    """A message that is more than JSON, such as one of a class of the user's own: the same, by copies."""
+
+    __slots__ = ("_message",)
+    plain_kind = None
+    fields: Mapping[str, Any] = {}
+
+    def __init__(self, message: BaseMessage) -> None:
+        self._message = message
+
+    @property
+    def id(self) -> str | None:
+        return self._message.id
+
+    def make(self) -> BaseMessage:
+        return copy.deepcopy(self._message)
+
+    def is_of(self, message: BaseMessage) -> bool:
+        if type(message) is not type(self._message) or message.id != self.id:
+            return False
+        return message == self._message or PLAIN.dumps_typed(message) == PLAIN.dumps_typed(self._message)
+
+
+Cast = Mold | Original
+Casts = tuple[Cast, ...]
+"""What one message of a store stands for: several, if perdure has put several results of tools into it."""
+
+
+class View(NamedTuple):
+    """A view to be saved, and what the messages at its end stand for that are not in the log yet."""
+
+    transcript: Transcript
+    new: Sequence[Cast]
+
+
+class MessageViews:
+    """The channel of messages as views, with what was found out about the messages of a store so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Message, Casts]] = {}
+        """By the identity of a stored message, which is kept with it so that no other takes its place."""
+
+    def messages(self, view: Transcript, serde: SerializerProtocol) -> list[BaseMessage]:
+        """Return the messages that a view shows. They are the caller's own."""
+        return [cast.make() for casts in self._all_casts(view, serde) for cast in casts]
+
+    def view(self, base: Transcript, wanted: Sequence[BaseMessage], serde: SerializerProtocol) -> View:
+        """Return a view of these messages that takes from another what it has of them. Only what is new is stored."""
+        known = self._all_casts(base, serde)
+        place, at = _common(known, wanted)
+        beginning = base.cut(0, place)
+        if at == len(wanted):
+            return View(beginning, ())
+        pieces, new = list(beginning.pieces), list[Cast]()
+        for found, unknown in _found(known, place, wanted[at:]):
+            drawn = [_drawn(message, serde) for message in unknown]
+            pieces += base.cut(*found).pieces
+            pieces += Transcript.of(stored for stored, _ in drawn).pieces
+            new = [cast for _, cast in drawn]
+        return View(Transcript(pieces), new)
+
+    def remember(self, saved: Transcript, new: Sequence[Cast]) -> None:
+        """Take note of what the last messages of a view stand for, once it is saved: they need not be read then."""
+        for stored, cast in zip(reversed(saved), reversed(new), strict=False):
+            self._keep(stored, (cast,))
+
+    def _all_casts(self, view: Transcript, serde: SerializerProtocol) -> list[Casts]:
+        known, messages = self._known, list(view)
+        try:
+            return [known[id(stored)][1] for stored in messages]
+        except KeyError:
+            return [self._casts(stored, serde) for stored in messages]
+
+    def _casts(self, stored: Message, serde: SerializerProtocol) -> Casts:
+        known = self._known.get(id(stored))
+        return self._keep(stored, _casts_of(stored, serde)) if known is None else known[1]
+
+    def _keep(self, stored: Message, casts: Casts) -> Casts:
+        while len(self._known) >= _MOST:
+            del self._known[next(iter(self._known))]
+        self._known[id(stored)] = stored, casts
+        return casts
+
+
+def _common(known: Sequence[Casts], wanted: Sequence[BaseMessage]) -> tuple[int, int]:
+    """Return how many of what is known comes first in what is wanted, and how many messages that is."""
+    place = 0
+    for casts, message in zip(known, wanted, strict=False):
+        # As most are. There may be very many: a call for each would show.
+        cast = casts[0]
+        if len(casts) > 1 or type(message) is not cast.plain_kind or message.__dict__ != cast.fields:
+            break
+        if message.__pydantic_extra__:
+            break
+        place += 1
+    at = end = place
+    for casts in known[place:]:
+        for cast in casts:
+            if end == len(wanted) or not cast.is_of(wanted[end]):
+                return place, at
+            end += 1
+        place, at = place + 1, end
+    return place, at
+
+
+def _found(
+    known: Sequence[Casts], place: int, wanted: Sequence[BaseMessage]
+) -> Iterator[tuple[tuple[int, int], list[BaseMessage]]]:
+    """Yield stretches of what is known from a place on that is wanted, each with the new messages that come after."""
+    ahead = _places(known, place)
+    start = stop = place
+    new: list[BaseMessage] = []
+    for message in wanted:
+        places = (at for at in ahead.get(message.id, ()) if at >= stop)
+        found = next((at for at in places if known[at][0].is_of(message)), None)
+        if found is None:
+            new.append(message)
+        elif found == stop and not new:
+            stop += 1
+        else:
+            yield (start, stop), new
+            start, stop, new = found, found + 1, []
+    yield (start, stop), new
+
+
+def _places(known: Sequence[Casts], place: int) -> dict[str | None, list[int]]:
+    """Return where messages are, by their ids, from a place on. One that stands for several is left out."""
+    places: dict[str | None, list[int]] = {}
+    for at in range(place, len(known)):
+        if len(known[at]) == 1:
+            places.setdefault(known[at][0].id, []).append(at)
+    return places
+
+
+def _drawn(message: BaseMessage, serde: SerializerProtocol) -> tuple[Message, Cast]:
+    """Return a message as it goes to the log: in readable parts if it can be, and its serializer does not hide it."""
+    data, is_clear = _data_of(message), is_readable(serde)
+    cast: Cast = Original(copy.deepcopy(message)) if data is None else Mold(type(message), data)
+    if data is not None and is_clear:
+        return FORM.message({"type": message.type, "data": data}), cast
+    role: Role = next((role for kind, role in _ROLES if isinstance(message, kind)), "system")
+    shown = (Text(clean_text(message.text)),) if is_clear and message.text else ()
+    own_id = message.id if message.id and len(message.id) <= _LONGEST_ID and message.id.isprintable() else new_id()
+    return Message(role, (*shown, Envelope(FORMAT, kept(message, serde))), own_id), cast
+
+
+def _casts_of(stored: Message, serde: SerializerProtocol) -> Casts:
+    """Return what a stored message stands for: several messages, if perdure has put several results into one."""
+    envelope = stored.parts[-1] if stored.parts else None
+    if type(envelope) is Envelope and envelope.format == FORMAT:
+        return (_cast_of(value_of(envelope.body, serde)),)
+    return tuple(_mold(item) for item in FORM.items(stored))
+
+
+def _cast_of(message: Any) -> Cast:
+    if not isinstance(message, BaseMessage):  # a serializer that may not make it gives its data
+        return _mold({"type": message["type"], "data": message})
+    data = _data_of(message)
+    return Original(message) if data is None else Mold(type(message), data)
+
+
+def _data_of(message: BaseMessage) -> dict[str, Any] | None:
+    """Return a message's data, if that is all there is to it: a class of LangChain's own, and JSON."""
+    if _KINDS.get(message.type) is not type(message):
+        return None
+    data: dict[str, Any] | None = plain_data(message.model_dump())
+    return data
+
+
+def _mold(item: Any) -> Cast:
+    """Return an item's mold. One that is not as LangChain writes it today goes through its validation once."""
+    kind = _KINDS.get(item["type"], ChatMessage)
+    data = item["data"]
+    if not data.keys() >= _NAMES[kind]:
+        data = kind(**data).model_dump()
+    try:
+        return Mold(kind, data)
+    except (ValueError, OverflowError):  # half a character, or a huge number
+        return Original(kind(**data))
