@@ -201,9 +201,11 @@ class Keep(Change):
         note_settled(kept.state.transcript, self.origin)
         body, values = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run)
         is_fork = self.is_new and kept.info.parent_id is not None
-        if is_fork or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
+        state = kept.state
+        if is_fork or state.metadata or state.execution is not None or len(state.transcript.pieces) > PREFIX:
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
-            # A fork is little more than its head, and there may be very many.
+            # A fork is little more than its head, and there may be very many. What has metadata is another framework's,
+            # or an app's, which saves a message at a time: its heads would take as much as what is said.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else _NONE
