@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from perdure.testing.contract import (
         ArchiveContract,
         AttachmentsContract,
+        BulkErasureContract,
         CheckContract,
         ChronicleContract,
         ErasureContract,
+        FindContract,
         HeadsContract,
         JournalContract,
         NamesContract,
         PreviewsContract,
+        SaveAllContract,
         SearchContract,
         SketchContract,
         StoreContract,
@@ -35,8 +38,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract HeadsContract "
-    "JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract",
+    "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
+    "ErasureContract FindContract HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract "
+    "SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -46,6 +50,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "ArchiveContract",
     "AttachmentsContract",
+    "BulkErasureContract",
     "CheckContract",
     "ChronicleContract",
     "Chunks",
@@ -53,11 +58,13 @@ __all__ = [
     "EngineContract",
     "ErasureContract",
     "FailingStore",
+    "FindContract",
     "FrozenClock",
     "HeadsContract",
     "JournalContract",
     "NamesContract",
     "PreviewsContract",
+    "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",
     "SketchContract",
