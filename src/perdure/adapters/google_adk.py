@@ -34,11 +34,18 @@ from perdure.adapters.forms.adk import FORM
 from perdure.adapters.google_adk_events import RememberedEvents, after, is_kept, message_of
 from perdure.adapters.google_adk_state import state_in, with_state
 from perdure.adapters.home import Home
-from perdure.errors import ConfigurationError, InvalidData, InvalidSessionId, SessionConflict, SessionNotActive
+from perdure.errors import (
+    ConfigurationError,
+    InvalidData,
+    InvalidSessionId,
+    SessionConflict,
+    SessionNotActive,
+    SessionNotFound,
+)
 from perdure.model.ids import SessionId, new_id
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo
-from perdure.protocols import Filters, SessionHead, SessionStore
+from perdure.protocols import Change, Filters, SessionHead, SessionStore
 from perdure.runtime.repository import SessionFactory
 from perdure.sessions.blocking import BlockingChat
 from perdure.sessions.chat import Chat
@@ -55,6 +62,7 @@ _LOOKED_UP = 1024
 _LONGEST_TAG = 200
 _PAGE = 500
 _Deltas = Mapping[str, Mapping[str, Any]]
+_Metadata = Mapping[str, Mapping[str, Any]]
 
 
 class Names(NamedTuple):
@@ -118,9 +126,10 @@ class PerdureSessionService(BaseSessionService):
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Return the sessions of an app, or of one user of it, with their state and without events, newest last."""
-        found = await self._home.run(self._list(app_name, user_id))
-        found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
-        return ListSessionsResponse(sessions=found)
+        found, metadata = await self._home.run(self._list(app_name, user_id))
+        made = [_session(names, head.info, head.metadata, self._merged(names, metadata)) for names, head in found]
+        made.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
+        return ListSessionsResponse(sessions=made)
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Erase a session, for good. One that is not there is no error."""
@@ -152,12 +161,8 @@ class PerdureSessionService(BaseSessionService):
     async def _create(self, names: Names, deltas: _Deltas, at: float) -> Session:
         metadata = with_state({_NAMES: _named(names, at)}, deltas["session"])
         new = self._new(self._id_of(names), self._owner_of(names.user), metadata, tags=[_tag_of(names.app)])
-        try:
-            created = await self._keep(names, new, deltas)
-        except SessionConflict as error:
-            if error.agent is not None:
-                raise
-            raise AlreadyExistsError(f"Session with id {names.id} already exists.") from error
+        exists = AlreadyExistsError(f"Session with id {names.id} already exists.")
+        created = await self._keep(names, new, deltas, exists)
         return _session(names, created.info, created.state.metadata, await self._shared_state(names))
 
     async def _look_up(self, names: Names) -> tuple[AgentSession, dict[str, Any]] | None:
@@ -179,12 +184,12 @@ class PerdureSessionService(BaseSessionService):
         known = _names_in(found.state.metadata)  # which a fork has from the session that it was made of
         return found if known is not None and known[:2] == names[:2] else None
 
-    async def _list(self, app: str, user: str | None) -> list[Session]:
+    async def _list(self, app: str, user: str | None) -> tuple[list[tuple[Names, SessionHead]], _Metadata]:
+        """Return the sessions of an app, and the metadata of those that keep what they have in common."""
         found = [(names, head) async for head in self._heads(app, user) if (names := self._names_of(head)) is not None]
         asked = [(names, head) for names, head in found if names.app == app and user in (None, names.user)]
         scopes = {scope.id for names, _ in asked for scope in self._scopes(names)}
-        metadata = await self._metadata_of(scopes)
-        return [_session(names, head.info, head.metadata, self._merged(names, metadata)) for names, head in asked]
+        return asked, await self._metadata_of(scopes)
 
     async def _heads(self, app: str, user: str | None) -> AsyncIterator[SessionHead]:
         """Yield the sessions of an app without their events, all that it may have of a user."""
@@ -197,7 +202,8 @@ class PerdureSessionService(BaseSessionService):
                 yield head
             if page.next is None:
                 return
-            page = await self._home.store.list(**{**filters, "after": page.next})
+            filters["after"] = page.next
+            page = await self._home.store.list(**filters)
 
     def _names_of(self, head: SessionHead) -> Names | None:
         """Return what ADK calls a session: a fork still says what the session was called that it was made of."""
@@ -208,7 +214,7 @@ class PerdureSessionService(BaseSessionService):
 
     async def _delete(self, names: Names) -> None:
         if await self._found(names) is not None:
-            await self._home.store.delete(self._id_of(names))
+            await self._home.store.delete_tree(self._id_of(names))
 
     async def _append(self, session: Session, event: Event, message: Message, deltas: _Deltas) -> None:
         names = Names(session.app_name, session.user_id, session.id)
@@ -216,7 +222,7 @@ class PerdureSessionService(BaseSessionService):
         async with self._lock(self._id_of(names)):
             found = await self._found(names)
             if found is None:
-                raise SessionNotFoundError(f"Session {session.id} not found.")
+                raise SessionNotFoundError(_not_found(names))
             _require_current(session, found)
             newest = islice(reversed(found.state.transcript), _LOOKED_AT)
             namesakes = [other for other in newest if other.id == message.id]
@@ -225,27 +231,26 @@ class PerdureSessionService(BaseSessionService):
                     return
                 message = message_of(event, new_id())
             changed = _with_event(found, names, message, event.timestamp, deltas["session"])
-            try:
-                saved = await self._keep(names, changed, deltas)
-            except SessionConflict as error:
-                raise StaleSessionError(_STALE) from error
+            saved = await self._keep(names, changed, deltas, StaleSessionError(_STALE))
             # Here, so that the session agrees with the store even if the caller does not wait any more.
             session._storage_update_marker = _marker(saved.info)
             session.last_update_time = event.timestamp
             self._commit_event_to_session(session, event)
 
-    async def _keep(self, names: Names, session: AgentSession, deltas: _Deltas) -> AgentSession:
+    async def _keep(self, names: Names, session: AgentSession, deltas: _Deltas, refusal: Exception) -> AgentSession:
         """Save or create a session, and what deltas make of the states of its app and its user, in one commit.
 
-        What others have put into those states meanwhile stays. SessionConflict if they have saved the session itself.
+        What others put into those states meanwhile stays. Raise the refusal if they have saved the session itself.
         """
         while True:
             states = await self._changed_states(names, deltas) if deltas["app"] or deltas["user"] else []
             try:
-                saved = [await self._home.keep(each) for each in (session, *states)]
+                saved = await self._home.store.save_all([Change(each) for each in (session, *states)])
             except SessionConflict as error:
                 if error.session_id == session.id:
-                    raise
+                    raise refusal from error
+            except SessionNotFound as error:
+                raise SessionNotFoundError(_not_found(names)) from error
             else:
                 return saved[0]
 
@@ -261,14 +266,14 @@ class PerdureSessionService(BaseSessionService):
         """Return what a session has in common with others, with the prefixes of its keys."""
         return self._merged(names, await self._metadata_of([scope.id for scope in self._scopes(names)]))
 
-    def _merged(self, names: Names, metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def _merged(self, names: Names, metadata: _Metadata) -> dict[str, Any]:
         return {
             scope.prefix + key: value
             for scope in self._scopes(names)
             for key, value in state_in(metadata.get(scope.id, {})).items()
         }
 
-    async def _metadata_of(self, session_ids: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
+    async def _metadata_of(self, session_ids: Iterable[str]) -> _Metadata:
         heads = await self._home.store.heads(session_ids)
         return {session_id: head.metadata for session_id, head in heads.items()}
 
@@ -353,6 +358,10 @@ _STALE = (
     "The session has been modified in storage since it was loaded. "
     "Load it again with get_session, and append the event to that."
 )
+
+
+def _not_found(names: Names) -> str:
+    return f"Session {names.id} not found."
 
 
 def _require_current(session: Session, found: AgentSession) -> None:
