@@ -1,4 +1,4 @@
-"""ADK on a perdure store, for processes that are killed or that append beside others, and an agent with a scripted model.
+"""An ADK agent with a scripted model on a perdure store, and a process that appends to its session beside others.
 
 Run as `python adk_process.py URL SESSION COUNT` to append events.
 """
@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import warnings
 from collections.abc import AsyncGenerator
-
-warnings.simplefilter("ignore")  # ADK warns of its own experiments, and a process has no pytest to hear it
 
 from google.adk.agents import LlmAgent
 from google.adk.errors import StaleSessionError

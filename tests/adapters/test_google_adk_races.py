@@ -1,4 +1,4 @@
-"""Many who append to one ADK session at once, from tasks, event loops, threads and processes, and some who are killed."""
+"""Many who append to one ADK session at once: tasks, event loops, threads and processes, and some are killed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ async def test_of_stale_writers_exactly_one_wins(tmp_path: Path, url: str) -> No
     """In each round, though all events have the same time; the state is that of the winners, each added once."""
     store = MemoryStore() if url == "memory" else f"sqlite:///{tmp_path}/a.db"
     services = [PerdureSessionService(store=store) for _ in range(2 if url == "two services" else 1)]
-    await services[0].create_session(app_name=APP, user_id=USER, session_id="s", state={"n": 0, "user:n": 0, "app:n": 0})
+    await services[0].create_session(
+        app_name=APP, user_id=USER, session_id="s", state={"n": 0, "user:n": 0, "app:n": 0}
+    )
     for round_number in range(ROUNDS):
         sessions = [await got(services[place % len(services)]) for place in range(WRITERS)]
         added = {key: sessions[0].state[key] + 1 for key in ("n", "user:n", "app:n")}
@@ -98,9 +100,7 @@ def test_threads_with_event_loops_of_their_own_share_a_service(tmp_path: Path) -
     """A server may run requests in several."""
     service = PerdureSessionService(store=f"sqlite:///{tmp_path}/a.db")
     asyncio.run(service.create_session(app_name=APP, user_id=USER, session_id="s"))
-    threads = [
-        threading.Thread(target=lambda: asyncio.run(adk_process.append(service, "s", ROUNDS))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: asyncio.run(adk_process.append(service, "s", ROUNDS))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
