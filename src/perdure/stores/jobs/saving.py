@@ -216,11 +216,12 @@ class Keep(Change):
         note_settled(kept.state.transcript, self.origin)
         body, values, metadata = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run, at_hand=known)
         is_fork = self.is_new and kept.info.parent_id is not None
-        is_mostly_head = is_fork or len(self.messages) <= _FEW
-        if is_mostly_head or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
+        state = kept.state
+        is_mostly_head = is_fork or state.metadata or len(self.messages) <= _FEW
+        if is_mostly_head or state.execution is not None or len(state.transcript.pieces) > PREFIX:
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
-            # A fork is little more than its head, and there may be very many. So is a save of a few messages: the
-            # frameworks' runners make several in a turn.
+            # A fork is little more than its head, and there may be very many. So is a save of a few messages, or one
+            # with metadata: the frameworks' runners make several in a turn.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else _NONE
