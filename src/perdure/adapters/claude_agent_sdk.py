@@ -36,7 +36,7 @@ from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
 from perdure.model.transcript import Transcript
 from perdure.model.value import JSON
 from perdure.paging import all_infos
-from perdure.protocols import SessionStore
+from perdure.protocols import SessionHead, SessionStore
 
 if TYPE_CHECKING:
     from perdure.sessions.chat import Chat
@@ -181,10 +181,10 @@ class PerdureSessionStore(ClaudeSessionStore):
         infos = await all_infos(
             self._home.store.list, agent=self._home.agent.name, owner=self._home.owner, metadata=asked, top_level=True
         )
-        heads = await self._heads([info.id for info in infos])
+        heads = await self._home.store.heads([info.id for info in infos])
         return [self._summary(head) for head in heads.values()]
 
-    def _summary(self, head: Any) -> SessionSummaryEntry:
+    def _summary(self, head: SessionHead) -> SessionSummaryEntry:
         # One clock for both lists: the time at which the store kept this version.
         at = int(head.info.updated_at.timestamp() * 1000)
         data = of_metadata(head.metadata.get(_SUMMARY, {}))
@@ -207,18 +207,12 @@ class PerdureSessionStore(ClaudeSessionStore):
             with suppress(SessionNotFound):
                 await self._home.erase(session_id)
 
-    async def _heads(self, ids: Any) -> Any:
-        from types import SimpleNamespace as N
-
-        found = [await self._home.store.load(each) for each in ids]
-        return {each.id: N(info=each.info, metadata=each.state.metadata) for each in found if each}
-
     async def _subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         session = await self._find(_main(key))
         if session is None:
             return []
         infos = await all_infos(self._home.store.list, agent=self._home.agent.name, parent=session.id)
-        heads = await self._heads([info.id for info in infos if info.spawn_ref is not None])
+        heads = await self._home.store.heads([info.id for info in infos if info.spawn_ref is not None])
         return [_key_of(head.metadata, "subpath") for head in heads.values()]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace
-
 from perdure.errors import SessionConflict, SessionNotActive
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
@@ -82,11 +80,13 @@ class Home:
         spawn: SpawnRef | None = None,
     ) -> AgentSession:
         """Return a session that is not in the store yet, of version 0. With `spawn` it is a sub-agent's."""
-        made = SessionFactory().create(self.agent, session_id=session_id, owner=self.owner)
-        made = replace(made, info=replace(made.info, parent_id=parent, spawn_ref=spawn))
+        shown = None if name == session_id else name
+        made = SessionFactory().create(
+            self.agent, session_id=session_id, owner=self.owner, parent=parent, spawn=spawn, name=shown
+        )
         for key, value in (metadata or {}).items():
             made = made.with_state(made.state.with_metadata(key, value))
-        return made if name is None or name == session_id else made.with_name(name)
+        return made
 
     async def change(self, session_id: SessionId, change: Change, *, name: str | None = None) -> AgentSession:
         """Save what a change makes of a session, which is created unless it is there. Return it as saved.

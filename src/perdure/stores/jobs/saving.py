@@ -201,9 +201,11 @@ class Keep(Change):
         note_settled(kept.state.transcript, self.origin)
         body, values = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run)
         is_fork = self.is_new and kept.info.parent_id is not None
-        if is_fork or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
+        is_spawned = kept.info.spawn_ref is not None
+        if is_fork or is_spawned or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
-            # A fork is little more than its head, and there may be very many.
+            # A fork is little more than its head, and there may be very many. What was spawned has run, or is an agent
+            # of a framework, which saves each message by itself.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else _NONE
