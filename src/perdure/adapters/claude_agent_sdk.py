@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -37,6 +37,7 @@ from perdure.model.transcript import Transcript
 from perdure.model.value import JSON
 from perdure.paging import all_infos
 from perdure.protocols import SessionHead, SessionStore
+from perdure.stores.cache import LRU
 
 if TYPE_CHECKING:
     from perdure.sessions.chat import Chat
@@ -46,6 +47,8 @@ _KEY, _PROJECT, _SUMMARY = "claude", "claude_project", "claude_summary"
 """Where a session's metadata has the key of its transcript, the project that lists find it by, and its summary."""
 _TOOL = "Agent"
 """The tool by which Claude starts a sub-agent."""
+_MOST_SEEN = 128
+"""Of how many sessions an adapter remembers what they show, as many as a store has at hand."""
 _SHARED = ("isSidechain", "userType", "cwd", "sessionId", "version", "gitBranch", "agentId", "timestamp")
 """What an entry that perdure has made takes over from the one before it."""
 
@@ -55,6 +58,7 @@ class PerdureSessionStore(ClaudeSessionStore):
 
     def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
         self._home = Home("claude-agent-sdk", store, owner=owner)
+        self._seen = _Seen()
         self._appending: WeakValueDictionary[tuple[int, SessionId], asyncio.Lock] = WeakValueDictionary()
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
@@ -131,7 +135,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         """Append what is not there yet. Return False if somebody else saved the session meanwhile."""
         session = await self._find(key) or await self._new(key)
         view = session.state.transcript
-        new = _not_in(view, entries)
+        new = _new_among(entries, self._seen.ids_of(session))
         if not new:
             return True
         changed = session.with_state(session.state.with_transcript(view.append(*(message for _, message in new))))
@@ -233,19 +237,33 @@ def _key_of(metadata: Mapping[str, Any], name: str) -> str:
 
 def _indexed(project_key: str) -> str:
     """Return what lists find a project by: its key, or what stands for a key that is too long for an index."""
-    return project_key if len(project_key) <= LONGEST else SessionId.of(project_key)
+    return project_key if len(project_key) <= LONGEST else str(SessionId.of(project_key))
 
 
-def _not_in(view: Transcript, entries: Iterable[SessionStoreEntry]) -> list[tuple[SessionStoreEntry, Message]]:
-    """Return the entries whose uuid is not in a view, each once, with the messages that keep them."""
-    seen = {FORM.id_of(message) for message in view}
-    new: list[tuple[SessionStoreEntry, Message]] = []
+def _new_among(entries: Iterable[SessionStoreEntry], known: Collection[str]) -> list[tuple[SessionStoreEntry, Message]]:
+    """Return the entries whose uuid is not known, each once, with the messages that keep them."""
+    new: dict[str, tuple[SessionStoreEntry, Message]] = {}
     for entry in entries:
         message = FORM.message(cast("JSON", entry))
-        if message.id not in seen:
-            seen.add(message.id)
-            new.append((entry, message))
-    return new
+        if message.id not in known:
+            new.setdefault(message.id, (entry, message))
+    return [*new.values()]
+
+
+class _Seen:
+    """The ids of the entries that transcripts show. To know them again costs what was appended since."""
+
+    def __init__(self) -> None:
+        self._known: LRU[SessionId, tuple[Transcript, set[str]]] = LRU(_MOST_SEEN)
+
+    def ids_of(self, session: AgentSession) -> Collection[str]:
+        view = session.state.transcript
+        before, ids = self._known.recall(session.id) or (view[:0], set())
+        if not view.extends(before):
+            before, ids = view[:0], set()
+        ids.update(map(FORM.id_of, view[len(before) :]))
+        self._known.keep(session.id, (view, ids))
+        return ids
 
 
 def _summarised(session: AgentSession, key: SessionKey, new: list[SessionStoreEntry]) -> AgentSession:
