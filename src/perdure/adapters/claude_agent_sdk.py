@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -41,6 +41,7 @@ from perdure.stores.cache import LRU
 
 if TYPE_CHECKING:
     from perdure.sessions.chat import Chat
+    from perdure.stores.store import Store
 
 T = TypeVar("T")
 _KEY, _PROJECT, _SUMMARY = "claude", "claude_project", "claude_summary"
@@ -58,7 +59,7 @@ class PerdureSessionStore(ClaudeSessionStore):
 
     def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
         self._home = Home("claude-agent-sdk", store, owner=owner)
-        self._seen = _Seen()
+        self._seen = _Seen(self._home.store)
         self._appending: WeakValueDictionary[tuple[int, SessionId], asyncio.Lock] = WeakValueDictionary()
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
@@ -134,14 +135,23 @@ class PerdureSessionStore(ClaudeSessionStore):
     async def _appended(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> bool:
         """Append what is not there yet. Return False if somebody else saved the session meanwhile."""
         session = await self._find(key) or await self._new(key)
-        view = session.state.transcript
-        new = _new_among(entries, self._seen.ids_of(session))
+        new = await self._new_among(entries, session)
         if not new:
             return True
+        view = session.state.transcript
         changed = session.with_state(session.state.with_transcript(view.append(*(message for _, message in new))))
         if not _subpath(key):
             changed = _summarised(changed, key, [entry for entry, _ in new])
         return await self._kept(changed)
+
+    async def _new_among(
+        self, entries: Iterable[SessionStoreEntry], session: AgentSession
+    ) -> list[tuple[SessionStoreEntry, Message]]:
+        """Return the entries that a session has not had yet, each once, with the messages that keep them."""
+        known = await self._seen.ids_of(session)
+        made = [(entry, FORM.message(cast("JSON", entry))) for entry in entries]
+        new = {message.id: (entry, message) for entry, message in reversed(made) if message.id not in known}
+        return [*new.values()][::-1]
 
     async def _kept(self, session: AgentSession) -> bool:
         try:
@@ -240,30 +250,41 @@ def _indexed(project_key: str) -> str:
     return project_key if len(project_key) <= LONGEST else str(SessionId.of(project_key))
 
 
-def _new_among(entries: Iterable[SessionStoreEntry], known: Collection[str]) -> list[tuple[SessionStoreEntry, Message]]:
-    """Return the entries whose uuid is not known, each once, with the messages that keep them."""
-    new: dict[str, tuple[SessionStoreEntry, Message]] = {}
-    for entry in entries:
-        message = FORM.message(cast("JSON", entry))
-        if message.id not in known:
-            new.setdefault(message.id, (entry, message))
-    return [*new.values()]
-
-
 class _Seen:
-    """The ids of the entries that transcripts show. To know them again costs what was appended since."""
+    """The ids of all entries that sessions have had. To know them again costs what was appended since."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._known: LRU[SessionId, tuple[Transcript, set[str]]] = LRU(_MOST_SEEN)
 
-    def ids_of(self, session: AgentSession) -> Collection[str]:
+    async def ids_of(self, session: AgentSession) -> Collection[str]:
         view = session.state.transcript
         before, ids = self._known.recall(session.id) or (view[:0], set())
-        if not view.extends(before):
-            before, ids = view[:0], set()
+        if not before or not view.extends(before):
+            before, ids = view[:0], await self._hidden_in(session)
         ids.update(map(FORM.id_of, view[len(before) :]))
         self._known.keep(session.id, (view, ids))
         return ids
+
+    async def _hidden_in(self, session: AgentSession) -> set[str]:
+        """Return the ids of what a session does not show now: after an undo, a cut or a compaction."""
+        ids: set[str] = set()
+        if session.version:
+            log, end = await self._store.log_of(session.id)
+            spans = [span for span in session.state.transcript.spans() if span.tape.ref == log]
+            for start, stop in _gaps(sorted((span.start, span.stop) for span in spans), end):
+                with suppress(SessionNotFound):  # which have been erased
+                    ids.update(map(FORM.id_of, await self._store.messages(log, start, stop)))
+        return ids
+
+
+def _gaps(stretches: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+    """Yield what is between stretches that are in order, up to an end."""
+    at = 0
+    for start, stop in (*stretches, (end, end)):
+        if at < start:
+            yield at, start
+        at = max(at, stop)
 
 
 def _summarised(session: AgentSession, key: SessionKey, new: list[SessionStoreEntry]) -> AgentSession:
