@@ -219,7 +219,7 @@ class PerdureSessionStore(ClaudeSessionStore):
             session_id = None if found is None else found.id
         if session_id is not None:
             with suppress(SessionNotFound):
-                await self._home.erase(session_id)
+                await self._home.store.delete_tree(session_id)
 
     async def _subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         session = await self._find(_main(key))

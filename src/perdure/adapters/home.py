@@ -105,14 +105,6 @@ class Home:
         """Save a session, or create it. SessionConflict if somebody else did meanwhile."""
         return await (self.store.save(session) if session.version else self.store.create(session))
 
-    async def erase(self, session_id: SessionId) -> None:
-        """Erase a session and those of its sub-agents. SessionNotFound if there is none."""
-        from perdure.actions.children import spawned_by
-
-        for each in await spawned_by(self.store, session_id, deleted=True):
-            await self.store.delete(each.id)
-        await self.store.delete(session_id)
-
     def chat(self, session_id: SessionId) -> Chat:
         """Return every verb of perdure for a session, to be awaited in the event loop of the caller."""
         sessions = connect(self.shared, owner=self.owner)

@@ -229,7 +229,7 @@ class PerdureSessionRepository(SessionRepository):
             if await self._home.load(key) is None:
                 raise missing
         try:
-            await self._home.erase(key)
+            await self._home.store.delete_tree(key)
         except SessionNotFound:
             raise missing from None
 
