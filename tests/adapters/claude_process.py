@@ -1,16 +1,17 @@
 """A process that mirrors a scripted transcript into a store, as the Claude Agent SDK does: to be raced, or killed.
 
 Claude's own command line cannot be run offline. What it writes is scripted, and goes the way that the SDK's own tests
-send it: frames are given to the SDK's batcher, which calls the store. A line on standard output says what was flushed.
+send it: frames are given to the SDK's batcher, which calls the store.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 from claude_agent_sdk._internal.transcript_mirror_batcher import TranscriptMirrorBatcher
+from tests.adapters.processes import Tell
 
 from perdure.adapters.claude_agent_sdk import PerdureSessionStore
 
@@ -50,23 +51,35 @@ def chain(name: str, count: int) -> list[dict[str, Any]]:
     ]
 
 
-async def mirror(url: str, name: str, count: int) -> None:
-    """Mirror a chain in frames of two entries, and say after each flush how many entries are kept."""
+def mirror(tell: Tell, url: str, count: int) -> None:
+    """Mirror a chain."""
+    anyio.run(_mirrored, tell, PerdureSessionStore(store=url), SESSION, "a", count)
+
+
+def mirror_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str, count: int, rounds: int) -> None:
+    """Mirror a chain into one session after the other, each together with others who do so."""
     store = PerdureSessionStore(store=url)
+    for number in range(rounds):
+        wait()
+        anyio.run(_mirrored, tell, store, session_of(number), name, count)
+
+
+def session_of(number: int) -> str:
+    return f"{SESSION[:-4]}{number:04d}"
+
+
+async def _mirrored(tell: Tell, store: PerdureSessionStore, session_id: str, name: str, count: int) -> None:
+    """Mirror a chain in frames of two entries, and tell after each flush how many entries are kept."""
 
     async def fail(key: Any, error: str) -> None:
         raise AssertionError(error)
 
     batcher = TranscriptMirrorBatcher(store, "/projects", fail)
-    path = f"/projects/{PROJECT}/{SESSION}"
+    path = f"/projects/{PROJECT}/{session_id}"
     entries = chain(name, count)
-    print("begun", flush=True)
+    tell(0)
     for start in range(0, count, 2):
         batcher.enqueue(f"{path}.jsonl", entries[start : start + 2])  # type: ignore[arg-type]
         batcher.enqueue(f"{path}/{SUBPATH}.jsonl", entries[start : start + 1])  # type: ignore[arg-type]
         await batcher.flush()
-        print(start + 2, flush=True)
-
-
-if __name__ == "__main__":
-    anyio.run(mirror, sys.argv[1], sys.argv[2], int(sys.argv[3]))
+        tell(start + 2)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from typing import Any
 
 from strands import Agent, tool
 from strands.models.model import Model
 from strands.types.exceptions import SessionException
 from strands.types.session import SessionMessage
+from tests.adapters.processes import Tell
 
 from perdure.adapters.strands import PerdureSessionManager, PerdureSessionRepository
 
@@ -65,32 +65,30 @@ def turns(count: int) -> list[Said]:
     return [said for order in range(count) for said in (("look_up", {"order": order}), f"See above: {order}.")]
 
 
-def run(url: str, count: str) -> None:
-    """Ask an agent again and again, and say after each answer how many messages there have been."""
-    agent = agent_of(url, turns(int(count)))
-    print("begun", flush=True)
-    for order in range(int(count)):
+def run(tell: Tell, url: str, count: int) -> None:
+    """Ask an agent again and again, and tell after each answer how many messages there have been."""
+    agent = agent_of(url, turns(count))
+    tell(0)
+    for order in range(count):
         agent(f"Where is order {order}?")
-        print(4 * (order + 1), flush=True)
+        tell(4 * (order + 1))
 
 
-def write(url: str, name: str, count: str) -> None:
-    """Write messages, each at the number that is free by then, and say which number each has got."""
+def write_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str, count: int, rounds: int) -> None:
+    """Write messages to one session after the other, together with others who do so, and tell their numbers."""
     repository = PerdureSessionRepository(store=url)
-    for number in range(int(count)):
-        print(_written(repository, f"{name}-{number}"), flush=True)
+    for number in range(rounds):
+        wait()
+        tell([_written(repository, f"s-{number}", f"{name}-{place}") for place in range(count)])
 
 
-def _written(repository: PerdureSessionRepository, text: str) -> int:
+def _written(repository: PerdureSessionRepository, session_id: str, text: str) -> int:
+    """Write a message at the number that is free by then."""
     while True:
-        index = len(repository.list_messages("s-1", "default"))
+        index = len(repository.list_messages(session_id, "default"))
         try:
             said: Any = {"role": "user", "content": [{"text": text}]}
-            repository.create_message("s-1", "default", SessionMessage.from_message(said, index))
+            repository.create_message(session_id, "default", SessionMessage.from_message(said, index))
         except SessionException:
             continue
         return index
-
-
-if __name__ == "__main__":
-    {"run": run, "write": write}[sys.argv[1]](*sys.argv[2:])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -65,28 +65,28 @@ class PerdureSessionStore(ClaudeSessionStore):
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Add entries to a transcript, in one commit. One whose uuid it has already is left out."""
         if entries:
-            await self._run(self._append(key, entries))
+            await self._run(self._append, key, entries)
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return what a transcript shows now, None if nothing was ever appended to it."""
-        return cast("list[SessionStoreEntry] | None", await self._run(self._load(key)))
+        return cast("list[SessionStoreEntry] | None", await self._run(self._load, key))
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """Return the transcripts of a project, without those of sub-agents. No transcript is read."""
-        found = await self._run(self._summaries(project_key))
+        found = await self._run(self._summaries, project_key)
         return [{"session_id": each["session_id"], "mtime": each["mtime"]} for each in found]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         """Return their summaries. No transcript is read."""
-        return await self._run(self._summaries(project_key))
+        return await self._run(self._summaries, project_key)
 
     async def delete(self, key: SessionKey) -> None:
         """Erase a transcript and those of its sub-agents, in one commit. What forks show of it stays with them."""
-        await self._run(self._delete(key))
+        await self._run(self._delete, key)
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         """Return the subpaths of the transcripts of a session's sub-agents."""
-        return await self._run(self._subkeys(key))
+        return await self._run(self._subkeys, key)
 
     def chat(self, session_id: str, *, project_key: str | None = None, subpath: str | None = None) -> Chat:
         """Return every verb of perdure for a transcript, to be awaited under asyncio.
@@ -99,11 +99,11 @@ class PerdureSessionStore(ClaudeSessionStore):
         found = self._home.wait(self._find(key))
         return self._home.chat(self._id_of(key) if found is None else found.id)
 
-    async def _run(self, work: Awaitable[T]) -> T:
-        """Return what work comes to. If the caller is cancelled, the work goes on."""
+    async def _run(self, verb: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Return what a verb comes to. If the caller is cancelled, the verb goes on."""
         if sniffio.current_async_library() == "asyncio":
-            return await self._home.run(work)
-        return await anyio.to_thread.run_sync(self._home.wait, work, abandon_on_cancel=True)
+            return await self._home.run(verb(*args))
+        return await anyio.to_thread.run_sync(lambda: self._home.wait(verb(*args)), abandon_on_cancel=True)
 
     def _id_of(self, key: SessionKey) -> SessionId:
         # The session's id comes first, so that people find the session by it.
@@ -115,15 +115,12 @@ class PerdureSessionStore(ClaudeSessionStore):
 
     async def _find_fork(self, key: SessionKey) -> AgentSession | None:
         """Return the fork of a transcript that has this id of perdure's, if it is of the same project."""
-        with suppress(SessionConflict):  # another agent's session has the id, which is none of ours
+        found = None
+        with suppress(SessionConflict):  # which says that another agent's session has the id
             found = await self._home.load(self._home.id_of(key["session_id"]))
-            if (
-                found is not None
-                and forked_from(found.info)
-                and _key_of(found.state.metadata, "project_key") == key["project_key"]
-            ):
-                return found
-        return None
+        if found is None or forked_from(found.info) is None:
+            return None
+        return found if _key_of(found.state.metadata, "project_key") == key["project_key"] else None
 
     async def _append(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> None:
         # Each waits for those that were called before it. A forked child has locks of its own.

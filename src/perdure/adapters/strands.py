@@ -60,7 +60,7 @@ class PerdureSessionRepository(SessionRepository):
             return None
         kept = of_metadata(found.state.metadata.get(_SESSION))
         if kept is not None:
-            return Session.from_dict(kept)
+            return Session.from_dict({**kept, "session_id": session_id})  # a fork has that of another
         at, updated_at = (time.isoformat() for time in (found.info.created_at, found.info.updated_at))
         return Session(session_id, SessionType.AGENT, at, updated_at)
 
