@@ -345,6 +345,19 @@ ITEMS: dict[str, list[dict[str, Any]]] = {
         _session_message(
             "user", [{"toolResult": {"toolUseId": "t1", "status": "success", "content": [{"json": {"a": 1}}]}}], 3
         ),
+        {
+            **_session_message("assistant", [], 4),
+            "message": {
+                "role": "assistant",
+                "content": [{"text": "On its way."}],
+                "metadata": {"usage": {"inputTokens": 1, "outputTokens": 2}, "metrics": {"latencyMs": 1.5}},
+                "tracking_id": "7c1f",
+            },
+        },
+        {
+            **_session_message("user", [{"text": "My card is 4111."}], 5),
+            "redact_message": {"role": "user", "content": [{"text": "[blocked]"}]},
+        },
     ],
 }
 

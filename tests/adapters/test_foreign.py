@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from tests.adapters.items import json_items
 
 from perdure import InvalidData, codec
-from perdure.adapters.foreign import Form, Lifter, is_plain, same
+from perdure.adapters.foreign import Form, Lifter, as_metadata, is_plain, of_metadata, same
 from perdure.adapters.forms import openai
 from perdure.loop.compaction.draft import with_results
 from perdure.model.message import Envelope, Message, Role, Text, ToolCall, ToolResult
@@ -125,3 +128,11 @@ def test_a_result_without_pieces_is_empty() -> None:
     lifter = Lifter()
     assert lifter.results("c", [])[0] == []
     assert lifter.parts == [ToolResult("c", "")]
+
+
+@given(json_items)
+def test_metadata_keeps_any_json(value: Any) -> None:
+    """What perdure's own JSON cannot say is kept as a text, and so is what looks like that."""
+    for given_value in (value, {"$json": value}):
+        kept = msgspec.json.decode(msgspec.json.encode(as_metadata(given_value)))
+        assert same(of_metadata(kept), given_value)

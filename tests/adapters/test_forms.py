@@ -182,6 +182,8 @@ CALL = ToolCall("look_up", {"order": 7}, "toolu_1")
         ),
         ("strands", 2, "tool", [ToolResult("t1", ["one", {"a": 1}], is_error=True)]),
         ("strands", 3, "tool", [ToolResult("t1", {"a": 1})]),
+        ("strands", 4, "assistant", [Text("On its way.")]),
+        ("strands", 5, "user", [Text("[blocked]")]),
     ],
 )
 def test_an_item_can_be_read(name: str, place: int, role: str, parts: list[Any]) -> None:
@@ -199,6 +201,17 @@ def test_a_message_has_the_items_id(name: str, place: int, message_id: str) -> N
     other = form.message(item, message_id="m-1")
     assert other.id == "m-1"
     assert form.items(other) == [item]
+
+
+def test_a_message_of_strands_needs_no_envelope() -> None:
+    """Its ids, times and counts are in the frame, and a redaction leaves them. Other metadata may have a text."""
+    item = ITEMS["strands"][4]
+    message = strands.FORM.message(item)
+    assert message.parts == (Text("On its way."),)
+    (left,) = strands.FORM.items(stored(redacted(message)))
+    assert left == {**item, "message": {**item["message"], "content": [{"text": "[redacted]"}]}}
+    noted = {**item, "message": {**item["message"], "metadata": {"custom": {"why": "4111"}, "usage": {"note": "4111"}}}}
+    assert "4111" not in json.dumps(strands.FORM.items(stored(redacted(strands.FORM.message(noted)))))
 
 
 def test_nothing_is_stored_twice() -> None:

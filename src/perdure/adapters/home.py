@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perdure.errors import SessionConflict, SessionNotActive
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
+from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, SessionStatus, check_owner
 from perdure.protocols import SessionStore
 from perdure.runtime.repository import SessionFactory
@@ -83,13 +84,22 @@ class Home:
             raise SessionNotActive(session.id, session.status.value)
 
     def new(
-        self, session_id: SessionId, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        session_id: SessionId,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        parent: SessionId | None = None,
+        spawn: SpawnRef | None = None,
     ) -> AgentSession:
-        """Return a session that is not in the store yet, of version 0."""
-        made = SessionFactory().create(self.agent, session_id=session_id, owner=self.owner)
+        """Return a session that is not in the store yet, of version 0. With `spawn` it is a sub-agent's."""
+        shown = None if name == session_id else name
+        made = SessionFactory().create(
+            self.agent, session_id=session_id, owner=self.owner, parent=parent, spawn=spawn, name=shown
+        )
         for key, value in (metadata or {}).items():
             made = made.with_state(made.state.with_metadata(key, value))
-        return made if name is None or name == session_id else made.with_name(name)
+        return made
 
     async def change(self, session_id: SessionId, change: Change, *, name: str | None = None) -> AgentSession:
         """Save what a change makes of a session, which is created unless it is there. Return it as saved.

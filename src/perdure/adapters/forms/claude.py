@@ -49,6 +49,8 @@ class ClaudeForm(Form):
         kind, said = item["type"], item.get("message")
         if kind in ("user", "assistant") and isinstance(said, dict):
             skeleton["message"] = _message(said, lifter)
+            if "toolUseResult" in item:
+                skeleton["toolUseResult"] = _said_again(item["toolUseResult"], _results(lifter), lifter)
             return ("assistant" if kind == "assistant" else lifter.asks_as), skeleton
         key = _TEXTS.get(kind)
         if key is not None and key in item:
@@ -78,6 +80,24 @@ def _message(said: dict[str, Any], lifter: Lifter) -> JSON:
     else:
         skeleton["content"] = lifter.text(content)
     return skeleton
+
+
+def _results(lifter: Lifter) -> dict[str, int]:
+    """Return the texts that tools have answered with, and which parts have them."""
+    parts = enumerate(lifter.parts)
+    return {part.content: at for at, part in parts if isinstance(part, ToolResult) and isinstance(part.content, str)}
+
+
+def _said_again(value: Any, results: Mapping[str, int], lifter: Lifter) -> JSON:
+    """Return what Claude keeps of an answer for itself, without the text of it that has been lifted."""
+    match value:
+        case str() if value and value in results:
+            return lifter.again(results[value])
+        case dict():
+            return {key: _said_again(each, results, lifter) for key, each in value.items()}
+        case list():
+            return [_said_again(each, results, lifter) for each in value]
+    return value
 
 
 def _block(block: Any, lifter: Lifter) -> JSON:

@@ -11,6 +11,7 @@ from perdure.model.openai_form import described
 from perdure.model.value import JSON, thawed
 
 _FRAME = ("message_id", "created_at", "updated_at")
+_MESSAGE_FRAME, _COUNTS = ("tracking_id",), ("usage", "metrics")
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/gif": "gif", "image/webp": "webp"}
 _UNTOLD = "1970-01-01T00:00:00+00:00"
 
@@ -21,16 +22,20 @@ class StrandsForm(Form):
     name = "strands"
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
-        message = item["message"]
-        content = [_block(block, lifter) for block in message["content"]]
-        skeleton = {**item, **lifter.keep_all(item, _FRAME), "message": {**message, "content": content}}
+        # What a guardrail has replaced is kept, and not shown.
+        shown = "message" if item.get("redact_message") is None else "redact_message"
+        message = item[shown]
+        skeleton = {**item, **lifter.keep_all(item, _FRAME), shown: _message(message, lifter)}
         return ("assistant" if message["role"] == "assistant" else lifter.asks_as), skeleton
 
     def give(self, message: Message) -> list[JSON]:
         """Return a session message. One that Strands has not numbered has the number 0: the adapter knows better."""
-        frame = self.frame(message)
+        frame = self.framed(message)
         content = [block for part in message.parts if (block := _given(part)) is not None] or [{"text": "…"}]
         said = {"role": "assistant" if message.role == "assistant" else "user", "content": content}
+        if "metadata" in frame:
+            said["metadata"] = frame["metadata"]
+        said |= frame.get("message", {})
         created = frame.get("created_at", _UNTOLD)
         return [
             {
@@ -44,6 +49,21 @@ class StrandsForm(Form):
 
 
 FORM = StrandsForm()
+
+
+def _message(message: dict[str, Any], lifter: Lifter) -> JSON:
+    skeleton = {**message, "content": [_block(block, lifter) for block in message["content"]]}
+    skeleton |= lifter.keep_in("message", message, _MESSAGE_FRAME)
+    metadata = message.get("metadata")
+    if isinstance(metadata, dict):
+        counted = {key: metadata[key] for key in _COUNTS if _is_counted(metadata.get(key))}
+        skeleton["metadata"] = {**metadata, **lifter.keep_in("metadata", counted, _COUNTS)}
+    return skeleton
+
+
+def _is_counted(counts: Any) -> bool:
+    """Tell whether something has numbers only, so that nothing can be in it that a redaction has to erase."""
+    return isinstance(counts, dict) and all(isinstance(count, int | float) for count in counts.values())
 
 
 def _block(block: Any, lifter: Lifter) -> JSON:
