@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-from perdure.errors import SessionBusy, SessionNotFound
+from perdure.errors import SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId
+from perdure.model.session import AgentSessionInfo
 from perdure.stores.engine import Count, Delete, Interfered, Job, Lock, Select, Update
-from perdure.stores.format.rows import LAST
+from perdure.stores.format.rows import LAST, another_session
 from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import Facts, facts_of, require_free
 from perdure.stores.jobs.lines import heirs_of
@@ -19,10 +20,14 @@ _TABLES = ("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses", "ses
 _AT_ONCE = 1_000
 
 
-def delete(session_id: SessionId) -> Job[None]:
+def delete(session_id: SessionId, expected: AgentSessionInfo | None = None) -> Job[None]:
+    """Erase a session; SessionConflict if it is another, or of another version, than is expected."""
     yield Lock((session_id,))
+    facts: Facts = yield from facts_of(session_id)
+    if expected is not None and facts.sid is not None:
+        _require_same(expected, facts)
     erasure = _Erasure()
-    yield from erasure.erase([(yield from _free(session_id))])
+    yield from erasure.erase([_free(session_id, facts)])
     yield from erasure.finish()
     yield from count_erasure()
 
@@ -34,7 +39,7 @@ def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
     erasure = _Erasure()
     for session_id in session_ids:
         try:
-            free.setdefault((yield from _free(session_id)), session_id)
+            free.setdefault(_free(session_id, (yield from facts_of(session_id))), session_id)
         except (SessionBusy, SessionNotFound):
             continue
     yield from erasure.erase(free)
@@ -80,9 +85,15 @@ def forget_unused(hashes: Iterable[str]) -> Job[None]:
             yield Delete("value", {"hash in": unused})
 
 
-def _free(session_id: SessionId) -> Job[int]:
+def _require_same(expected: AgentSessionInfo, facts: Facts) -> None:
+    if facts.version != expected.version:
+        raise SessionConflict(expected.id, expected.version, facts.version)
+    if facts.created != expected.created_at.timestamp():
+        raise another_session(expected)
+
+
+def _free(session_id: SessionId, facts: Facts) -> int:
     """Return the number of a session that may be erased. One whose run was interrupted may be."""
-    facts: Facts = yield from facts_of(session_id)
     if facts.sid is None:
         raise SessionNotFound(session_id)
     require_free(session_id, facts)
