@@ -8,12 +8,12 @@ pytest.importorskip("pydantic_ai.conversation_store")
 
 import asyncio
 import dataclasses
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +42,24 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.tools import DeferredToolRequests
 from pydantic_ai.usage import RunUsage
+from tests.adapters.pydantic_process import write
 
 from perdure import (
-    FileStore,
+    ClearSession,
+    InvalidData,
     MemoryStore,
     Message,
     SessionBusy,
     SessionConflict,
     SessionNotActive,
-    SqliteStore,
+    SessionRuntime,
     connect,
     shared,
 )
 from perdure.adapters.pydantic_ai import PerdureConversationStore
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
-STEPS, KILLS = (2_500, 50) if TORTURE else (100, 3)
+STEPS, KILLS, RACES = (2_500, 50, 100) if TORTURE else (100, 3, 5)
 
 
 def said(chance: random.Random) -> ModelMessage:
@@ -169,8 +171,7 @@ class LockStep:
         away = [ConversationTypeAdapter.validate_json(ConversationTypeAdapter.dump_json(each)) for each in pair]
         new = said(self.chance)
         for conversation in away:
-            if self.chance.random() < 2:
-                conversation.messages.append(new)
+            conversation.messages.append(new)
         await self.save((away[0], away[1]))
 
     async def old(self) -> None:
@@ -269,7 +270,7 @@ class LockStep:
             return
         lines = [await self.lines(store, name) for store in self.stores]
         assert _shapes(lines[0]) == _shapes(lines[1])
-        ids = [{entry.id: place for place, entry in enumerate(sum(each, []))} for each in lines]
+        ids = [{entry.id: place for place, entry in enumerate(chain.from_iterable(each))} for each in lines]
         assert _facts(records[0], ids[0]) == _facts(records[1], ids[1])
         if lines[0][0] and hasattr(MemoryStore, "find_message"):
             place = self.chance.randrange(len(lines[0][0]))
@@ -289,10 +290,15 @@ def _shapes(lines: list[list[ConversationEntry]]) -> list[Any]:
     ]
 
 
+_COMPARED = ("usage", "deferred_tool_requests", "scope", "forked_from", "format_version")
+
+
 def _facts(record: ConversationRecord, ids: dict[str, int]) -> Any:
     places = [ids.get(each or "") for each in (record.head_id, record.forked_at, *record.branches)]
     told = dataclasses.asdict(record)
-    return places, {key: told[key] for key in ("usage", "deferred_tool_requests", "scope", "forked_from", "format_version")}
+    return places, {
+        key: told[key] for key in ("usage", "deferred_tool_requests", "scope", "forked_from", "format_version")
+    }
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "file", "sqlite owned"])
@@ -303,8 +309,397 @@ def test_it_keeps_step_with_pydantics_own_store(kind: str, tmp_path: Path) -> No
     ours = PerdureConversationStore(store=urls.get(kind, f"sqlite:///{tmp_path}/a.db"), owner=owner)
 
     async def play() -> None:
-        steps = LockStep(ours, seed=STEPS)
-        for _ in range(STEPS):
+        many = STEPS * 4 if TORTURE and kind == "sqlite" else STEPS
+        steps = LockStep(ours, seed=many)
+        for _ in range(many):
             await steps.step()
 
     asyncio.run(play())
+
+
+def asked(text: str) -> ModelRequest:
+    return ModelRequest(parts=[UserPromptPart(text)])
+
+
+def answered(text: str) -> ModelResponse:
+    return ModelResponse(parts=[TextPart(text)], model_name="toy")
+
+
+def texts(messages: list[ModelMessage]) -> list[str]:
+    return [str(getattr(part, "content", "")) for message in messages for part in message.parts]
+
+
+async def with_texts(store: ConversationStore, name: str, *said: str) -> Conversation:
+    """A conversation that was saved once for each question and answer."""
+    conversation = await store.load(name) or Conversation(conversation_id=name)
+    for place, text in enumerate(said):
+        conversation.messages.append(answered(text) if place % 2 else asked(text))
+        await store.save(conversation)
+    return conversation
+
+
+async def test_an_agent_goes_on_where_it_was(tmp_path: Path) -> None:
+    """A run begins with what the last one has said, and what was spent is counted on."""
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return answered(f"I know {len(messages)} messages.")
+
+    agent = Agent(FunctionModel(model))
+    url = f"sqlite:///{tmp_path}/a.db"
+    for round in range(3):
+        store = PerdureConversationStore(store=url)
+        conversation = await store.load("chat 1") or Conversation(conversation_id="chat 1")
+        result = await agent.run("And now?", conversation=conversation)
+        assert result.output == f"I know {2 * round + 1} messages."
+        await store.save(result)
+        assert result.conversation.usage.requests == round + 1
+    async with connect(url) as sessions:
+        (info,) = await sessions.list()
+        assert (info.title, info.agent_name, info.message_count, info.version) == ("chat 1", "pydantic-ai", 6, 3)
+
+
+async def test_an_entry_is_found_by_its_id_alone(tmp_path: Path) -> None:
+    """Another process, which has read no record, finds entries, branches that were left, and forks of both."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    first = PerdureConversationStore(store=url)
+    conversation = await with_texts(first, "a", "1", "2", "3", "4")
+    entries = await first.load_entries("a") or []
+    await first.branch("a", at=2, expected_revision=conversation.revision)
+    await with_texts(first, "a", "5", "6")
+    fork = await first.fork("a", from_entry=entries[2].id)
+    other = PerdureConversationStore(store=url)
+    found = [await other.read_entry(entry.id) for entry in entries]
+    assert found == entries
+    assert texts([entry.message for entry in await other.read_history(entries[3].id)]) == ["1", "2", "3", "4"]
+    await first.delete("a")
+    assert texts((await PerdureConversationStore(store=url).load(fork.conversation_id)).messages) == ["1", "2", "3"]  # type: ignore[union-attr]
+    assert await PerdureConversationStore(store=url).read_entry(entries[1].id) == entries[1]
+    with pytest.raises(LookupError, match=entries[3].id):
+        await PerdureConversationStore(store=url).read_entry(entries[3].id)
+
+
+async def test_a_fork_copies_nothing(tmp_path: Path) -> None:
+    """It shows its parent's messages where they are, and costs the same however many they are."""
+    path = tmp_path / "a.db"
+    store = PerdureConversationStore(store=f"sqlite:///{path}")
+    await store.save(Conversation(conversation_id="long", messages=[asked("x" * 1_000) for _ in range(1_000)]))
+    shared(f"sqlite:///{path}").close()
+    before = path.stat().st_size
+    for _ in range(10):
+        await store.fork("long", at=900)
+    shared(f"sqlite:///{path}").close()
+    assert path.stat().st_size - before < 60_000
+    async with connect(f"sqlite:///{path}") as sessions:
+        assert [info.parent_id for info in await sessions.list(limit=10)] == ["long"] * 10
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_of_many_who_save_one_wins(kind: str, tmp_path: Path) -> None:
+    """Whoever comes second is told, and what was acknowledged is there."""
+    store = PerdureConversationStore(store=MemoryStore() if kind == "memory" else f"sqlite:///{tmp_path}/a.db")
+    await with_texts(store, "a", "0")
+    kept = ["0"]
+    for round in range(RACES):
+        loaded = [await store.load("a") for _ in range(8)]
+        for number, each in enumerate(loaded):
+            assert each is not None
+            each.messages.append(asked(f"{round}/{number}"))
+        done = await asyncio.gather(*(store.save(each) for each in loaded if each), return_exceptions=True)  # type: ignore[misc]
+        won = [number for number, each in enumerate(done) if not isinstance(each, BaseException)]
+        assert len(won) == 1
+        assert all(isinstance(each, ConversationConflict) for place, each in enumerate(done) if place not in won)
+        kept.append(f"{round}/{won[0]}")
+    found = await store.load("a")
+    assert found is not None
+    assert texts(found.messages) == kept
+
+
+async def test_of_many_who_begin_delete_or_branch_one_wins() -> None:
+    """The same holds for a conversation that begins, for one that is deleted, and for a branch."""
+    store = PerdureConversationStore(store=MemoryStore())
+    for round in range(RACES):
+        begun = await asyncio.gather(
+            *(store.save(Conversation(conversation_id="a", messages=[asked(str(n))])) for n in range(6)),
+            return_exceptions=True,
+        )
+        assert sum(not isinstance(each, BaseException) for each in begun) == 1
+        found = await store.load("a")
+        assert found is not None
+        revision = found.revision or ""
+        deleted = await asyncio.gather(
+            store.delete_record("a", expected_revision=revision),
+            store.branch("a", at=0, expected_revision=revision),
+            store.delete_record("a", expected_revision=revision),
+            return_exceptions=True,
+        )
+        assert sum(not isinstance(each, BaseException) for each in deleted) == 1, (round, deleted)
+        await store.delete("a")
+
+
+def test_several_loops_and_threads_share_it(tmp_path: Path) -> None:
+    """Each `asyncio.run` has another event loop, and each thread too: what one has saved another loads."""
+    store = PerdureConversationStore(store=f"sqlite:///{tmp_path}/a.db")
+
+    async def add(text: str) -> None:
+        while True:
+            try:
+                await with_texts(store, "a", text)
+                return
+            except ConversationConflict:
+                continue
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: asyncio.run(add(str(number))), range(12)))
+    found = asyncio.run(store.load("a"))
+    assert found is not None
+    assert sorted(texts(found.messages), key=int) == [str(number) for number in range(12)]
+
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["tests.adapters.pydantic_process"])
+
+
+def _writer(url: str, name: str, rounds: int) -> tuple[Any, Any]:
+    """A process that runs an agent in the conversation, and what it tells."""
+    heard, told = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=write, args=(url, name, rounds, told), daemon=True)
+    process.start()
+    told.close()
+    return process, heard
+
+
+def _rest_of(heard: Any) -> list[str]:
+    """All that a process has told until its end."""
+    told: list[str] = []
+    with heard:
+        while True:
+            try:
+                told.append(heard.recv())
+            except (EOFError, OSError):
+                return told
+
+
+def _questions(messages: list[ModelMessage]) -> list[str]:
+    return [str(part.content) for each in messages for part in each.parts if isinstance(part, UserPromptPart)]
+
+
+def test_processes_lose_nothing(tmp_path: Path) -> None:
+    """Runs of several processes in one conversation all stay, in the order of each, and none is torn."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    rounds = 20 if TORTURE else 3
+    writers = [_writer(url, name, rounds) for name in "xyz"]
+    for name, (process, heard) in zip("xyz", writers, strict=True):
+        assert _rest_of(heard) == [f"{name} {round}" for round in range(rounds)]
+        process.join()
+    found = asyncio.run(PerdureConversationStore(store=url).load("a"))
+    assert found is not None
+    for name in "xyz":
+        mine = [each for each in _questions(found.messages) if each.startswith(name)]
+        assert mine == [f"{name} {round}" for round in range(rounds)]
+    assert len(found.messages) == 4 * 3 * rounds
+
+
+def test_a_killed_process_leaves_whole_runs(tmp_path: Path) -> None:
+    """What was acknowledged is there, no run is there in part, and the next process goes on."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    chance = random.Random(7)
+    acknowledged: list[str] = []
+    for round in range(KILLS):
+        process, heard = _writer(url, f"r{round}", 10**6)
+        acknowledged += [heard.recv() for _ in range(chance.randrange(1, 4))]
+        time.sleep(chance.random() / 50)
+        process.kill()
+        acknowledged += _rest_of(heard)
+        process.join()
+        found = asyncio.run(PerdureConversationStore(store=url).load("a"))
+        assert found is not None
+        assert set(acknowledged) <= set(_questions(found.messages))
+        assert len(found.messages) == 4 * len(_questions(found.messages))
+
+
+class TestBesidePerdure:
+    """What perdure's own verbs do to a conversation is what Pydantic AI sees, and a stale save is refused."""
+
+    def store(self) -> PerdureConversationStore:
+        return PerdureConversationStore(store=MemoryStore())
+
+    async def test_undo_and_inject(self) -> None:
+        """The history ends where perdure's view ends, under another revision."""
+        store = self.store()
+        old = await with_texts(store, "a", "1", "2", "3", "4")
+        assert await store.chat("a").undo() == 3
+        await store.chat("a").inject(Message.user("mine"))
+        found = await store.load("a")
+        assert found is not None
+        assert texts(found.messages) == ["1", "2", "3", "mine"]
+        old.messages.append(asked("stale"))
+        with pytest.raises(ConversationConflict):
+            await store.save(old)
+        found.messages.append(answered("yours"))
+        await store.save(found)
+        assert [each.text for each in (await store.chat("a").session()).state.messages][-2:] == ["mine", "yours"]
+
+    async def test_what_was_undone_can_be_branched_back_to(self) -> None:
+        """A branch that is left after a verb of perdure is found, too."""
+        store = self.store()
+        await with_texts(store, "a", "1", "2")
+        await store.chat("a").inject(Message.user("mine"))
+        found = await store.load("a")
+        assert found is not None
+        branched = await store.branch("a", at=1, expected_revision=found.revision)
+        record = await store.read_record("a")
+        assert record is not None
+        back = await store.branch("a", from_entry=record.branches[-1], expected_revision=branched.revision)
+        assert texts(back.messages) == ["1", "2", "mine"]
+
+    async def test_a_compaction(self) -> None:
+        """The agent is shown less, goes on from there, and the rest comes back."""
+        store = self.store()
+        await with_texts(store, "a", *map(str, range(20)))
+        chat = store.chat("a")
+        await chat.compact(compact_strategy="truncate", keep_last=4)
+        found = await store.load("a")
+        assert found is not None
+        assert len(found.messages) < 10
+        assert texts(found.messages)[-4:] == ["16", "17", "18", "19"]
+        found.messages.append(asked("20"))
+        await store.save(found)
+        await chat.uncompact()
+        again = await store.load("a")
+        assert again is not None
+        assert texts(again.messages) == [str(number) for number in range(21)]
+
+    async def test_a_redaction(self) -> None:
+        """Its content is gone from the history and from the branches, and the ids stay."""
+        store = self.store()
+        conversation = await with_texts(store, "a", "the card is 4111-1111", "fine", "more")
+        entries = await store.load_entries("a") or []
+        await store.branch("a", at=2, expected_revision=conversation.revision)
+        await store.chat("a").redact([entries[0].id])
+        record = await store.read_record("a")
+        assert record is not None
+        for tip in (record.head_id, *record.branches):
+            history = await store.read_history(tip)
+            assert texts([entry.message for entry in history])[0] == "[redacted]"
+            assert history[0].id == entries[0].id
+        found = await store.load("a")
+        assert found is not None
+        found.messages.append(asked("goes on"))
+        await store.save(found)
+
+    async def test_a_fork(self) -> None:
+        """A fork that perdure has made is a conversation under its id, and says where it is from."""
+        store = self.store()
+        conversation = await with_texts(store, "a", "1", "2", "3")
+        conversation.usage.incr(RunUsage(requests=4))
+        await store.save(conversation)
+        await store.chat("a").fork("b")
+        await store.chat("a").fork("c", at=1)
+        whole, part = await store.load("b"), await store.load("c")
+        assert whole is not None
+        assert part is not None
+        assert (texts(whole.messages), texts(part.messages)) == (["1", "2", "3"], ["1"])
+        assert (whole.usage.requests, part.usage.requests) == (4, 0)
+        records = {each.conversation_id: each for each in await store.list_conversations()}
+        assert {name: each.forked_from for name, each in records.items()} == {"a": None, "b": "a", "c": "a"}
+        assert records["c"].forked_at == (await store.load_entries("a") or [])[0].id
+        for fork in (whole, part):
+            fork.messages.append(asked("goes on"))
+            await store.save(fork)
+        assert {each.forked_from for each in await store.list_conversations()} == {None, "a"}
+
+    async def test_a_conversation_that_was_cleared(self) -> None:
+        """It begins again, without what the record said."""
+        kept = MemoryStore()
+        store = PerdureConversationStore(store=kept)
+        await with_texts(store, "a", "1", "2")
+        await SessionRuntime(shared(kept)).execute("a", ClearSession())
+        found = await store.load("a")
+        assert found is not None
+        assert (found.messages, found.usage) == ([], RunUsage())
+        found.messages.append(asked("again"))
+        await store.save(found)
+        assert [each.conversation_id for each in await store.list_conversations()] == ["a"]
+
+    async def test_a_deleted_conversation(self) -> None:
+        """What a person has hidden is neither shown nor written to, until it is restored."""
+        store = self.store()
+        await with_texts(store, "a", "1")
+        await store.chat("a").delete()
+        assert await store.list_conversations() == []
+        with pytest.raises(SessionNotActive, match="restore"):
+            await store.load("a")
+        await store.chat("a").restore()
+        assert await store.load("a") is not None
+
+    async def test_a_claimed_conversation(self) -> None:
+        """While perdure runs in it, it can be read, and neither saved nor deleted."""
+        kept = MemoryStore()
+        store = PerdureConversationStore(store=kept)
+        conversation = await with_texts(store, "a", "1")
+        claim, _ = await shared(kept).claim("a", version=conversation_version(kept), owner="me", lease=60)
+        found = await store.load("a")
+        assert found is not None
+        found.messages.append(asked("2"))
+        with pytest.raises(SessionBusy):
+            await store.save(found)
+        with pytest.raises(SessionBusy):
+            await store.delete("a")
+        await shared(kept).release(claim)
+        await store.save(found)
+        assert conversation.revision != found.revision
+
+    async def test_another_agents_session(self) -> None:
+        """An id that another agent has is refused, and nothing is written there."""
+        kept = MemoryStore()
+        async with connect(shared(kept), model="offline") as sessions:
+            await (await sessions.open("a")).send("Hi")
+            store = PerdureConversationStore(store=kept)
+            for work in (store.load("a"), store.save(Conversation(conversation_id="a")), store.delete("a")):
+                with pytest.raises(SessionConflict, match="'pydantic-ai'"):
+                    await work
+            assert await store.list_conversations() == []
+
+    async def test_owners(self) -> None:
+        """Two owners have conversations of the same name, and none sees the other's."""
+        kept = MemoryStore()
+        ada, bob = (PerdureConversationStore(store=kept, owner=owner) for owner in ("ada", "bob"))
+        await with_texts(ada, "a", "ada's")
+        assert await bob.load("a") is None
+        await with_texts(bob, "a", "bob's")
+        await ada.chat("a").fork("b")
+        assert [each.conversation_id for each in await ada.list_conversations()] == ["b", "a"]
+        assert [each.conversation_id for each in await bob.list_conversations()] == ["a"]
+        entry = (await ada.load_entries("a") or [])[0]
+        with pytest.raises(LookupError):
+            await PerdureConversationStore(store=kept, owner="bob").read_entry(entry.id)
+
+
+def conversation_version(kept: MemoryStore) -> int:
+    session = shared(kept).wait(shared(kept).load("a"))
+    assert session is not None
+    return session.version
+
+
+async def test_entries_off_the_history_are_refused() -> None:
+    """What no record would end with cannot be found again, and is not written."""
+    store = PerdureConversationStore(store=MemoryStore())
+    entries = [ConversationEntry(id=name, parent_id=None, message=asked(name)) for name in "xy"]
+    record = ConversationRecord(conversation_id="a", head_id="x")
+    with pytest.raises(InvalidData, match="each branch by itself"):
+        await store.write_record(record, new_entries=entries, expected_revision=None)
+    assert await store.load("a") is None
+    lost = ConversationRecord(conversation_id="a", head_id="nowhere")
+    with pytest.raises(ConversationConflict):
+        await store.write_record(lost, expected_revision=None)
+
+
+async def test_half_characters_come_back() -> None:
+    """A text that is no Unicode is kept as it is."""
+    store = PerdureConversationStore(store=MemoryStore())
+    await with_texts(store, "a", "half \ud83d")
+    found = await store.load("a")
+    assert found is not None
+    assert texts(found.messages) == ["half \ud83d"]

@@ -131,7 +131,12 @@ class PerdureConversationStore(ConversationStore):
         while limit is None or len(found) < limit:
             most = _PAGE if limit is None else min(_PAGE, limit - len(found))
             page = await self._home.store.list(
-                agent=self._home.agent.name, owner=self._home.owner, metadata=narrowed, order="updated", limit=most, after=after
+                agent=self._home.agent.name,
+                owner=self._home.owner,
+                metadata=narrowed,
+                order="updated",
+                limit=most,
+                after=after,
             )
             for info in page:
                 session = await self._home.load(info.id)
@@ -176,9 +181,7 @@ class PerdureConversationStore(ConversationStore):
         made = _noted(made, view, record).with_name(None if name == session_id else name)
         await self._home.store.create(made, erasures=erasures)
 
-    async def _place(
-        self, tip: str | None, session: AgentSession | None, forked_from: str | None
-    ) -> _Source | None:
+    async def _place(self, tip: str | None, session: AgentSession | None, forked_from: str | None) -> _Source | None:
         """Return the view that ends with an entry, None if no session has one."""
         parent = None
         if session is None and forked_from is not None:
@@ -256,7 +259,9 @@ class _Note:
         self.is_outdated = body.get("at") != session.version or not self.is_of(session)
         # A conversation that perdure's own verbs have changed has a revision for each version, too.
         self.revision: str = (
-            f"{session.info.created_at.isoformat()}.{session.version}" if self.is_outdated else body["record"]["revision"]
+            f"{session.info.created_at.isoformat()}.{session.version}"
+            if self.is_outdated
+            else body["record"]["revision"]
         )
 
     @classmethod
@@ -311,7 +316,9 @@ def _chain_to(head_id: str | None, entries: Sequence[ConversationEntry]) -> list
         chain.append(entry)
         head_id = entry.parent_id
     if new:
-        problem = f"entry {next(iter(new))!r} is not in the history that the record ends with; write each branch by itself"
+        problem = (
+            f"entry {next(iter(new))!r} is not in the history that the record ends with; write each branch by itself"
+        )
         raise InvalidData("$.new_entries", problem)
     return chain[::-1]
 
@@ -330,7 +337,7 @@ def _entries(view: Transcript, limit: int | None) -> list[ConversationEntry]:
 
 
 def _items(view: Sequence[Message]) -> Iterator[tuple[str, JSON]]:
-    """Yield what each entry has, with its id. A message of perdure's own may be several entries: the last has its id."""
+    """Yield each entry's id and item. A message of perdure's own may be several entries: the last has its id."""
     for message in view:
         name = FORM.id_of(message)
         *before, last = FORM.items(message)
