@@ -276,7 +276,8 @@ class _Note:
     @property
     def left_at(self) -> Mapping[str, int]:
         """The last version that showed each branch that was left."""
-        return self._body.get("left_at", EMPTY)
+        left: Mapping[str, int] = self._body.get("left_at", EMPTY)
+        return left
 
     @property
     def record(self) -> ConversationRecord:
