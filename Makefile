@@ -11,9 +11,11 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 OTHERS := .venv-others
 OTHERS_STAMP := $(OTHERS)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench bench-others torture docs clean
+.PHONY: help venv demo test lint format bench bench-others peers torture docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -52,6 +54,14 @@ $(OTHERS_STAMP): benchmarks/others/requirements.txt pyproject.toml
 	$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/others/requirements.txt -e .
 	@touch $(OTHERS_STAMP)
 
+peers: $(PEERS_STAMP) ## run the frameworks' own test suites on perdure's adapters (ARGS="openai-agents" one of them)
+	$(PEERS)/bin/python tests/peers --jobs $(JOBS) $(ARGS)
+
+$(PEERS_STAMP): tests/peers/requirements.txt pyproject.toml constraints.txt
+	$(PYTHON3) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/peers/requirements.txt -e '.[dev,peers]'
+	@touch $(PEERS_STAMP)
+
 torture: $(STAMP) ## run the tests with many more examples and rounds; takes long
 	PERDURE_TORTURE=1 $(PYTHON) -m pytest -n $(JOBS) --timeout=7200 $(ARGS)
 
@@ -65,5 +75,5 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $(DOCS_STAMP)
 
 clean: ## remove .venv and everything that tools have written
-	rm -rf $(VENV) $(OTHERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,6 +44,8 @@ _DEEPEST = MAX_DEPTH - 10
 _FEW_BRACKETS = 60
 """What has no more brackets than this is not deep, and need not be measured."""
 _LONGEST_ID = 200
+_AS_TEXT = "$json"
+"""The one key of metadata that has JSON as a text: it has something that perdure's own JSON cannot say."""
 _NOT_OURS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OverflowError, msgspec.MsgspecError)
 
 _encode = msgspec.json.Encoder().encode
@@ -306,6 +308,17 @@ def _plain_json(item: Any) -> bytes | None:
     except _NOT_OURS:
         return None
     return None if raw.count(b"{") + raw.count(b"[") > _FEW_BRACKETS and _depth(item) > _DEEPEST else raw
+
+
+def as_metadata(value: JSON) -> JSON:
+    """Return what a session's metadata can keep of any JSON: the value itself, or else its text, which is read back."""
+    is_ambiguous = isinstance(value, Mapping) and _AS_TEXT in value
+    return value if is_plain(value) and not is_ambiguous else {_AS_TEXT: json.dumps(value)}
+
+
+def of_metadata(kept: Any) -> Any:
+    """Return what `as_metadata` was given, for code that may change it."""
+    return json.loads(kept[_AS_TEXT]) if isinstance(kept, Mapping) and _AS_TEXT in kept else thawed(kept)
 
 
 def _depth(value: Any) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from perdure.errors import SessionConflict, SessionNotActive
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
+from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, SessionStatus, check_owner
 from perdure.protocols import SessionStore
 from perdure.runtime.repository import SessionFactory
@@ -70,10 +73,17 @@ class Home:
             raise SessionNotActive(session.id, session.status.value)
 
     def new(
-        self, session_id: SessionId, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        session_id: SessionId,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        parent: SessionId | None = None,
+        spawn: SpawnRef | None = None,
     ) -> AgentSession:
-        """Return a session that is not in the store yet, of version 0."""
+        """Return a session that is not in the store yet, of version 0. With `spawn` it is a sub-agent's."""
         made = SessionFactory().create(self.agent, session_id=session_id, owner=self.owner)
+        made = replace(made, info=replace(made.info, parent_id=parent, spawn_ref=spawn))
         for key, value in (metadata or {}).items():
             made = made.with_state(made.state.with_metadata(key, value))
         return made if name is None or name == session_id else made.with_name(name)
@@ -94,6 +104,14 @@ class Home:
     async def keep(self, session: AgentSession) -> AgentSession:
         """Save a session, or create it. SessionConflict if somebody else did meanwhile."""
         return await (self.store.save(session) if session.version else self.store.create(session))
+
+    async def erase(self, session_id: SessionId) -> None:
+        """Erase a session and those of its sub-agents. SessionNotFound if there is none."""
+        from perdure.actions.children import spawned_by
+
+        for each in await spawned_by(self.store, session_id, deleted=True):
+            await self.store.delete(each.id)
+        await self.store.delete(session_id)
 
     def chat(self, session_id: SessionId) -> Chat:
         """Return every verb of perdure for a session, to be awaited in the event loop of the caller."""

@@ -1,0 +1,319 @@
+"""Transcripts of the Claude Agent SDK in a store: `ClaudeAgentOptions(session_store=PerdureSessionStore())`.
+
+A transcript is a session, that of a sub-agent a child session, and an entry a message whose id is its uuid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakValueDictionary
+
+import anyio
+import sniffio
+from claude_agent_sdk import fold_session_summary, project_key_for_directory
+from claude_agent_sdk.types import (
+    SessionKey,
+    SessionListSubkeysKey,
+    SessionStoreEntry,
+    SessionStoreListEntry,
+    SessionSummaryEntry,
+)
+from claude_agent_sdk.types import SessionStore as ClaudeSessionStore
+
+from perdure.adapters.foreign import as_metadata, of_metadata
+from perdure.adapters.forms.claude import FORM
+from perdure.adapters.home import Home
+from perdure.errors import SessionConflict, SessionNotActive, SessionNotFound
+from perdure.model.ids import SessionId, mark_of
+from perdure.model.indexed import LONGEST
+from perdure.model.lineage import SpawnRef
+from perdure.model.message import Envelope, Message
+from perdure.model.session import AgentSession, AgentSessionInfo, forked_from
+from perdure.model.transcript import Transcript
+from perdure.model.value import JSON
+from perdure.paging import all_infos
+from perdure.protocols import SessionStore
+
+if TYPE_CHECKING:
+    from perdure.sessions.chat import Chat
+
+T = TypeVar("T")
+_KEY, _PROJECT, _SUMMARY = "claude", "claude_project", "claude_summary"
+"""Where a session's metadata has the key of its transcript, the project that lists find it by, and its summary."""
+_TOOL = "Agent"
+"""The tool by which Claude starts a sub-agent."""
+_SHARED = ("isSidechain", "userType", "cwd", "sessionId", "version", "gitBranch", "agentId", "timestamp")
+"""What an entry that perdure has made takes over from the one before it."""
+
+
+class PerdureSessionStore(ClaudeSessionStore):
+    """Keeps the transcripts of the Claude Agent SDK, for asyncio and trio."""
+
+    def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
+        self._home = Home("claude-agent-sdk", store, owner=owner)
+        self._appending: WeakValueDictionary[tuple[int, SessionId], asyncio.Lock] = WeakValueDictionary()
+
+    async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        """Add entries to a transcript, in one commit. One whose uuid it has already is left out."""
+        if entries:
+            await self._run(self._append(key, entries))
+
+    async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        """Return what a transcript shows now, None if nothing was ever appended to it."""
+        return cast("list[SessionStoreEntry] | None", await self._run(self._load(key)))
+
+    async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
+        """Return the transcripts of a project, without those of sub-agents. No transcript is read."""
+        found = await self._run(self._summaries(project_key))
+        return [{"session_id": each["session_id"], "mtime": each["mtime"]} for each in found]
+
+    async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
+        """Return their summaries. No transcript is read."""
+        return await self._run(self._summaries(project_key))
+
+    async def delete(self, key: SessionKey) -> None:
+        """Erase a transcript and those of its sub-agents, in one commit. What forks show of it stays with them."""
+        await self._run(self._delete(key))
+
+    async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
+        """Return the subpaths of the transcripts of a session's sub-agents."""
+        return await self._run(self._subkeys(key))
+
+    def chat(self, session_id: str, *, project_key: str | None = None, subpath: str | None = None) -> Chat:
+        """Return every verb of perdure for a transcript, to be awaited under asyncio.
+
+        Its project is that of the working directory, unless another is given.
+        """
+        key = SessionKey(project_key=project_key or project_key_for_directory(), session_id=session_id)
+        if subpath is not None:
+            key["subpath"] = subpath
+        found = self._home.wait(self._find(key))
+        return self._home.chat(self._id_of(key) if found is None else found.id)
+
+    async def _run(self, work: Awaitable[T]) -> T:
+        """Return what work comes to. If the caller is cancelled, the work goes on."""
+        if sniffio.current_async_library() == "asyncio":
+            return await self._home.run(work)
+        return await anyio.to_thread.run_sync(self._home.wait, work, abandon_on_cancel=True)
+
+    def _id_of(self, key: SessionKey) -> SessionId:
+        # The session's id comes first, so that people find the session by it.
+        return self._home.id_of(key["session_id"], key["project_key"], *_subpath(key))
+
+    async def _find(self, key: SessionKey) -> AgentSession | None:
+        found = await self._home.load(self._id_of(key))
+        return found if found is not None or _subpath(key) else await self._find_fork(key)
+
+    async def _find_fork(self, key: SessionKey) -> AgentSession | None:
+        """Return the fork of a transcript that has this id of perdure's, if it is of the same project."""
+        with suppress(SessionConflict):  # another agent's session has the id, which is none of ours
+            found = await self._home.load(self._home.id_of(key["session_id"]))
+            if found is not None and forked_from(found.info) and _key_of(found.state.metadata, "project_key") == key["project_key"]:
+                return found
+        return None
+
+    async def _append(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> None:
+        # Each waits for those that were called before it. A forked child has locks of its own.
+        lock = self._appending.setdefault((os.getpid(), self._id_of(key)), asyncio.Lock())
+        async with lock:
+            while not await self._appended(key, entries):
+                pass
+
+    async def _appended(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> bool:
+        """Append what is not there yet. Return False if somebody else saved the session meanwhile."""
+        session = await self._find(key) or await self._new(key)
+        view = session.state.transcript
+        new = _not_in(view, entries)
+        if not new:
+            return True
+        changed = session.with_state(session.state.with_transcript(view.append(*(message for _, message in new))))
+        if not _subpath(key):
+            changed = _summarised(changed, key, [entry for entry, _ in new])
+        return await self._kept(changed)
+
+    async def _kept(self, session: AgentSession) -> bool:
+        try:
+            await self._home.keep(session)
+        except SessionConflict as error:
+            if error.agent is not None:
+                raise
+            return False
+        return True
+
+    async def _new(self, key: SessionKey) -> AgentSession:
+        metadata = {_KEY: dict(key)}
+        if not _subpath(key):
+            return self._home.new(self._id_of(key), metadata=metadata)
+        parent = await self._parent_of(key)
+        spawn = SpawnRef(parent, "", "", _TOOL)
+        return self._home.new(self._id_of(key), name=key["subpath"], metadata=metadata, parent=parent, spawn=spawn)
+
+    async def _parent_of(self, key: SessionKey) -> SessionId:
+        """Return the session of which a transcript is a sub-agent's. It is made if there is none, and lists nothing."""
+        main = _main(key)
+        found = await self._find(main)
+        while found is None:
+            await self._kept(await self._new(main))
+            found = await self._find(main)
+        return found.id
+
+    async def _load(self, key: SessionKey) -> list[dict[str, Any]] | None:
+        session = await self._find(key)
+        if session is None or not (_subpath(key) or _PROJECT in session.state.metadata):
+            return None
+        shown = _shown(session.state.transcript)
+        if forked_from(session.info):  # whose entries name the session that they were said in
+            for entry in shown:
+                if "sessionId" in entry:
+                    entry["sessionId"] = key["session_id"]
+        return shown
+
+    async def _summaries(self, project_key: str) -> list[SessionSummaryEntry]:
+        asked = {_PROJECT: _indexed(project_key)}
+        infos = await all_infos(
+            self._home.store.list, agent=self._home.agent.name, owner=self._home.owner, metadata=asked, top_level=True
+        )
+        heads = await self._heads([info.id for info in infos])
+        return [self._summary(head) for head in heads.values()]
+
+    def _summary(self, head: Any) -> SessionSummaryEntry:
+        # One clock for both lists: the time at which the store kept this version.
+        at = int(head.info.updated_at.timestamp() * 1000)
+        data = of_metadata(head.metadata.get(_SUMMARY, {}))
+        return {"session_id": self._session_id(head.info, head.metadata), "mtime": at, "data": data}
+
+    def _session_id(self, info: AgentSessionInfo, metadata: Mapping[str, Any]) -> str:
+        """Return the id that the SDK knows a session by. A fork is known by perdure's own."""
+        if forked_from(info) is None:
+            return _key_of(metadata, "session_id")
+        return info.id if self._home.owner is None else info.id.removeprefix(mark_of(self._home.owner))
+
+    async def _delete(self, key: SessionKey) -> None:
+        try:
+            found = await self._find(key)
+        except SessionNotActive as hidden:  # it is still there
+            session_id: SessionId | None = SessionId(hidden.session_id)
+        else:
+            session_id = None if found is None else found.id
+        if session_id is not None:
+            with suppress(SessionNotFound):
+                await self._home.erase(session_id)
+
+    async def _heads(self, ids: Any) -> Any:
+        from types import SimpleNamespace as N
+
+        found = [await self._home.store.load(each) for each in ids]
+        return {each.id: N(info=each.info, metadata=each.state.metadata) for each in found if each}
+
+    async def _subkeys(self, key: SessionListSubkeysKey) -> list[str]:
+        session = await self._find(_main(key))
+        if session is None:
+            return []
+        infos = await all_infos(self._home.store.list, agent=self._home.agent.name, parent=session.id)
+        heads = await self._heads([info.id for info in infos if info.spawn_ref is not None])
+        return [_key_of(head.metadata, "subpath") for head in heads.values()]
+
+
+def _subpath(key: SessionKey) -> tuple[str, ...]:
+    """Return a key's subpath, or nothing: a main transcript has none."""
+    subpath = key.get("subpath")
+    return () if subpath is None else (subpath,)
+
+
+def _main(key: SessionKey | SessionListSubkeysKey) -> SessionKey:
+    return {"project_key": key["project_key"], "session_id": key["session_id"]}
+
+
+def _key_of(metadata: Mapping[str, Any], name: str) -> str:
+    key = metadata.get(_KEY)
+    return str(key.get(name, "")) if isinstance(key, Mapping) else ""
+
+
+def _indexed(project_key: str) -> str:
+    """Return what lists find a project by: its key, or what stands for a key that is too long for an index."""
+    return project_key if len(project_key) <= LONGEST else SessionId.of(project_key)
+
+
+def _not_in(view: Transcript, entries: Iterable[SessionStoreEntry]) -> list[tuple[SessionStoreEntry, Message]]:
+    """Return the entries whose uuid is not in a view, each once, with the messages that keep them."""
+    seen = {FORM.id_of(message) for message in view}
+    new: list[tuple[SessionStoreEntry, Message]] = []
+    for entry in entries:
+        message = FORM.message(cast("JSON", entry))
+        if message.id not in seen:
+            seen.add(message.id)
+            new.append((entry, message))
+    return new
+
+
+def _summarised(session: AgentSession, key: SessionKey, new: list[SessionStoreEntry]) -> AgentSession:
+    """Return a session with its summary brought up to date, and listed under its project."""
+    state = session.state
+    before = state.metadata.get(_SUMMARY)
+    known = SessionSummaryEntry(session_id=key["session_id"], mtime=0, data=of_metadata(before)) if before else None
+    summary = fold_session_summary(known, key, new)
+    if known is None or summary["data"] != known["data"]:
+        state = state.with_metadata(_SUMMARY, as_metadata(summary["data"]))
+    if _PROJECT not in state.metadata:
+        state = state.with_metadata(_PROJECT, _indexed(key["project_key"]))
+    return session.with_state(state).with_indexed((_PROJECT,))
+
+
+def _shown(view: Transcript) -> list[dict[str, Any]]:
+    """Return the entries that a view shows. What perdure has made of its own is put into their chain."""
+    entries = [(entry, _is_made(message)) for message in view for entry in FORM.items(message)]
+    if any(is_made for _, is_made in entries):
+        chain = _Chain(next((entry for entry, is_made in entries if not is_made and "parentUuid" in entry), {}))
+        for entry, is_made in entries:
+            chain.link(entry, is_made=is_made)
+    return [entry for entry, _ in entries]
+
+
+def _is_made(message: Message) -> bool:
+    """Tell whether a message is perdure's own, such as a summary, and not what is left of an entry."""
+    last = message.parts[-1] if message.parts else None
+    return not FORM.frame(message) and not (isinstance(last, Envelope) and last.format == FORM.name)
+
+
+class _Chain:
+    """The chain of entries that Claude follows, from the last one by its parent back to the first.
+
+    An entry of perdure's own follows the one before it in the view. What would have followed that one follows the new
+    entry then, and so does the next entry if its own parent is not shown any more.
+    """
+
+    def __init__(self, like: Mapping[str, Any]) -> None:
+        self._like = like
+        self._last: str | None = None
+        self._shown: set[str] = set()
+        self._instead: dict[str, str] = {}
+        self._made: str | None = None
+
+    def link(self, entry: dict[str, Any], *, is_made: bool) -> None:
+        if is_made:
+            self._insert(entry)
+        elif "parentUuid" in entry and isinstance(entry.get("uuid"), str):
+            self._follow(entry)
+            self._like = entry
+        else:
+            return
+        self._last = entry["uuid"]
+        self._shown.add(entry["uuid"])
+
+    def _insert(self, entry: dict[str, Any]) -> None:
+        entry.update({name: self._like[name] for name in _SHARED if name in self._like}, parentUuid=self._last)
+        if self._last is not None:
+            self._instead[self._last] = entry["uuid"]
+        self._made = entry["uuid"]
+
+    def _follow(self, entry: dict[str, Any]) -> None:
+        parent = entry["parentUuid"]
+        if self._made is not None and parent is not None and parent not in self._shown:
+            entry["parentUuid"] = self._made
+        while entry["parentUuid"] in self._instead:
+            entry["parentUuid"] = self._instead[entry["parentUuid"]]
+        self._made = None

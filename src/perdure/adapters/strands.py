@@ -1,0 +1,340 @@
+"""Sessions of Strands Agents in a store: `Agent(session_manager=PerdureSessionManager("s-1"))`.
+
+A session of Strands is a session without messages. Each of its agents, and the state of each multi-agent, is a child
+session. A message of Strands is a message with its number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from strands.session.repository_session_manager import RepositorySessionManager
+from strands.session.session_repository import SessionRepository
+from strands.types.content import Message as StrandsMessage
+from strands.types.exceptions import SessionException
+from strands.types.session import Session, SessionAgent, SessionMessage, SessionType, decode_bytes_values
+
+from perdure.adapters.foreign import as_metadata, of_metadata
+from perdure.adapters.forms.strands import FORM
+from perdure.adapters.home import Change, Home
+from perdure.errors import ConfigurationError, SessionConflict, SessionNotActive, SessionNotFound
+from perdure.model.ids import SessionId
+from perdure.model.lineage import SpawnRef
+from perdure.model.message import Message
+from perdure.model.session import AgentSession
+from perdure.model.transcript import Transcript
+from perdure.protocols import SessionStore
+
+if TYPE_CHECKING:
+    from strands.multiagent.base import MultiAgentBase
+    from strands.types.agent import LocalAgent
+
+    from perdure.sessions.blocking import BlockingChat
+
+T = TypeVar("T")
+_SESSION, _AGENT, _MULTI_AGENT = "strands_session", "strands_agent", "strands_multi_agent"
+"""Where metadata has what Strands keeps of a session, of an agent, and of a multi-agent."""
+_FIELDS = frozenset(field.name for field in fields(SessionMessage))
+
+
+class PerdureSessionRepository(SessionRepository):
+    """Keeps the sessions of Strands. It may be called from any thread, also from that of an event loop."""
+
+    def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
+        self._home = Home("strands", store, owner=owner)
+
+    def create_session(self, session: Session, **kwargs: Any) -> Session:
+        """Keep a new session. SessionException if the id is taken."""
+        kept = {**session.to_dict(), "session_type": SessionType(session.session_type).value}
+        made = self._home.new(self._home.id_of(session.session_id), metadata={_SESSION: kept})
+        self._home.wait(self._create(made, f"Session {session.session_id} already exists"))
+        return session
+
+    def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
+        """Return a session, None if there is none. A fork of an agent's session is a session with that one agent."""
+        found = self._home.wait(self._home.load(self._home.id_of(session_id)))
+        if found is None:
+            return None
+        kept = of_metadata(found.state.metadata.get(_SESSION))
+        if kept is not None:
+            return Session.from_dict(kept)
+        at, updated_at = (time.isoformat() for time in (found.info.created_at, found.info.updated_at))
+        return Session(session_id, SessionType.AGENT, at, updated_at)
+
+    def delete_session(self, session_id: str, **kwargs: Any) -> None:
+        """Erase a session and its agents, in one commit. SessionException if there is none."""
+        self._home.wait(self._delete(session_id))
+
+    def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
+        """Keep a new agent of a session. SessionException if it has one of that id."""
+        self._home.wait(self._create_agent(session_id, session_agent))
+
+    def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
+        """Return an agent as it was when it was last kept, None if there is none."""
+        found = self._home.wait(self._find_agent(session_id, agent_id))
+        return None if found is None else SessionAgent.from_dict(of_metadata(found.state.metadata[_AGENT]))
+
+    def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
+        """Keep an agent as it is now. SessionException if there is none."""
+
+        def change(session: AgentSession) -> AgentSession:
+            session_agent.created_at = of_metadata(session.state.metadata[_AGENT])["created_at"]
+            return session.with_state(session.state.with_metadata(_AGENT, as_metadata(session_agent.to_dict())))
+
+        self._home.wait(self._change_agent(session_id, session_agent.agent_id, change))
+
+    def create_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
+        """Keep a new message. SessionException if its number is taken: somebody else has gone on with the session."""
+
+        def change(session: AgentSession) -> AgentSession:
+            view = session.state.transcript
+            place = _Numbered(view).place_of(session_message.message_id)
+            if place.is_taken:
+                raise SessionException(
+                    f"Message {session_message.message_id} of agent {agent_id} in session {session_id} exists already: "
+                    "the session was continued elsewhere. Make the agent again, which reads it, and ask again."
+                )
+            return _with(session, _spliced(view, place.index, place.index, kept))
+
+        kept = FORM.message(cast("Any", session_message.to_dict()))
+        self._home.wait(self._change_agent(session_id, agent_id, change))
+
+    def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
+        """Return the message with a number, None if there is none."""
+        session = self._home.wait(self._find_agent(session_id, agent_id))
+        if session is None:
+            return None
+        numbered = _Numbered(session.state.transcript)
+        place = numbered.place_of(message_id)
+        return numbered.message(place.index) if place.is_taken else None
+
+    def update_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
+        """Show a message in the place of the one with its number. SessionException if there is none."""
+
+        def change(session: AgentSession) -> AgentSession:
+            numbered = _Numbered(session.state.transcript)
+            place = numbered.place_of(session_message.message_id)
+            if not place.is_taken:
+                raise SessionException(f"Message {session_message.message_id} does not exist")
+            session_message.created_at = numbered.message(place.index).created_at
+            kept = FORM.message(cast("Any", session_message.to_dict()))
+            return _with(session, _spliced(numbered.view, place.index, place.index + 1, kept))
+
+        self._home.wait(self._change_agent(session_id, agent_id, change))
+
+    def list_messages(
+        self, session_id: str, agent_id: str, limit: int | None = None, offset: int = 0, **kwargs: Any
+    ) -> list[SessionMessage]:
+        """Return an agent's messages without the first `offset`, and at most `limit` of them.
+
+        What perdure has cut off or replaced by a summary counts among the first.
+        """
+        session = self._home.wait(self._find_agent(session_id, agent_id))
+        if session is None:
+            raise _missing(session_id, agent_id)
+        numbered = _Numbered(session.state.transcript)
+        start = numbered.place_of(offset).index if offset else 0
+        stop = len(numbered.view) if limit is None else min(start + limit, len(numbered.view))
+        return [numbered.message(index) for index in range(start, stop)]
+
+    def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
+        """Keep the state of a multi-agent, in the place of what there may be."""
+        self._home.wait(self._keep_multi_agent(session_id, multi_agent.id, multi_agent.serialize_state()))
+
+    def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:
+        """Return the state of a multi-agent, None if there is none."""
+        found = self._home.wait(self._home.load(self._multi_agent(session_id, multi_agent_id)))
+        return None if found is None else of_metadata(found.state.metadata[_MULTI_AGENT])
+
+    def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
+        """Keep the state of a multi-agent as it is now. SessionException if there is none."""
+        if self.read_multi_agent(session_id, multi_agent.id) is None:
+            raise SessionException(f"MultiAgent state {multi_agent.id} in session {session_id} does not exist")
+        self.create_multi_agent(session_id, multi_agent)
+
+    def chat(self, session_id: str, agent_id: str = "default") -> BlockingChat:
+        """Return every verb of perdure for the conversation of an agent, for code without an event loop."""
+        found = self._home.wait(self._find_agent(session_id, agent_id))
+        if found is None:
+            raise _missing(session_id, agent_id)
+        return self._home.blocking_chat(found.id)
+
+    def _agent(self, session_id: str, agent_id: str) -> SessionId:
+        return self._home.id_of(session_id, agent_id)
+
+    def _multi_agent(self, session_id: str, multi_agent_id: str) -> SessionId:
+        return self._home.id_of(session_id, "multi-agent", multi_agent_id)
+
+    async def _find_agent(self, session_id: str, agent_id: str) -> AgentSession | None:
+        found = await self._home.load(self._agent(session_id, agent_id))
+        return found if found is not None else await self._find_fork(session_id, agent_id)
+
+    async def _find_fork(self, session_id: str, agent_id: str) -> AgentSession | None:
+        """Return the session of this id of perdure's if it is a fork of that of an agent of this id."""
+        found = await self._home.load(self._home.id_of(session_id))
+        kept = None if found is None else of_metadata(found.state.metadata.get(_AGENT))
+        return found if kept is not None and kept["agent_id"] == agent_id else None
+
+    async def _create(self, session: AgentSession, taken: str) -> None:
+        try:
+            await self._home.store.create(session)
+        except SessionConflict as error:
+            raise SessionException(taken) from error
+
+    async def _create_agent(self, session_id: str, session_agent: SessionAgent) -> None:
+        agent_id = session_agent.agent_id
+        taken = f"Agent {agent_id} in session {session_id} already exists"
+        if await self._find_fork(session_id, agent_id) is not None:
+            raise SessionException(taken)
+        metadata = {_AGENT: as_metadata(session_agent.to_dict())}
+        await self._create(await self._child(session_id, self._agent(session_id, agent_id), agent_id, metadata), taken)
+
+    async def _child(
+        self, session_id: str, child_id: SessionId, name: str, metadata: dict[str, Any]
+    ) -> AgentSession:
+        parent = self._home.id_of(session_id)
+        if await self._home.load(parent) is None:
+            raise SessionException(f"Session {session_id} does not exist")
+        spawn = SpawnRef(parent, "", "", name)
+        return self._home.new(child_id, name=name, metadata=metadata, parent=parent, spawn=spawn)
+
+    async def _change_agent(self, session_id: str, agent_id: str, change: Change) -> None:
+        """Save what a change makes of an agent's session, again on top of what somebody else has saved meanwhile."""
+        while True:
+            session = await self._find_agent(session_id, agent_id)
+            if session is None:
+                raise _missing(session_id, agent_id)
+            with suppress(SessionConflict):
+                await self._home.keep(change(session))
+                return
+
+    async def _keep_multi_agent(self, session_id: str, multi_agent_id: str, state: dict[str, Any]) -> None:
+        child_id = self._multi_agent(session_id, multi_agent_id)
+        kept = as_metadata(state)
+        while True:
+            found = await self._home.load(child_id)
+            if found is None:
+                changed = await self._child(session_id, child_id, multi_agent_id, {_MULTI_AGENT: kept})
+            else:
+                changed = found.with_state(found.state.with_metadata(_MULTI_AGENT, kept))
+            with suppress(SessionConflict):
+                await self._home.keep(changed)
+                return
+
+    async def _delete(self, session_id: str) -> None:
+        missing = SessionException(f"Session {session_id} does not exist")
+        key = self._home.id_of(session_id)
+        with suppress(SessionNotActive):  # what is hidden is still there
+            if await self._home.load(key) is None:
+                raise missing
+        try:
+            await self._home.erase(key)
+        except SessionNotFound:
+            raise missing from None
+
+
+class PerdureSessionManager(RepositorySessionManager):
+    """Keeps the agents of one session of Strands, and reads them from there when they are made again."""
+
+    def __init__(
+        self, session_id: str, *, store: str | SessionStore | None = None, owner: str | None = None, **kwargs: Any
+    ) -> None:
+        self.repository = PerdureSessionRepository(store=store, owner=owner)
+        try:
+            super().__init__(session_id, self.repository, **kwargs)
+        except SessionException:  # somebody else has created it meanwhile
+            super().__init__(session_id, self.repository, **kwargs)
+
+    @property
+    def chat(self) -> BlockingChat:
+        """Every verb of perdure for the conversation of the agent. If there are several, use `chat_of`."""
+        agents = [*self._latest_agent_message]
+        if len(agents) != 1:
+            raise ConfigurationError(
+                f"Session {self.session_id!r} has {len(agents)} agents here. "
+                "Make its agent first, or name one: `manager.chat_of('default')`."
+            )
+        return self.chat_of(agents[0])
+
+    def chat_of(self, agent_id: str) -> BlockingChat:
+        """Return the same verbs for the conversation of one of several agents."""
+        return self.repository.chat(self.session_id, agent_id)
+
+    def append_message(self, message: StrandsMessage, agent: LocalAgent, **kwargs: Any) -> None:
+        """Keep a message of an agent. SessionException if the session was continued elsewhere meanwhile."""
+        before = self._latest_agent_message[agent.agent_id]
+        try:
+            super().append_message(message, agent, **kwargs)
+        except BaseException:
+            # It was not kept. The next one must not be kept as if it followed it.
+            self._latest_agent_message[agent.agent_id] = before
+            raise
+
+
+def _missing(session_id: str, agent_id: str) -> SessionException:
+    return SessionException(f"Agent {agent_id} in session {session_id} does not exist")
+
+
+def _with(session: AgentSession, view: Transcript) -> AgentSession:
+    return session.with_state(session.state.with_transcript(view))
+
+
+def _spliced(view: Transcript, start: int, stop: int, message: Message) -> Transcript:
+    """Return a view with a message in the place of those from `start` to `stop`. Nothing is copied."""
+    if start == len(view):
+        return view.append(message)
+    return Transcript((*view.cut(0, start).append(message).pieces, *view.cut(stop, len(view)).pieces))
+
+
+class _Place:
+    __slots__ = ("index", "is_taken")
+
+    def __init__(self, index: int, *, is_taken: bool) -> None:
+        self.index = index
+        self.is_taken = is_taken
+
+
+class _Numbered:
+    """The messages of a view by the numbers that Strands has given them, which grow from each to the next.
+
+    A message of perdure's own, such as a summary, counts back from the next that has a number: it stands for what came
+    before that. At the end it counts on from the last that has one.
+    """
+
+    def __init__(self, view: Transcript) -> None:
+        self.view = view
+
+    def place_of(self, number: int) -> _Place:
+        """Return where the message with a number is, or where it would have to be."""
+        last = len(self.view) - 1
+        if last < 0 or self.number(last) < number:  # as that of a new message is
+            return _Place(last + 1, is_taken=False)
+        index = bisect_left(range(last + 1), number, key=self.number)
+        return _Place(index, is_taken=self.number(index) == number)
+
+    def number(self, index: int) -> int:
+        for step, place in enumerate(range(index, len(self.view))):
+            number = _number_of(self.view[place])
+            if number is not None:
+                return number - step
+        for step, place in enumerate(range(index, -1, -1)):
+            number = _number_of(self.view[place])
+            if number is not None:
+                return number + step
+        return index
+
+    def message(self, index: int) -> SessionMessage:
+        message = self.view[index]
+        item = cast("dict[str, Any]", FORM.items(message)[0])
+        known = {name: value for name, value in item.items() if name in _FIELDS}
+        known["message_id"] = self.number(index)
+        return SessionMessage(**decode_bytes_values(known))
+
+
+def _number_of(message: Message) -> int | None:
+    number = FORM.frame(message).get("message_id")
+    return number if isinstance(number, int) else None
