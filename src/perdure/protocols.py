@@ -23,7 +23,7 @@ from typing import (
 
 import msgspec
 
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidData
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidData, InvalidSessionFile, UnreadableFile
 from perdure.model.checks import expect, expect_count, expect_number, expect_text
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
@@ -34,7 +34,7 @@ from perdure.model.state import AgentState
 from perdure.model.step import InferenceResponse
 from perdure.model.transcript import LogRef
 from perdure.model.usage import Usage
-from perdure.model.value import EMPTY, JSON, Value, brief
+from perdure.model.value import EMPTY, JSON, Value, brief, freeze
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -546,6 +546,42 @@ class Previews(Protocol):
         ...
 
 
+Damage = CorruptRecord | InvalidSessionFile | UnreadableFile
+"""Why a session that is there could not be read."""
+
+
+class SessionHead(msgspec.Struct, frozen=True):
+    """A session without what it shows: its header, its definition and its metadata."""
+
+    info: AgentSessionInfo
+    definition: AgentDefinition
+    metadata: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze(self, "metadata")
+
+
+class SessionHeads(dict[str, SessionHead]):
+    """Heads of sessions by their ids, and what is wrong with those that could not be read."""
+
+    def __init__(self, heads: Mapping[str, SessionHead] = EMPTY, damaged: Mapping[str, Damage] = EMPTY) -> None:
+        super().__init__(heads)
+        self.damaged = damaged
+        """The sessions that are there and damaged, by their ids."""
+
+
+@runtime_checkable
+class Heads(Protocol):
+    """A store that reads sessions without their views: the cost follows the heads, however long the sessions are."""
+
+    async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
+        """Return the newest head of each session, in the order of the ids.
+
+        One that is not there is left out. So is a damaged one, which `damaged` has instead: it stops no other.
+        """
+        ...
+
+
 @runtime_checkable
 class CountsErasures(Protocol):
     """A store that counts what is erased or redacted in it, so that a fork cannot keep what it had read before."""
@@ -882,6 +918,15 @@ class Journal(Protocol):
         """Put an item into a session's inbox, claim or no claim; its sequence number."""
         ...
 
+    async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
+        """Put entries on a session's record without a claim, in one commit. Return the number of the last on record.
+
+        It moves no version and looks at no claim: entries may come while somebody runs the session. `read(run=…)`
+        reads them by their run, whose name should be the caller's own: the pieces that a Sketchbook keeps of an answer
+        are void once an entry of the same run is on record. Raise SessionNotFound if there is no such session.
+        """
+        ...
+
 
 class Sketch(msgspec.Struct, frozen=True):
     """A piece of the text of an answer that is not whole yet."""
@@ -894,7 +939,7 @@ class Sketch(msgspec.Struct, frozen=True):
     attempt: int = 0
     """How often the model had begun the answer again."""
     seq: int = 0
-    """Where the session's record ended while this was said. The whole answer moves that end, and voids the piece."""
+    """Where the session's record ended when the answer was begun. What its run puts on record next voids the piece."""
 
     def __post_init__(self) -> None:
         for name in ("run", "message_id", "text"):
@@ -932,7 +977,8 @@ class Sketchbook(Protocol):
     async def sketch(self, claim: Claim, piece: Sketch) -> bool:
         """Keep a piece until its answer is whole. Raise ClaimLost if the claim is no longer held.
 
-        Return False, and keep nothing, if the record does not end where the piece says. A piece that starts at 0
+        Return False, and keep nothing, if the record does not reach to where the piece says, or has an entry of its
+        run behind that. Entries of other runs, as `note` puts them there, do not count. A piece that starts at 0
         replaces all others of the session. They are dropped by the append of a message, by a save and by a release
         under the claim, by a redaction and by an erasure; an archive leaves them out.
         """

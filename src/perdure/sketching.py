@@ -51,7 +51,7 @@ class Sketcher:
         self._write: asyncio.Task[None] | None = None
 
     def begin(self, run: str, answer: Unfinished, seq: int) -> None:
-        """Keep an answer from now on. `seq` is where the record ends until it is whole."""
+        """Keep an answer from now on. `seq` is where the record ends; what its run writes next is behind that."""
         self._run, self._answer, self._seq = run, answer, seq
         pulse = self._pulse
         pulse.asked.add(self)

@@ -35,8 +35,10 @@ from perdure import (
     SessionSaveFailed,
     SessionStage,
     SessionStatus,
+    SpawnRef,
     WriteMetadata,
 )
+from perdure.model.session import forked_from
 from perdure.protocols import Interrupted
 
 AGENT = AgentDefinition("support", system_prompt="Be brief.", metadata={"tier": 1})
@@ -75,6 +77,58 @@ async def test_create_passes_its_stages_in_order() -> None:
     assert recorder.events == [SessionSaved(session.id, 1, SessionStatus.ACTIVE)]
     assert (session.version, session.info.owner, session.info.tags) == (1, "ann", ("vip",))
     assert session.state.context.system_prompt == "Be brief."
+
+
+async def test_a_child_is_created_by_its_parents_id() -> None:
+    """One that a call has spawned is no top-level session; one without a call counts as a fork of its parent."""
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    parent = await runtime.create(AGENT, session_id="thread", owner="ann")
+    spawn = SpawnRef("thread", "run-1", "call-1", "researcher")
+    child = await runtime.create(
+        AGENT, session_id="thread.researcher", owner="ann", parent=parent.id, spawn=spawn, name="Researcher"
+    )
+    fork = await runtime.create(AGENT, session_id="copy", parent=parent.id)
+    assert (child.info.parent_id, child.info.spawn_ref, child.info.name) == ("thread", spawn, "Researcher")
+    assert (forked_from(child.info), forked_from(fork.info)) == (None, "thread")
+    assert await store.load("thread.researcher") == child
+    assert [info.id for info in await runtime.list_sessions(parent="thread")] == ["copy", "thread.researcher"]
+    assert [info.id for info in await runtime.list_sessions(top_level=True)] == ["copy", "thread"]
+    assert [*await store.line_of("copy")] == ["thread"]
+
+
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [
+        ({"parent": "../up"}, None),
+        ({"parent": 7}, None),
+        ({"parent": "me"}, r"\$.parent"),
+        ({"spawn": SpawnRef("p", "r", "c", "t")}, r"\$.spawn"),
+        ({"spawn": SpawnRef("p", "r", "c", "t"), "parent": "q"}, r"\$.spawn.parent_session_id"),
+        ({"spawn": SpawnRef("p", "r", None, "t"), "parent": "p"}, r"\$.spawn.tool_call_id"),  # type: ignore[arg-type]
+        ({"spawn": "p", "parent": "p"}, r"\$.spawn"),
+        ({"name": " "}, r"\$.name"),
+        ({"name": 7}, r"\$.name"),
+        ({"name": "x" * 501}, r"\$.name"),
+    ],
+)
+async def test_a_family_that_cannot_be_is_refused(family: dict[str, Any], place: str | None) -> None:
+    """Before anything is stored: a spawn without its parent, another's call, a session that is its own parent."""
+    store = MemoryStore()
+    with pytest.raises(InvalidSessionId if place is None else InvalidData, match=place):
+        await SessionRuntime(store).create(AGENT, session_id="me", **family)
+    assert not await store.list()
+
+
+async def test_a_child_may_come_before_its_parent() -> None:
+    """Frameworks write in their own order; until the parent is there, the child is found by its id."""
+    store = MemoryStore()
+    runtime = SessionRuntime(store)
+    spawn = SpawnRef("late", "run-1", "call-1", "researcher")
+    child = await runtime.create(AGENT, session_id="early", parent="late", spawn=spawn)
+    assert await runtime.get_session("early") == child
+    await runtime.create(AGENT, session_id="late")
+    assert [info.id for info in await runtime.list_sessions(parent="late")] == ["early"]
 
 
 CREATION = ["before_create", "before_save", "after_save", "after_create", "SessionSaved"]

@@ -19,6 +19,7 @@ from perdure.testing import (
     ChronicleContract,
     EngineContract,
     ErasureContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -39,6 +40,7 @@ class EveryContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    HeadsContract,
     SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

@@ -9,7 +9,7 @@ from perdure import codec
 from perdure.errors import InvalidData
 from perdure.model.checks import text_of
 from perdure.model.definition import refuse_secrets
-from perdure.model.session import AgentSession, check_tags
+from perdure.model.session import AgentSession, check_name, check_tags
 from perdure.model.value import JSON
 from perdure.protocols import ActionContext
 
@@ -74,8 +74,7 @@ class RenameSession:
     name: str | None
 
     def __post_init__(self) -> None:
-        if self.name is not None and (not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 500):
-            raise InvalidData("$.name", "a name is a text of 1 to 500 characters, or None")
+        check_name(self.name)
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         return session.with_name(self.name)

@@ -211,6 +211,25 @@ def check_owner(owner: object) -> None:
         raise InvalidData("$.owner", "an owner is a text that is not empty, or None")
 
 
+def check_name(name: object) -> None:
+    """Raise InvalidData unless a name for people is a text of some length, or None."""
+    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > 500):
+        raise InvalidData("$.name", "a name is a text of 1 to 500 characters, or None")
+
+
+def check_spawn(spawn: SpawnRef | None, parent_id: SessionId | None) -> None:
+    """Raise InvalidData unless what spawned a session is a call of the session's parent, or None."""
+    if spawn is None:
+        return
+    expect(spawn, SpawnRef, "$.spawn")
+    for field in ("parent_session_id", "parent_loop_id", "tool_call_id", "tool_name"):
+        expect_text(getattr(spawn, field), f"$.spawn.{field}")
+    if parent_id is None:
+        raise InvalidData("$.spawn", "a session that was spawned has a parent; give parent= too")
+    if spawn.parent_session_id != parent_id:
+        raise InvalidData("$.spawn.parent_session_id", f"it is not the parent, {parent_id!r}")
+
+
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Tags in order and without repeats."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):

@@ -10,8 +10,17 @@ from msgspec.structs import asdict, replace
 from perdure.errors import ConfigurationError, InvalidData, SessionNotFound
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
+from perdure.model.lineage import SpawnRef
 from perdure.model.message import Message, require_distinct
-from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList, check_owner, check_tags
+from perdure.model.session import (
+    AgentSession,
+    AgentSessionInfo,
+    SessionInfoList,
+    check_name,
+    check_owner,
+    check_spawn,
+    check_tags,
+)
 from perdure.model.state import AgentState
 from perdure.protocols import CountsErasures, Filters, Journal, KnowsWaiting, Saving, SessionStore, checked_version
 
@@ -98,18 +107,35 @@ class SessionFactory:
         session_id: str | None = None,
         owner: str | None = None,
         tags: Iterable[str] = (),
+        parent: str | None = None,
+        spawn: SpawnRef | None = None,
+        name: str | None = None,
     ) -> AgentSession:
+        """Return a new session. With a `parent` it is a child of that session, which need not be there yet.
+
+        `spawn` says which call of the parent's it serves, as a sub-agent's session does: lists with `top_level` leave
+        it out. Without it the child counts as a fork of its parent.
+        """
         if not isinstance(definition, AgentDefinition):
             raise InvalidData("$.definition", f"expected an AgentDefinition, got {type(definition).__name__}")
         check_owner(owner)
+        check_name(name)
+        key = SessionId.generate(owner) if session_id is None else SessionId(session_id)
+        parent_id = None if parent is None else SessionId(parent)
+        if parent_id == key:
+            raise InvalidData("$.parent", f"session {key!r} cannot be its own parent")
+        check_spawn(spawn, parent_id)
         at = now()
         info = AgentSessionInfo(
-            id=SessionId.generate(owner) if session_id is None else SessionId(session_id),
+            id=key,
             agent_name=definition.name,
             created_at=at,
             updated_at=at,
+            parent_id=parent_id,
+            spawn_ref=spawn,
             owner=owner,
             tags=check_tags(tags),
+            name=name,
         )
         state = AgentState.of(definition) if seed is None else _seeded(seed, definition)
         return AgentSession(info, definition, state)

@@ -30,6 +30,7 @@ from perdure.model.events import (
 )
 from perdure.model.ids import SessionId
 from perdure.model.indexed import check_keys
+from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.state import AgentState
 from perdure.protocols import (
@@ -113,9 +114,15 @@ class SessionRuntime:
         session_id: str | None = None,
         owner: str | None = None,
         tags: Iterable[str] = (),
+        parent: str | None = None,
+        spawn: SpawnRef | None = None,
+        name: str | None = None,
     ) -> AgentSession:
-        """A new session, kept as version 1."""
-        return await self.add(self._factory.create(definition, seed, session_id=session_id, owner=owner, tags=tags))
+        """Keep a new session as version 1, and return it. It may be a child: see `SessionFactory.create`."""
+        made = self._factory.create(
+            definition, seed, session_id=session_id, owner=owner, tags=tags, parent=parent, spawn=spawn, name=name
+        )
+        return await self.add(made)
 
     async def add(self, session: AgentSession) -> AgentSession:
         """Keep a session that was made elsewhere, such as a fork or a sub-agent's, as version 1."""

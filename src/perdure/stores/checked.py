@@ -140,6 +140,10 @@ def post(entry: Entry) -> None:
     expect(entry, Entry, "$.entry")
 
 
+def note(entries: Sequence[Entry]) -> None:
+    _check_all(entries, Entry, "$.entries")
+
+
 def read(after: int, limit: int | None, last: int | None, run: str | None, inbox: bool) -> None:
     if type(after) is not int or after < 0:  # one beyond the last entry, however large, is followed by none
         raise InvalidData("$.after", f"expected a whole number of at least 0, got {brief(after)}")

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.aio import aside
-from perdure.errors import CorruptRecord, PerdureError, SessionNotFound, StoreError
+from perdure.errors import (
+    CorruptRecord,
+    InvalidSessionFile,
+    PerdureError,
+    SessionNotFound,
+    StoreError,
+    UnreadableFile,
+)
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, Text
@@ -24,6 +31,7 @@ from perdure.protocols import (
     Appended,
     ArchivedSession,
     Claim,
+    Damage,
     Entry,
     Filters,
     JournalEntry,
@@ -33,6 +41,8 @@ from perdure.protocols import (
     RunOnRecord,
     RunProgress,
     SearchHit,
+    SessionHead,
+    SessionHeads,
     SessionQuery,
     Sketch,
     StoredAt,
@@ -51,6 +61,7 @@ from perdure.stores.jobs.saving import Append, Keep, Pack, Take
 from perdure.stores.tapes import consolidate
 
 _LAST_WORD = 5.0
+_DAMAGES = (CorruptRecord, InvalidSessionFile, UnreadableFile)
 
 
 class Store:
@@ -260,6 +271,33 @@ class Store:
         except CorruptRecord:  # seen twice, the second time in one state of all tables: it is damage
             return await self._engine.run(partial(previews, keys, self._values, is_strict=False))
 
+    async def heads(self, session_ids: Iterable[str]) -> SessionHeads:
+        keys = checked.session_ids(session_ids)
+        try:
+            return SessionHeads(await self._heads(keys))
+        except _DAMAGES:
+            return await self._heads_one_by_one(keys)
+
+    async def _heads(self, keys: Iterable[SessionId]) -> Mapping[str, SessionHead]:
+        from perdure.stores.jobs.heading import heads
+
+        known = self._definitions.snapshot()
+        found = await self._engine.run(partial(heads, keys, known))
+        for key in known.keys() - self._definitions.keys():
+            self._definitions.keep(key, known[key])
+        return found
+
+    async def _heads_one_by_one(self, keys: Iterable[SessionId]) -> SessionHeads:
+        """Read heads of which one is damaged: each alone, so that it stops no other."""
+        found: dict[str, SessionHead] = {}
+        damaged: dict[str, Damage] = {}
+        for key in keys:
+            try:
+                found |= await self._heads([key])
+            except _DAMAGES as damage:
+                damaged[key] = damage
+        return SessionHeads(found, damaged)
+
     async def line_of(self, session_id: str) -> Sequence[SessionId]:
         from perdure.stores.jobs.lineage import line_of
 
@@ -432,6 +470,10 @@ class Store:
     async def post(self, session_id: str, entry: Entry) -> int:
         checked.post(entry)
         return await self._engine.run(partial(record.post, SessionId(session_id), record.Post.of(entry)), "write")
+
+    async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
+        checked.note(entries)
+        return await self._engine.run(partial(record.note, SessionId(session_id), self._batch(entries)), "write")
 
     async def attachments(self, session_id: str, hashes: Collection[str]) -> Mapping[str, bytes]:
         from perdure.stores.jobs import attachments

@@ -8,7 +8,7 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract` and `PreviewsContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract` and `HeadsContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -21,9 +21,11 @@ from perdure.testing.parts.checking import Checking
 from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
+from perdure.testing.parts.heading import Heading
 from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
 from perdure.testing.parts.naming import Naming
+from perdure.testing.parts.notes import Notes
 from perdure.testing.parts.payloads import Payloads
 from perdure.testing.parts.previewing import Previewing
 from perdure.testing.parts.records import Records
@@ -39,7 +41,7 @@ class StoreContract(Versions, Views, Payloads, Listing, Erasure, Together):
     """The contract of `perdure.protocols.SessionStore`."""
 
 
-class JournalContract(Claims, Records, Logs):
+class JournalContract(Claims, Records, Notes, Logs):
     """The contract of `perdure.protocols.Journal`, and of the logs that it writes ahead."""
 
 
@@ -77,3 +79,7 @@ class SketchContract(Sketches):
 
 class PreviewsContract(Previewing):
     """The contract of `perdure.protocols.Previews`, for a store with a journal and an erasure."""
+
+
+class HeadsContract(Heading):
+    """The contract of `perdure.protocols.Heads`, for a store with a journal."""

@@ -20,6 +20,7 @@ from perdure.testing.contract import (
     CheckContract,
     ChronicleContract,
     ErasureContract,
+    HeadsContract,
     JournalContract,
     NamesContract,
     PreviewsContract,
@@ -46,6 +47,7 @@ class EngineContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
+    HeadsContract,
     SketchContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""

@@ -16,9 +16,9 @@ from perdure.protocols import KnowsWaiting
 
 Verb = Callable[..., Coroutine[Any, Any, Any]]
 
-_STORE = ("create", "save", "load", "exists", "delete", "list", "previews")
+_STORE = ("create", "save", "load", "exists", "delete", "list", "previews", "heads")
 _JOURNAL = (
-    *("claim", "heartbeat", "release", "append", "post", "sketch", "progress"),
+    *("claim", "heartbeat", "release", "append", "post", "note", "sketch", "progress"),
     *("read", "runs", "log_of", "lapsed", "messages", "find_key", "is_claimed", "is_interrupted", "attachments"),
 )
 

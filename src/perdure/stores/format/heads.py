@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from perdure.model.tool_refs import dehydrated, hydrated
 from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, Value
+from perdure.protocols import SessionHead
 from perdure.stores.cache import LRU
 from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
 from perdure.stores.format.packing import unpack
@@ -278,6 +279,21 @@ class StoredHead:
         with self._damage():
             ran = msgspec.json.decode(self.head.state, type=_RanState).execution_count
         return Usage() if self.head.info.usage is None and not ran else self.head.info.usage
+
+    @property
+    def hashes_of_header(self) -> list[str]:
+        """Return the values that it takes to read the session's definition and metadata."""
+        return [self.head.definition, *(key for part, key in self.head.hashed.items() if part == "metadata")]
+
+    def without_view(
+        self, values: Mapping[str, bytes], definitions: MutableMapping[str, AgentDefinition]
+    ) -> SessionHead:
+        """Return the session without what it shows. Definitions that are decoded are added to those at hand."""
+        key = self.head.definition
+        with self._damage():
+            if key not in definitions:
+                definitions[key] = codec.decode(AgentDefinition, values[key])
+            return SessionHead(self.head.info, definitions[key], self._decoded("metadata", values, EMPTY))
 
     @contextmanager
     def _damage(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The record of a session, its runs, its inbox and its idempotency keys: reading them, and posting to the inbox."""
+"""The record of a session, its runs, its inbox and its idempotency keys: reading them, and writing without a claim."""
 
 from __future__ import annotations
 
@@ -16,12 +16,27 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord
 from perdure.stores.engine import Insert, Job, Lock, Row, Select, Update, Where
 from perdure.stores.format.packing import unpack_entries
-from perdure.stores.format.rows import LAST, Batch, batch_checksum, entry_checksum, key_checksum, prepare_entries
+from perdure.stores.format.rows import (
+    LAST,
+    Batch,
+    Stretch,
+    batch_checksum,
+    entry_checksum,
+    key_checksum,
+    prepare_entries,
+)
 from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import require_absent, sid_of
 from perdure.stores.jobs.lines import noted
 from perdure.stores.jobs.loading import require_same
-from perdure.stores.jobs.saving import end_of_log, require_log
+from perdure.stores.jobs.saving import (
+    BATCH_COLUMNS,
+    RUN_COLUMNS,
+    end_of_log,
+    require_log,
+    row_of_batch,
+    rows_of_runs,
+)
 
 _NEAR = 256
 _RUN = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
@@ -266,6 +281,41 @@ def post(session_id: str, item: Post) -> Job[int]:
         yield from attachments.write([(0, each) for each in item.attachments], log, -seq)
     yield Update("session", {"inbox_end": seq}, {"sid": sid})
     return int(seq)
+
+
+def note(session_id: str, batch: Batch | None) -> Job[int]:
+    """Put entries on a session's record without a claim, and return the number of the last one on record.
+
+    No claim is looked at, and nothing else of the session's row changes: whoever holds one is not disturbed.
+    """
+    yield Lock((session_id,))
+    rows = yield Select("session", ("sid", "evt_end", "log", "msg_end"), {"id": session_id})
+    if not rows:
+        yield from require_absent(session_id)
+        raise SessionNotFound(session_id)
+    sid, end, log, msg_end = rows[0]
+    if batch is None:
+        return int(end)
+    last = end + batch.count
+    numbers = yield from _noted_runs(sid, last, batch, (log, msg_end, msg_end))
+    yield Insert("batch", BATCH_COLUMNS, [row_of_batch(sid, last, batch, numbers.get(batch.run))])
+    yield Update("session", {"evt_end": last}, {"sid": sid})
+    return int(last)
+
+
+def _noted_runs(sid: int, last: int, batch: Batch, stretch: Stretch) -> Job[dict[str | None, int]]:
+    """Make runs as long as a note says, and return their numbers. A run keeps its log: it may be a branch's own."""
+    numbers: dict[str | None, int] = {}
+    for row in rows_of_runs(sid, last, batch, stretch):
+        _, loop, _, last_seq, log, _, end = row
+        there = yield Select("run", ("run", "log"), {"sid": sid, "loop": loop})
+        if there:
+            numbers[loop], own = there[0]
+            grown = {"last_seq": last_seq, "end_pos": end} if own == log else {"last_seq": last_seq}
+            yield Update("run", grown, {"run": numbers[loop]})
+        else:
+            ((numbers[loop],),) = yield Insert("run", RUN_COLUMNS, [row])
+    return numbers
 
 
 def write_inbox(sid: int, items: Iterable[tuple[Entry, bytes]], first: int = 1) -> Job[None]:

@@ -19,13 +19,13 @@ _Body = tuple[int, str, str, int, str]
 
 
 def keep(claim: Claim, piece: Sketch) -> Job[bool]:
-    """Keep a piece, unless the record has moved on. One that starts at 0 replaces all others."""
+    """Keep a piece, unless its run has moved on. One that starts at 0 replaces all others."""
     yield Lock((claim.session_id,))
     rows = yield Select("session", ("sid", "evt_end"), held(claim))
     if not rows:
         raise ClaimLost(claim.session_id, claim.epoch)
     sid, end = rows[0]
-    if end != piece.seq:
+    if end != piece.seq and not (yield from _is_unanswered(sid, end, piece)):
         return False
     if piece.start == 0:
         yield Delete("sketch", {"sid": sid})
@@ -46,7 +46,15 @@ def progress(session_id: SessionId, after: int) -> Job[RunProgress]:
     is_held = (yield from is_in_future(expires)) and not holder_of(session_id, claim).is_gone
     first = (yield Select("sketch", COLUMNS[1:], {"sid": sid, "start": 0})) if after else []
     rest = yield Select("sketch", COLUMNS[1:], {"sid": sid, "start >=": after}, order="start")
-    return RunProgress(end, is_held, not is_held, sound_pieces(session_id, end, [*first, *rest]))
+    pieces = sound_pieces(session_id, [*first, *rest])
+    is_told = pieces and pieces[0].seq != end and not (yield from _is_unanswered(sid, end, pieces[0]))
+    return RunProgress(end, is_held, not is_held, () if is_told else pieces)
+
+
+def _is_unanswered(sid: int, end: int, piece: Sketch) -> Job[bool]:
+    """Tell whether a piece's own run has put nothing on record since. What others note in between voids no piece."""
+    rows = yield Select("run", ("last_seq",), {"sid": sid, "loop": piece.run})
+    return piece.seq <= end and all(last <= piece.seq for (last,) in rows)
 
 
 def sealed(session_id: str, piece: Sketch) -> tuple[int, bytes]:
@@ -60,10 +68,10 @@ def _checksum(session_id: str, start: int, body: bytes) -> int:
     return checksum(body, crc32(session_id.encode()), start)
 
 
-def sound_pieces(session_id: str, end: int, rows: Iterable[Row]) -> tuple[Sketch, ...]:
-    """Return the pieces that rows hold, up to the first that is damaged, if the record ends where they say."""
+def sound_pieces(session_id: str, rows: Iterable[Row]) -> tuple[Sketch, ...]:
+    """Return the pieces that rows hold, up to the first that is damaged, if they are of one moment."""
     found = tuple(_sound(session_id, rows))
-    return found if all(piece.seq == end for piece in found) else ()
+    return found if all(piece.seq == found[0].seq for piece in found) else ()
 
 
 def _sound(session_id: str, rows: Iterable[Row]) -> Iterator[Sketch]:

@@ -11,14 +11,18 @@ from perdure.protocols import Claim, RunProgress, Sketch
 from perdure.stores.jobs.claiming import holder_of
 from perdure.stores.jobs.sketching import sealed, sound_pieces
 from perdure.stores.postgres.link import Link
-from perdure.stores.postgres.rows import NOW, given_time
+from perdure.stores.postgres.rows import NOW, given_time, plain
 
 # The first piece takes the place of the one before it, and the others go: a row is not deleted and added at once.
 _KEEP = f"""
     WITH held AS MATERIALIZED (
         SELECT sid, evt_end FROM session WHERE id = %(id)s AND epoch = %(epoch)s AND claim IS NOT NULL FOR UPDATE
     ),
-    ready AS MATERIALIZED (SELECT sid FROM held WHERE evt_end = %(seq)s::bigint),
+    ready AS MATERIALIZED (
+        SELECT sid FROM held WHERE evt_end = %(seq)s::bigint OR evt_end > %(seq)s::bigint AND NOT EXISTS (
+            SELECT 1 FROM run WHERE run.sid = held.sid AND run.loop = %(run)s::text AND run.last_seq > %(seq)s::bigint
+        )
+    ),
     void AS (
         DELETE FROM sketch USING ready WHERE sketch.sid = ready.sid AND sketch.start > 0 AND %(start)s::bigint = 0
     ),
@@ -46,14 +50,18 @@ async def keep(link: Link, claim: Claim, piece: Sketch) -> bool:
     """Do what the job of this name does."""
     crc, body = sealed(claim.session_id, piece)
     place = {"id": str(claim.session_id), "epoch": claim.epoch, "seq": piece.seq, "start": piece.start}
-    rows = await link.rows(_KEEP, {**place, "crc": crc, "body": body, "channel": link.channel})
+    said = {"run": plain(piece.run), "crc": crc, "body": body}
+    rows = await link.rows(_KEEP, {**place, **said, "channel": link.channel})
     if not rows:
         raise ClaimLost(claim.session_id, claim.epoch)
     return bool(rows[0][0])
 
 
 async def progress(link: Link, session_id: str, after: int) -> RunProgress | None:
-    """Do what the job of this name does. Return None if there is no such session, which the job looks into."""
+    """Do what the job of this name does. Return None for what the job has to look into.
+
+    That is a session that is not there, and pieces behind which something was put on record.
+    """
     rows = await link.rows(_PROGRESS, {"id": str(session_id), "at": given_time(), "after": after})
     if not rows:
         return None
@@ -61,5 +69,7 @@ async def progress(link: Link, session_id: str, after: int) -> RunProgress | Non
     if claim is None:
         return RunProgress(end, False, False)
     is_held = bool(stands) and not holder_of(session_id, claim).is_gone
-    pieces = sound_pieces(session_id, end, (row[3:] for row in rows if row[3] is not None))
+    pieces = sound_pieces(session_id, (row[3:] for row in rows if row[3] is not None))
+    if pieces and pieces[0].seq != end:
+        return None
     return RunProgress(end, is_held, not is_held, pieces)

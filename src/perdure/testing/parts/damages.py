@@ -129,6 +129,33 @@ class Damages(EngineScene):
                 await tried.do(Update("sketch", {"crc": crc, "body": body}, {"sid": killed, "start": 1}))
             assert said_in((await store.progress("killed")).sketches) == "abc"
 
+    @in_directory
+    async def test_a_damaged_head_stops_no_other(self, where: Path) -> None:
+        """It is named as damaged, never shown as an older version, and never taken for one that is not there."""
+        async with self.open_store(where) as store:
+            assert isinstance(store, Store)
+            await fill(store)
+            tried = Tried(store._engine)
+            talk = (await _numbers(tried)).talk
+            sound = await store.heads(["talk", "child", "killed"])
+            assert ([*sound], sound.damaged) == (["talk", "child", "killed"], {})
+            version = sound["talk"].info.version
+            ((crc, body),) = await tried.ask(Select("head", ("crc", "body"), {"sid": talk, "version": version}))
+            newest, row = {"sid": talk, "version": version}, {"sid": talk}
+            for done, undone in (
+                (Update("head", {"body": body + b" "}, newest), Update("head", {"body": body}, newest)),
+                (Update("head", {"crc": crc ^ 1}, newest), Update("head", {"crc": crc}, newest)),
+                (Update("session", {"version": version + 1}, row), Update("session", {"version": version}, row)),
+                (Update("session", {"version": version - 1}, row), Update("session", {"version": version}, row)),
+            ):
+                await tried.do(done)
+                store._forget_all()
+                found = await store.heads(["talk", "child", "nobody", "killed"])
+                assert (found, [*found.damaged]) == ({key: sound[key] for key in ("child", "killed")}, ["talk"]), done
+                assert found.damaged["talk"].session_id == "talk"  # type: ignore[union-attr]  # an engine has rows
+                await tried.do(undone)
+            assert await store.heads(["talk", "child", "killed"]) == sound
+
 
 async def _numbers(tried: Tried) -> Numbers:
     rows = await tried.ask(Select("session", ("id", "sid", "log"), {}))

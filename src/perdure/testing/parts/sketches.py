@@ -87,6 +87,31 @@ class Sketches(Contract):
         assert await store.progress("it", after=2) == RunProgress(appended.seq, True, False)
 
     @in_store
+    async def test_what_others_note_voids_no_piece(self, store: SketchingStore) -> None:
+        """Only what its own run puts on record does, by an append or by a note of that name."""
+        claim, seq = await begun(store)
+        assert await sketch(store, claim, seq, "one ")
+        end = await store.note("it", entries("noted", run="task"))
+        assert await sketch(store, claim, seq, "two ")
+        end = await store.note("it", entries("noted", run=None))
+        assert await sketch(store, claim, seq, "three")
+        found = await store.progress("it")
+        assert (found.seq, said_in(found.sketches)) == (end, "one two three")
+        assert [each.text for each in (await store.progress("it", after=8)).sketches] == ["one ", "three"]
+        assert not await store.sketch(claim, Sketch("run-1", "m", "beyond", seq=end + 1))
+        await store.release(claim, interrupted=True)
+        assert said_in((await store.progress("it")).sketches) == "one two three"
+        claim, _ = await store.claim("it", version=1, owner="ben", take_over=True)
+        await store.note("it", entries("noted", run="run-1"))
+        assert (await store.progress("it")).sketches == ()
+        assert not await store.sketch(claim, Sketch("run-1", "m", "late", seq=seq))
+        appended = await store.append(claim, entries=entries("step"))
+        assert await store.sketch(claim, Sketch("run-1", "n", "next", seq=appended.seq))
+        await store.note("it", entries("noted", run="task"))
+        appended = await store.append(claim, messages=messages("next of it"), entries=entries("said"))
+        assert await store.progress("it") == RunProgress(appended.seq, True, False)
+
+    @in_store
     async def test_they_end_with_the_claim(self, store: SketchingStore) -> None:
         """With a save or a release; if a run is interrupted they wait for whoever recovers it."""
         claim, seq = await begun(store)
