@@ -26,10 +26,10 @@ from perdure.adapters.home import Home
 from perdure.errors import ErasedMeanwhile, InvalidData, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, mark_of
 from perdure.model.message import Message
-from perdure.model.session import AgentSession
+from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.transcript import Transcript
 from perdure.model.value import EMPTY, JSON, thawed
-from perdure.protocols import SessionStore
+from perdure.protocols import SessionHead, SessionStore
 from perdure.sessions.chat import Chat
 from perdure.stores.cache import LRU
 
@@ -113,7 +113,7 @@ class PerdureConversationStore(ConversationStore):
             revision=note.revision,
             updated_at=session.info.updated_at,
         )
-        if note.is_of(session):
+        if note.is_of(session.info):
             return record
         first = session if session.version == 1 else await self._home.load(session.id, 1)
         return dataclasses.replace(
@@ -138,19 +138,24 @@ class PerdureConversationStore(ConversationStore):
                 limit=most,
                 after=after,
             )
-            for info in page:
-                session = await self._home.load(info.id)
-                if session is not None:
-                    found.append(await self._record_of(session, self._conversation_of(session)))
+            for head in (await self._home.store.heads([info.id for info in page])).values():
+                found += await self._listed(head)
             if page.next is None:
                 break
             after = page.next
         return sorted(found, key=lambda record: record.updated_at, reverse=True)
 
-    def _conversation_of(self, session: AgentSession) -> str:
+    async def _listed(self, head: SessionHead) -> list[ConversationRecord]:
+        """Return the record that a head has. Only if a verb of perdure came last, the session is read for it."""
+        note = _Note(head.info, head.metadata)
+        if not note.is_outdated:
+            return [note.record]
+        session = await self._home.load(head.info.id)
+        return [] if session is None else [await self._record_of(session, self._conversation_of(session, note))]
+
+    def _conversation_of(self, session: AgentSession, note: _Note) -> str:
         """Return the id of a conversation. That of a fork that perdure has made is the name it was given there."""
-        note = _Note.of(session)
-        if note.is_of(session):
+        if note.is_of(session.info):
             return note.record.conversation_id
         return session.id if self._home.owner is None else session.id.removeprefix(mark_of(self._home.owner))
 
@@ -254,24 +259,21 @@ class _Written(NamedTuple):
 class _Note:
     """What the metadata of a session says of its conversation, and whether it still holds."""
 
-    def __init__(self, session: AgentSession, body: Mapping[str, Any]) -> None:
-        self._body = body
-        self.is_outdated = body.get("at") != session.version or not self.is_of(session)
+    def __init__(self, info: AgentSessionInfo, metadata: Mapping[str, Any]) -> None:
+        note = metadata.get(_NOTE)
+        self._body: Mapping[str, Any] = note if isinstance(note, Mapping) else EMPTY
+        self.is_outdated = self._body.get("at") != info.version or not self.is_of(info)
         # A conversation that perdure's own verbs have changed has a revision for each version, too.
-        self.revision: str = (
-            f"{session.info.created_at.isoformat()}.{session.version}"
-            if self.is_outdated
-            else body["record"]["revision"]
-        )
+        made_up = f"{info.created_at.isoformat()}.{info.version}"
+        self.revision: str = made_up if self.is_outdated else self._body["record"]["revision"]
 
     @classmethod
     def of(cls, session: AgentSession) -> _Note:
-        note = session.state.metadata.get(_NOTE)
-        return cls(session, note if isinstance(note, Mapping) else EMPTY)
+        return cls(session.info, session.state.metadata)
 
-    def is_of(self, session: AgentSession) -> bool:
+    def is_of(self, info: AgentSessionInfo) -> bool:
         """Tell whether the note was written for this session. A fork that perdure has made has its parent's."""
-        return self._body.get("session") == session.id
+        return self._body.get("session") == info.id
 
     @property
     def left_at(self) -> Mapping[str, int]:
