@@ -1,0 +1,433 @@
+"""Google ADK's sessions kept by perdure: `Runner(…, session_service=PerdureSessionService())`.
+
+| ADK | perdure |
+|---|---|
+| a session: app, user and id | a session; its owner is the user, and the app is a tag |
+| an event | a message with the event's id, and a version of the session |
+| the state of a session | its metadata |
+| the state of an app, and of a user of it | a session each, without messages |
+| the revision that tells a stale writer | the session's version |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event
+from google.adk.platform import time as platform_time
+from google.adk.platform import uuid as platform_uuid
+from google.adk.sessions import BaseSessionService, Session, State
+from google.adk.sessions._session_util import extract_json_safe_state_delta
+from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
+from msgspec.structs import replace
+
+from perdure.adapters.forms.adk import FORM
+from perdure.adapters.google_adk_events import RememberedEvents, after, is_kept
+from perdure.adapters.google_adk_state import state_in, with_state
+from perdure.adapters.home import Home
+from perdure.errors import ConfigurationError, InvalidData, InvalidSessionId, SessionConflict, SessionNotActive
+from perdure.model.ids import SessionId, new_id
+from perdure.model.message import Message
+from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.protocols import Filters, SessionStore
+from perdure.runtime.repository import SessionFactory
+from perdure.sessions.blocking import BlockingChat
+from perdure.sessions.chat import Chat
+
+FRAMEWORK = "google-adk"
+FORKED = "perdure:"
+"""What ADK's id of a session begins with that perdure has made, by a fork. Its id in perdure follows."""
+SCHEMES = ("perdure", *(f"perdure+{kind}" for kind in ("sqlite", "file", "memory", "postgresql", "postgres")))
+_NAMES = "adk"
+"""The key of the metadata under which a session has what ADK calls it, and the time of its last event."""
+_LOOKED_AT = 256
+"""How many events before the last are looked at for one that is delivered again."""
+_LONGEST_TAG = 200
+_PAGE = 500
+_Deltas = Mapping[str, Mapping[str, Any]]
+
+
+class Names(NamedTuple):
+    """What ADK calls a session."""
+
+    app: str
+    user: str
+    id: str
+
+    @classmethod
+    def of(cls, app: str, user: str, session_id: str | None) -> Names:
+        """Return the names of a session. One without an id gets a new one."""
+        return cls(app, user, (session_id or "").strip() or platform_uuid.new_uuid())
+
+
+class PerdureSessionService(BaseSessionService):
+    """A session service of ADK in a perdure store: a URL, a store, or None for the one that the command line uses.
+
+    A session belongs to its user, unless an `owner` is given: then all of them are that owner's.
+    """
+
+    def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
+        self._home = Home(FRAMEWORK, store, owner=owner)
+        self._events = RememberedEvents()
+        self._locks: WeakValueDictionary[tuple[int, SessionId], asyncio.Lock] = WeakValueDictionary()
+
+    def id_of(self, app_name: str, user_id: str, session_id: str) -> SessionId:
+        """Return the id of a session in perdure, for the command line and for `perdure.connect`."""
+        return self._id_of(Names.of(app_name, user_id, session_id))
+
+    def chat(self, app_name: str, user_id: str, session_id: str) -> Chat:
+        """Return every verb of perdure for a session: fork, undo, compact, search, redact and the rest."""
+        return self._home_of(user_id).chat(self.id_of(app_name, user_id, session_id))
+
+    def blocking_chat(self, app_name: str, user_id: str, session_id: str) -> BlockingChat:
+        """Return the same verbs for code without an event loop."""
+        return self._home_of(user_id).blocking_chat(self.id_of(app_name, user_id, session_id))
+
+    async def create_session(
+        self, *, app_name: str, user_id: str, state: dict[str, Any] | None = None, session_id: str | None = None
+    ) -> Session:
+        """Create a session. AlreadyExistsError if there is one of that id."""
+        names = Names.of(app_name, user_id, session_id)
+        if names.id.startswith(FORKED):
+            problem = f"an id that begins with {FORKED!r} names a fork that perdure has made; use another"
+            raise InvalidData("$.session_id", problem)
+        deltas = extract_json_safe_state_delta(state or {})
+        return await self._home.run(self._create(names, deltas, platform_time.get_time()))
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
+    ) -> Session | None:
+        """Return a session with its events, or with those that `config` asks for; None if there is none."""
+        names = Names.of(app_name, user_id, session_id)
+        found = await self._home.run(self._look_up(names))
+        if found is None:
+            return None
+        session, shared = found
+        events = self._events.of(session, _asked_for(session, config))
+        return _session(names, session.info, session.state.metadata, shared, events)
+
+    async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
+        """Return the sessions of an app, or of one user of it, with their state and without events, newest last."""
+        found = await self._home.run(self._list(app_name, user_id))
+        found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
+        return ListSessionsResponse(sessions=found)
+
+    async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Erase a session, for good. One that is not there is no error."""
+        names = Names.of(app_name, user_id, session_id)
+        await self._home.run(self._delete(names))
+        self._events.forget(self._id_of(names))
+
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
+        """Return the state that a user of an app has, without the prefix of its keys."""
+        _, scope = self._scopes(app_name, user_id)
+        metadata = await self._home.run(self._metadata_of([scope.id]))
+        return state_in(metadata.get(scope.id, {}))
+
+    async def append_event(self, session: Session, event: Event) -> Event:
+        """Store an event and what it changes in all states, or nothing. StaleSessionError if somebody else did.
+
+        An event that is delivered again is not stored again. The session changes when the store has.
+        """
+        if event.partial:
+            return event
+        self._apply_temp_state(session, event)
+        event = self._trim_temp_delta_state(event)
+        # What takes time is done here, and not in the event loop that all sessions of the process share.
+        deltas = extract_json_safe_state_delta(event.actions.state_delta)
+        message = _message(event)
+        await self._home.run(self._append(session, event, message, deltas))
+        return event
+
+    async def _create(self, names: Names, deltas: _Deltas, at: float) -> Session:
+        metadata = with_state({_NAMES: _named(names, at)}, deltas["session"])
+        new = self._new(self._id_of(names), self._owner_of(names.user), metadata, tags=[_tag_of(names.app)])
+        try:
+            created = await self._keep(names, new, deltas)
+        except SessionConflict as error:
+            if error.agent is not None:
+                raise
+            raise AlreadyExistsError(f"Session with id {names.id} already exists.") from error
+        return _session(names, created.info, created.state.metadata, await self._shared_state(names))
+
+    async def _look_up(self, names: Names) -> tuple[AgentSession, dict[str, Any]] | None:
+        found, shared = await asyncio.gather(self._found(names), self._shared_state(names))
+        return None if found is None else (found, shared)
+
+    async def _found(self, names: Names) -> AgentSession | None:
+        """Return a session; None if there is none, or a person has deleted it."""
+        try:
+            found = await self._home.load(self._id_of(names))
+        except SessionNotActive:
+            return None
+        except SessionConflict:
+            if names.id.startswith(FORKED):
+                return None
+            raise
+        if found is None or not names.id.startswith(FORKED):
+            return found
+        known = _names_in(found.state.metadata)  # which a fork has from the session that it was made of
+        return found if known is not None and known[:2] == names[:2] else None
+
+    async def _list(self, app: str, user: str | None) -> list[Session]:
+        found = [(names, head) async for head in self._heads(app, user) if (names := self._names_of(head)) is not None]
+        asked = [(names, head) for names, head in found if names.app == app and user in (None, names.user)]
+        scopes = {scope.id for names, _ in asked for scope in self._scopes(*names[:2])}
+        metadata = await self._metadata_of(scopes)
+        return [_session(names, head.info, head.metadata, self._merged(names, metadata)) for names, head in asked]
+
+    async def _heads(self, app: str, user: str | None) -> AsyncIterator[SessionHead]:
+        """Yield the sessions of an app without their events, all that it may have of a user."""
+        filters: Filters = {"agent": FRAMEWORK, "tag": _tag_of(app), "limit": _PAGE}
+        if user is not None or self._home.owner is not None:
+            filters["owner"] = self._owner_of(user or "")
+        page = await self._home.store.list(**filters)
+        while True:
+            for head in (await _heads_by_load(self._home.store, [info.id for info in page])).values():
+                yield head
+            if page.next is None:
+                return
+            page = await self._home.store.list(**{**filters, "after": page.next})
+
+    def _names_of(self, head: SessionHead) -> Names | None:
+        """Return what ADK calls a session: a fork still says what the session was called that it was made of."""
+        names = _names_in(head.metadata)
+        if names is None or self._id_of(names) == head.info.id:
+            return names
+        return names._replace(id=FORKED + head.info.id)
+
+    async def _delete(self, names: Names) -> None:
+        if await self._found(names) is not None:
+            await self._home.store.delete(self._id_of(names))
+
+    async def _append(self, session: Session, event: Event, message: Message, deltas: _Deltas) -> None:
+        names = Names(session.app_name, session.user_id, session.id)
+        # Branches that run in parallel append through one session, one behind the other.
+        async with self._lock(self._id_of(names)):
+            found = await self._found(names)
+            if found is None:
+                raise SessionNotFoundError(f"Session {session.id} not found.")
+            _require_current(session, found)
+            newest = list(islice(reversed(found.state.transcript), _LOOKED_AT))
+            if is_kept(newest, event):
+                return
+            if any(message.id == other.id for other in newest):
+                message = _message(event, new_id())
+            changed = _with_event(found, names, message, event.timestamp, deltas["session"])
+            try:
+                saved = await self._keep(names, changed, deltas)
+            except SessionConflict as error:
+                raise StaleSessionError(_STALE) from error
+            # Here, so that the session agrees with the store even if the caller does not wait any more.
+            session._storage_update_marker = _marker(saved.info)
+            session.last_update_time = event.timestamp
+            self._commit_event_to_session(session, event)
+
+    async def _keep(self, names: Names, session: AgentSession, deltas: _Deltas) -> AgentSession:
+        """Save or create a session, and what deltas make of the states of its app and its user, in one commit.
+
+        What others have put into those states meanwhile stays. SessionConflict if they have saved the session itself.
+        """
+        while True:
+            states = [await self._changed_state(scope, deltas) for scope in self._scopes(*names[:2]) if deltas[scope.kind]]
+            try:
+                saved = [await self._home.keep(each) for each in (session, *states)]
+            except SessionConflict as error:
+                if error.session_id == session.id:
+                    raise
+            else:
+                return saved[0]
+
+    async def _changed_state(self, scope: Scope, deltas: _Deltas) -> AgentSession:
+        state = await self._home.load(scope.id) or self._new(scope.id, scope.owner, {}).with_name(scope.name)
+        return _with_metadata(state, with_state(state.state.metadata, deltas[scope.kind]))
+
+    async def _shared_state(self, names: Names) -> dict[str, Any]:
+        """Return what a session has in common with others, with the prefixes of its keys."""
+        return self._merged(names, await self._metadata_of([scope.id for scope in self._scopes(*names[:2])]))
+
+    def _merged(self, names: Names, metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            scope.prefix + key: value
+            for scope in self._scopes(*names[:2])
+            for key, value in state_in(metadata.get(scope.id, {})).items()
+        }
+
+    async def _metadata_of(self, session_ids: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
+        heads = await _heads_by_load(self._home.store, session_ids)
+        return {session_id: head.metadata for session_id, head in heads.items()}
+
+    def _scopes(self, app: str, user: str) -> tuple[Scope, Scope]:
+        """Return the states that the sessions of an app, and of a user of it, have in common."""
+        all_of, one_of = self._home.owner, self._owner_of(user)
+        of_app = SessionId.of(FRAMEWORK, "state", "app", app)
+        of_user = SessionId.of(FRAMEWORK, "state", "user", app, user)
+        return (
+            Scope("app", State.APP_PREFIX, _under(all_of, of_app), all_of, f"state of the app {app}"),
+            Scope("user", State.USER_PREFIX, _under(one_of, of_user), one_of, f"state of {user} in the app {app}"),
+        )
+
+    def _owner_of(self, user: str) -> str | None:
+        return self._home.owner or user or None
+
+    def _id_of(self, names: Names) -> SessionId:
+        if names.id.startswith(FORKED):
+            try:
+                return SessionId(names.id.removeprefix(FORKED))
+            except InvalidSessionId:
+                pass  # no fork has such an id, so it is as good as any other
+        owner = self._owner_of(names.user)
+        return _under(owner, SessionId.of(names.app, names.id) if owner == names.user else SessionId.of(*names))
+
+    def _home_of(self, user: str) -> Home:
+        return Home(FRAMEWORK, self._home.shared, owner=self._owner_of(user))
+
+    def _new(
+        self, session_id: SessionId, owner: str | None, metadata: Mapping[str, Any], tags: Sequence[str] = ()
+    ) -> AgentSession:
+        new = SessionFactory().create(self._home.agent, session_id=session_id, owner=owner, tags=tags)
+        return _with_metadata(new, metadata)
+
+    def _lock(self, session_id: SessionId) -> asyncio.Lock:
+        """Return the lock of a session; in a forked child another, since the parent's may be held for ever."""
+        return self._locks.setdefault((os.getpid(), session_id), asyncio.Lock())
+
+
+class Scope(NamedTuple):
+    """A state that several sessions have in common: the key of its deltas, and the session that keeps it."""
+
+    kind: str
+    prefix: str
+    id: SessionId
+    owner: str | None
+    name: str
+
+
+def register() -> None:
+    """Have ADK's command line take `--session_service_uri perdure+sqlite:///…`. Call it in the agents' services.py."""
+    from google.adk.cli.service_registry import get_service_registry
+
+    for scheme in SCHEMES:
+        get_service_registry().register_session_service(scheme, service_at)
+
+
+def service_at(uri: str, **options: Any) -> PerdureSessionService:
+    """Return the service that a URI of ADK's command line names. `perdure://` is the store of perdure's own.
+
+    In a services.yaml it is named as `class: perdure.adapters.google_adk.service_at`.
+    """
+    options.pop("agents_dir", None)
+    scheme, _, rest = uri.partition("://")
+    if scheme == "perdure" and rest:
+        raise ConfigurationError("perdure:// has nothing behind it. Name a file as perdure+sqlite:///file.db.")
+    return PerdureSessionService(store=uri.removeprefix("perdure+") if rest else None, **options)
+
+
+_STALE = (
+    "The session has been modified in storage since it was loaded. "
+    "Load it again with get_session, and append the event to that."
+)
+
+
+def _require_current(session: Session, found: AgentSession) -> None:
+    """Raise StaleSessionError unless a session is as the store has it."""
+    marker = session._storage_update_marker
+    if marker is not None:
+        is_current = marker == _marker(found.info)
+    else:  # it was made by hand, and nothing but its events tells
+        last = FORM.id_of(found.state.messages[-1]) if found.state.messages else None
+        is_current = _updated(found.info, found.state.metadata) <= session.last_update_time or last == (
+            session.events[-1].id if session.events else None
+        )
+    if not is_current:
+        raise StaleSessionError(_STALE)
+
+
+def _marker(info: AgentSessionInfo) -> str:
+    """Return what tells a version of a session from all others, those of an erased one of the same id included."""
+    return f"{info.version} of {info.created_at.isoformat()}"
+
+
+def _asked_for(session: AgentSession, config: GetSessionConfig | None) -> Sequence[Message]:
+    view = session.state.messages
+    recent, since = (config.num_recent_events, config.after_timestamp) if config else (None, None)
+    if recent == 0:
+        return ()
+    shown = view if since is None else after(session, view, since)
+    return shown if recent is None else shown[-recent:]
+
+
+def _with_event(
+    found: AgentSession, names: Names, message: Message, timestamp: float, delta: Mapping[str, Any]
+) -> AgentSession:
+    metadata = with_state({**found.state.metadata, _NAMES: _named(names, timestamp)}, delta)
+    return _with_metadata(found.with_state(found.state.with_messages(message)), metadata)
+
+
+def _with_metadata(session: AgentSession, metadata: Mapping[str, Any]) -> AgentSession:
+    return session.with_state(session.state.with_context(replace(session.state.context, metadata=metadata)))
+
+
+def _session(
+    names: Names,
+    info: AgentSessionInfo,
+    metadata: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    events: Sequence[Event] = (),
+) -> Session:
+    made = Session(
+        app_name=names.app,
+        user_id=names.user,
+        id=names.id,
+        state={**state_in(metadata), **shared},
+        events=list(events),
+        last_update_time=_updated(info, metadata),
+    )
+    made._storage_update_marker = _marker(info)
+    return made
+
+
+def _message(event: Event, message_id: str | None = None) -> Message:
+    return FORM.message(event.model_dump(mode="json", exclude_none=True), message_id=message_id)
+
+
+def _named(names: Names, updated: float) -> dict[str, Any]:
+    return {**names._asdict(), "updated": updated}
+
+
+def _names_in(metadata: Mapping[str, Any]) -> Names | None:
+    named = metadata.get(_NAMES)
+    return Names(named["app"], named["user"], named["id"]) if isinstance(named, Mapping) else None
+
+
+def _updated(info: AgentSessionInfo, metadata: Mapping[str, Any]) -> float:
+    """Return the time of a session's last event, or else of what perdure has last done to it."""
+    named = metadata.get(_NAMES)
+    return float(named["updated"]) if isinstance(named, Mapping) else info.updated_at.timestamp()
+
+
+def _tag_of(app: str) -> str:
+    """Return the tag of an app's sessions: its name, or what stands for one that cannot be a tag."""
+    return app if app.isprintable() and 0 < len(app) <= _LONGEST_TAG else SessionId.of(FRAMEWORK, app)
+
+
+def _under(owner: str | None, session_id: SessionId) -> SessionId:
+    return session_id if owner is None else SessionId.under(owner, session_id)
+
+
+class SessionHead(NamedTuple):
+    info: AgentSessionInfo
+    metadata: Mapping[str, Any]
+
+
+async def _heads_by_load(store: Any, session_ids: Iterable[str]) -> dict[str, SessionHead]:
+    found = [await store.load(each) for each in session_ids]
+    return {each.id: SessionHead(each.info, each.state.metadata) for each in found if each is not None}
