@@ -112,7 +112,11 @@ class PerdureSessionStore(ClaudeSessionStore):
         """Return the fork of a transcript that has this id of perdure's, if it is of the same project."""
         with suppress(SessionConflict):  # another agent's session has the id, which is none of ours
             found = await self._home.load(self._home.id_of(key["session_id"]))
-            if found is not None and forked_from(found.info) and _key_of(found.state.metadata, "project_key") == key["project_key"]:
+            if (
+                found is not None
+                and forked_from(found.info)
+                and _key_of(found.state.metadata, "project_key") == key["project_key"]
+            ):
                 return found
         return None
 

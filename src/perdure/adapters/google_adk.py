@@ -237,7 +237,9 @@ class PerdureSessionService(BaseSessionService):
         What others have put into those states meanwhile stays. SessionConflict if they have saved the session itself.
         """
         while True:
-            states = [await self._changed_state(scope, deltas) for scope in self._scopes(*names[:2]) if deltas[scope.kind]]
+            states = [
+                await self._changed_state(scope, deltas) for scope in self._scopes(*names[:2]) if deltas[scope.kind]
+            ]
             try:
                 saved = [await self._home.keep(each) for each in (session, *states)]
             except SessionConflict as error:

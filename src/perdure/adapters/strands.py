@@ -7,7 +7,6 @@ session. A message of Strands is a message with its number.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -193,9 +192,7 @@ class PerdureSessionRepository(SessionRepository):
         metadata = {_AGENT: as_metadata(session_agent.to_dict())}
         await self._create(await self._child(session_id, self._agent(session_id, agent_id), agent_id, metadata), taken)
 
-    async def _child(
-        self, session_id: str, child_id: SessionId, name: str, metadata: dict[str, Any]
-    ) -> AgentSession:
+    async def _child(self, session_id: str, child_id: SessionId, name: str, metadata: dict[str, Any]) -> AgentSession:
         parent = self._home.id_of(session_id)
         if await self._home.load(parent) is None:
             raise SessionException(f"Session {session_id} does not exist")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,12 +65,13 @@ Pieces = Sequence[Callable[[], Iterable[Piece]]]
 """A source: for each of its sessions, what reads it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A session of a source: the items that were said in it, as messages, and what it is kept with."""
 
     names: tuple[str, ...]
     """What it is called in its framework. The id is made of them as the framework's adapter makes it."""
+    names_of_others: tuple[str, ...] = ()
+    """What it is called if all that arrives is to have one owner, and that is not its own."""
     items: Sequence[JSON]
     read: Callable[[JSON], Message]
     """Makes a message of an item."""
@@ -84,10 +84,11 @@ class Arrival:
     spawned_by: tuple[tuple[str, ...], str] | None = None
     """The names of the session that it is a sub-agent's of, and its name there."""
     created_at: datetime | None = None
-    view_of: Callable[[AgentSession], AgentSession] | None = field(default=None)
 
     async def arrive(self, target: Target) -> ImportReport:
-        session_id = target.id_of(*self.names, owner=self.owner)
+        is_anothers = target.owner not in (None, self.owner)
+        names = self.names_of_others if is_anothers and self.names_of_others else self.names
+        session_id = target.id_of(*names, owner=self.owner)
         found = await target.store.load(session_id)
         try:
             if found is None:
@@ -97,9 +98,22 @@ class Arrival:
             return _refused(session_id, str(error))
 
     async def _created(self, target: Target, session_id: SessionId) -> ImportReport:
-        made = target.new(session_id, self)
+        made = target.new(
+            session_id,
+            name=self.name,
+            owner=self.owner,
+            tags=self.tags,
+            spawn=self._spawn(target),
+            created_at=self.created_at,
+        )
         await target.store.create(self._with_items(made, target.framework, 0))
         return ImportReport(sessions=1, messages=len(self.items))
+
+    def _spawn(self, target: Target) -> SpawnRef | None:
+        if self.spawned_by is None:
+            return None
+        names, name = self.spawned_by
+        return SpawnRef(target.id_of(*names, owner=self.owner), "", "", name)
 
     async def _grown(self, target: Target, found: AgentSession) -> ImportReport:
         """Add what is new. What was changed on both sides since is left alone."""
@@ -157,18 +171,24 @@ class Target:
         named, whose = SessionId.of(*names), self.owner or owner
         return named if whose is None else SessionId.under(whose, named)
 
-    def new(self, session_id: SessionId, arrival: Arrival) -> AgentSession:
+    def new(
+        self,
+        session_id: SessionId,
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+        tags: Sequence[str] = (),
+        spawn: SpawnRef | None = None,
+        created_at: datetime | None = None,
+    ) -> AgentSession:
         """Return a session of version 0 for what arrives."""
-        owner = self.owner or arrival.owner
-        made = SessionFactory().create(self._agent, session_id=session_id, owner=owner, tags=arrival.tags)
-        changes: dict[str, Any] = {}
-        if arrival.created_at is not None:
-            changes["created_at"] = arrival.created_at
-        if arrival.spawned_by is not None:
-            parent = self.id_of(*arrival.spawned_by[0], owner=arrival.owner)
-            changes |= {"parent_id": parent, "spawn_ref": SpawnRef(parent, "", "", arrival.spawned_by[1])}
-        made = replace(made, info=replace(made.info, **changes))
-        name = arrival.name
+        made = SessionFactory().create(self._agent, session_id=session_id, owner=self.owner or owner, tags=tags)
+        info = made.info
+        if created_at is not None:
+            info = replace(info, created_at=created_at)
+        if spawn is not None:
+            info = replace(info, parent_id=SessionId(spawn.parent_session_id), spawn_ref=spawn)
+        made = replace(made, info=info)
         return made if name is None or name == session_id else made.with_name(clean_text(name)[:_LONGEST_NAME])
 
 

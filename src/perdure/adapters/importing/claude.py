@@ -43,7 +43,9 @@ def pieces(source: Path) -> Pieces:
         return [partial(_transcripts, source)]
     found = sorted(source.glob(f"*{_LINES}")) or sorted(source.glob(f"*/*{_LINES}"))
     if not found:
-        raise InvalidData("$.source", f"{source} has no transcripts: neither *{_LINES} nor a project's folder with them")
+        raise InvalidData(
+            "$.source", f"{source} has no transcripts: neither *{_LINES} nor a project's folder with them"
+        )
     return [partial(_transcripts, path) for path in found]
 
 

@@ -1,4 +1,4 @@
-"""The SQLite files of Google ADK: `DatabaseSessionService`, in its older and its newer schema, and `SqliteSessionService`.
+"""The SQLite files of Google ADK: those of `DatabaseSessionService`, older and newer, and of `SqliteSessionService`.
 
 The older schema has a pickle for each event's actions. It is not read: a pickle can run code. What those actions have
 done to the state is in the state.
@@ -14,7 +14,7 @@ from typing import Any
 from perdure.adapters.forms.adk import FORM
 from perdure.adapters.google_adk_state import with_state
 from perdure.adapters.importing.arriving import Arrival, Pieces
-from perdure.adapters.importing.sources import Database, read_object, read_text, read_time
+from perdure.adapters.importing.sources import ROW, Database, read_object, read_text, read_time
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.value import JSON
@@ -43,7 +43,7 @@ class _File:
     def sessions(self) -> list[tuple[str, str, str]]:
         named = ("app_name", "user_id", "id")
         return [
-            tuple(read_text(row[name], f"{self._sessions}[{row['']}].{name}") for name in named)  # type: ignore[misc]  # three
+            tuple(read_text(row[name], f"{self._sessions}[{row[ROW]}].{name}") for name in named)  # type: ignore[misc]  # three
             for row in self._db.rows(self._sessions)
         ]
 
@@ -55,7 +55,7 @@ class _File:
                     yield self._state(table, row)
 
     def _state(self, table: str, row: dict[str, Any]) -> Arrival:
-        where = f"{table}[{row['']}]"
+        where = f"{table}[{row[ROW]}]"
         app = read_text(row["app_name"], f"{where}.app_name")
         user = read_text(row["user_id"], f"{where}.user_id") if "user_id" in row else None
         kind = ("app", app) if user is None else ("user", app, user)
@@ -70,14 +70,13 @@ class _File:
 
     def session(self, app: str, user: str, session_id: str) -> Iterator[Arrival]:
         (row,) = self._db.rows(self._sessions, app_name=app, user_id=user, id=session_id)
-        where = f"{self._sessions}[{row['']}]"
-        events = self._db.rows(
-            self._events, "timestamp, rowid", app_name=app, user_id=user, session_id=session_id
-        )
+        where = f"{self._sessions}[{row[ROW]}]"
+        events = self._db.rows(self._events, "timestamp, rowid", app_name=app, user_id=user, session_id=session_id)
         updated = read_time(row["update_time"])
         names = {"app": app, "user": user, "id": session_id, "updated": updated.timestamp() if updated else 0.0}
         yield Arrival(
             names=(app, session_id),
+            names_of_others=(app, user, session_id),
             items=[self._event(each) for each in events],
             read=_message,
             metadata=with_state({"adk": names}, read_object(row["state"], f"{where}.state")),
@@ -87,7 +86,7 @@ class _File:
         )
 
     def _event(self, row: dict[str, Any]) -> JSON:
-        where = f"{self._events}[{row['']}]"
+        where = f"{self._events}[{row[ROW]}]"
         at = read_time(row["timestamp"])
         known = {"id": row["id"], "invocation_id": row["invocation_id"], "timestamp": at.timestamp() if at else 0.0}
         if not self._is_old:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.adapters.forms.openai import FORM
 from perdure.adapters.importing.arriving import Arrival, Pieces
-from perdure.adapters.importing.sources import Database, read_json, read_text, read_time
+from perdure.adapters.importing.sources import ROW, Database, read_json, read_text, read_time
 from perdure.model.value import JSON
 
 _MAIN = "main"
@@ -32,12 +32,12 @@ class _File:
         known: dict[str, None] = {}
         for table in filter(None, (self._sessions, self._messages)):
             for row in self._db.rows(table):
-                known[read_text(row["session_id"], f"{table}[{row['']}].session_id")] = None
+                known[read_text(row["session_id"], f"{table}[{row[ROW]}].session_id")] = None
         return [*known]
 
     def arrivals(self, session_id: str) -> Iterator[Arrival]:
         branches = self._branches(session_id)
-        items = {row[""]: self._item(row) for row in self._db.rows(self._messages, "id", session_id=session_id)}
+        items = {row[ROW]: self._item(row) for row in self._db.rows(self._messages, "id", session_id=session_id)}
         times = list(self._db.rows(self._sessions, session_id=session_id)) if self._sessions else []
         created_at = read_time(times[0]["created_at"]) if times else None
         for branch, places in branches.items() or [(_MAIN, [*items])]:
@@ -46,7 +46,7 @@ class _File:
             yield Arrival(names=names, items=said, read=_message, name=" ".join(names), created_at=created_at)
 
     def _item(self, row: dict[str, Any]) -> JSON:
-        found: JSON = read_json(row["message_data"], f"{self._messages}[{row['']}].message_data")
+        found: JSON = read_json(row["message_data"], f"{self._messages}[{row[ROW]}].message_data")
         return found
 
     def _branches(self, session_id: str) -> dict[str, list[int]]:
@@ -54,7 +54,9 @@ class _File:
         found: dict[str, list[int]] = {}
         rows = self._db.rows(self._structure, "sequence_number", session_id=session_id) if self._structure else ()
         for row in rows:
-            found.setdefault(read_text(row["branch_id"], f"{self._structure}[{row['']}]"), []).append(row["message_id"])
+            found.setdefault(read_text(row["branch_id"], f"{self._structure}[{row[ROW]}]"), []).append(
+                row["message_id"]
+            )
         return found
 
 

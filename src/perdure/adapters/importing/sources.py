@@ -1,4 +1,4 @@
-"""What others have written, read and never changed: SQLite files, JSON and lines of JSON, all of it possibly damaged."""
+"""What others have written, read and never changed: SQLite files, JSON, lines of JSON. All of it may be damaged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import apsw
 from perdure.errors import InvalidData, StoreError
 
 _MEND = "Mend or remove it and import again; what has arrived is kept"
+ROW = "#"
+"""The key of a row's number."""
 _WAL, _AT = 2, 18
 """What the header of a SQLite file has at this place if it is written by way of a log beside it."""
 
 
 class Database:
-    """A SQLite file of another library. Each row that is read of it is a dict, with its number under ``""``."""
+    """A SQLite file of another library. Each row that is read of it is a dict, with its number under ROW."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,10 +47,13 @@ class Database:
             raise InvalidData("$.source", problem)
         return found
 
-    def rows(self, table: str, order: str = "rowid", **where: Any) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a table that have these values."""
+    def rows(
+        self, table: str, order: str = "rowid", *, columns: Sequence[str] = (), **where: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a table that have these values, with all columns or with some."""
         asked = " AND ".join(f"{_quoted(name)} = ?" for name in where) or "1"
-        text = f"SELECT rowid AS '', * FROM {_quoted(table)} WHERE {asked} ORDER BY {order}"  # noqa: S608
+        shown = ", ".join(map(_quoted, columns)) or "*"
+        text = f"SELECT rowid AS {_quoted(ROW)}, {shown} FROM {_quoted(table)} WHERE {asked} ORDER BY {order}"
         with self._told():
             cursor = self._db.execute(text, tuple(where.values()))
             for row in cursor:
