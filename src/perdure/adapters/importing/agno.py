@@ -79,20 +79,29 @@ def _said(runs: list[tuple[dict[str, Any], str]]) -> list[JSON]:
     """Return what was said in runs. Each run repeats what it was begun with, and its instructions: they come once."""
     found: list[JSON] = []
     instructed: set[str] = set()
-    for run, where in runs:
-        if run.get("parent_run_id"):  # a member's or a tool's, which the run that called it has as a result
-            continue
+    for run, where in _once(runs):
         for place, message in enumerate(run.get("messages") or []):
             if not isinstance(message, dict):
                 raise InvalidData(f"{where}.messages[{place}]", "this is not a message. Mend or remove it")
-            if message.get("from_history") or (
-                message.get("role") == "system" and str(message.get("content")) in instructed
-            ):
+            is_instruction, content = message.get("role") == "system", str(message.get("content"))
+            if message.get("from_history") or (is_instruction and content in instructed):
                 continue
-            if message.get("role") == "system":
-                instructed.add(str(message.get("content")))
+            if is_instruction:
+                instructed.add(content)
             found.append(message)
     return found
+
+
+def _once(runs: list[tuple[dict[str, Any], str]]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the runs of the session itself. A file that was migrated may have them in both places."""
+    known: set[str] = set()
+    for run, where in runs:
+        run_id = run.get("run_id")
+        # A member of a team has answered the run that called it, which has that answer.
+        if run.get("parent_run_id") or (isinstance(run_id, str) and run_id in known):
+            continue
+        known.add(str(run_id))
+        yield run, where
 
 
 def _message(item: JSON) -> Message:
