@@ -23,11 +23,10 @@ _AT_ONCE = 1_000
 def delete(session_id: SessionId, expected: AgentSessionInfo | None = None) -> Job[None]:
     """Erase a session; SessionConflict if it is another, or of another version, than is expected."""
     yield Lock((session_id,))
-    facts: Facts = yield from facts_of(session_id)
-    if expected is not None and facts.sid is not None:
-        _require_same(expected, facts)
+    if expected is not None:
+        yield from _require_same(expected)
     erasure = _Erasure()
-    yield from erasure.erase([_free(session_id, facts)])
+    yield from erasure.erase([(yield from _free(session_id))])
     yield from erasure.finish()
     yield from count_erasure()
 
@@ -39,7 +38,7 @@ def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
     erasure = _Erasure()
     for session_id in session_ids:
         try:
-            free.setdefault(_free(session_id, (yield from facts_of(session_id))), session_id)
+            free.setdefault((yield from _free(session_id)), session_id)
         except (SessionBusy, SessionNotFound):
             continue
     yield from erasure.erase(free)
@@ -85,15 +84,18 @@ def forget_unused(hashes: Iterable[str]) -> Job[None]:
             yield Delete("value", {"hash in": unused})
 
 
-def _require_same(expected: AgentSessionInfo, facts: Facts) -> None:
-    if facts.version != expected.version:
+def _require_same(expected: AgentSessionInfo) -> Job[None]:
+    """Raise SessionConflict if there is a session of that id which has changed, or is another."""
+    facts: Facts = yield from facts_of(expected.id)
+    if facts.sid is not None and facts.version != expected.version:
         raise SessionConflict(expected.id, expected.version, facts.version)
-    if facts.created != expected.created_at.timestamp():
+    if facts.sid is not None and facts.created != expected.created_at.timestamp():
         raise another_session(expected)
 
 
-def _free(session_id: SessionId, facts: Facts) -> int:
+def _free(session_id: SessionId) -> Job[int]:
     """Return the number of a session that may be erased. One whose run was interrupted may be."""
+    facts: Facts = yield from facts_of(session_id)
     if facts.sid is None:
         raise SessionNotFound(session_id)
     require_free(session_id, facts)
