@@ -19,6 +19,7 @@ from perdure.testing import (
     ChronicleContract,
     EngineContract,
     ErasureContract,
+    FindContract,
     HeadsContract,
     JournalContract,
     NamesContract,
@@ -41,6 +42,7 @@ class EveryContract(
     NamesContract,
     PreviewsContract,
     HeadsContract,
+    FindContract,
     SketchContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

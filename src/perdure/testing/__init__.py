@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CheckContract,
         ChronicleContract,
         ErasureContract,
+        FindContract,
         HeadsContract,
         JournalContract,
         NamesContract,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract HeadsContract "
-    "JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract",
+    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract FindContract "
+    "HeadsContract JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -53,6 +54,7 @@ __all__ = [
     "EngineContract",
     "ErasureContract",
     "FailingStore",
+    "FindContract",
     "FrozenClock",
     "HeadsContract",
     "JournalContract",

@@ -8,7 +8,8 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract` and `HeadsContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`
+and `FindContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -21,6 +22,7 @@ from perdure.testing.parts.checking import Checking
 from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
+from perdure.testing.parts.finding import Finding
 from perdure.testing.parts.heading import Heading
 from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
@@ -83,3 +85,7 @@ class PreviewsContract(Previewing):
 
 class HeadsContract(Heading):
     """The contract of `perdure.protocols.Heads`, for a store with a journal."""
+
+
+class FindContract(Finding):
+    """The contract of `perdure.protocols.FindsMessages`, for a store with a journal, an erasure and an archive."""

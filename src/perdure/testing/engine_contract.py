@@ -20,6 +20,7 @@ from perdure.testing.contract import (
     CheckContract,
     ChronicleContract,
     ErasureContract,
+    FindContract,
     HeadsContract,
     JournalContract,
     NamesContract,
@@ -48,6 +49,7 @@ class EngineContract(
     NamesContract,
     PreviewsContract,
     HeadsContract,
+    FindContract,
     SketchContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""

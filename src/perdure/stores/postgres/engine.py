@@ -176,6 +176,11 @@ class PostgresEngine(IndexedEngine):
 
         return await search(self.opened.link, query)
 
+    async def named(self, message_id: str) -> Sequence[tuple[int, int]]:
+        from perdure.stores.postgres.search import named
+
+        return await named(self.opened.link, message_id)
+
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
         from perdure.stores.postgres.search import index
 

@@ -22,8 +22,10 @@ import apsw
 
 from perdure import codec
 from perdure.errors import InvalidData, StoreError
+from perdure.model.message import Message
 from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
+from perdure.stores.jobs.finding import MOST_PLACES, number_of
 from perdure.stores.search import Query, text_of, words_of
 from perdure.stores.sqlite.ranking import Scorer, find, owner_token
 from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
@@ -34,10 +36,10 @@ from perdure.stores.sqlite.worker import Worker, as_store_error
 T = TypeVar("T")
 
 _APPLICATION_ID = 0x70657273  # "pers"
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever words are read from messages in another way: what was indexed before is then indexed anew.
 
-1 left the first words of leaves where they were when they were erased.
+1 left the first words of leaves where they were when they were erased; 2 had no ids.
 """
 _CHUNK = 2_000
 _PATIENCE = 2.0
@@ -46,6 +48,7 @@ _ATTEMPTS = 20
 _SCHEMA = """
     CREATE TABLE note (key TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE place (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, owner TEXT) STRICT;
+    CREATE TABLE named (number INTEGER, id INTEGER, PRIMARY KEY (number, id)) STRICT, WITHOUT ROWID;
     CREATE VIRTUAL TABLE message USING fts5(text, place, content='', tokenize='unicode61');
     INSERT INTO message(message, rank) VALUES ('secure-delete', 1);
 """
@@ -92,16 +95,23 @@ class SearchThread:
         self._worker: Worker | None = None
 
     async def search(self, query: Query) -> list[SearchHit]:
-        """Index what is lacking and search; once more, if the index has fallen behind between the two.
+        return await self._indexed(partial(self._index.search, query=query)) if query.terms else []
+
+    async def named(self, message_id: str) -> list[tuple[int, int]]:
+        """Return the logs and positions at which messages of an id may stand, the newest first."""
+        return await self._indexed(partial(self._index.named, number=number_of(message_id)))
+
+    async def _indexed(self, look: Callable[..., list[T] | None]) -> list[T]:
+        """Index what is lacking and look; once more, if the index has fallen behind between the two.
 
         Not in one go: what the index waits for may be an erasure that waits for this thread.
         """
-        hits: list[SearchHit] | None = None if query.terms else []
+        found: list[T] | None = None
         for attempt in range(1, _ATTEMPTS + 1):
-            if hits is None:
+            if found is None:
                 await self.index(anew=False, progress=None)
-                hits = await self._run(partial(self._index.search, query=query, surely=attempt == _ATTEMPTS))
-        return hits or []
+                found = await self._run(partial(look, surely=attempt == _ATTEMPTS))
+        return found or []
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
         """Index what is not indexed yet, piece by piece, so that others' searches and a cancellation get their turn."""
@@ -152,6 +162,10 @@ class SearchIndex:
     def search(self, db: apsw.Connection, query: Query, surely: bool) -> list[SearchHit] | None:
         """Search what is indexed; None if something is lacking, unless it is to be searched all the same."""
         return self._surely(lambda index: _search(index, db, query, surely))
+
+    def named(self, db: apsw.Connection, number: int, surely: bool) -> list[tuple[int, int]] | None:
+        """Return where messages of a number may stand; None if something is lacking, unless it is to be told anyway."""
+        return self._surely(lambda index: _named(index, db, number, surely))
 
     def forget(self, db: apsw.Connection) -> None:
         """Empty the index, to be made anew."""
@@ -246,6 +260,7 @@ class _IndexFile:
         """Forget everything. `secure_delete` overwrites it."""
         self.db.execute("INSERT INTO message(message) VALUES ('delete-all')")
         self.db.execute("DELETE FROM place")
+        self.db.execute("DELETE FROM named")
         self.take_note(uid=uid, erasures=erasures, cursor=0)
         self.behind_since = None
 
@@ -368,24 +383,34 @@ def _index_some(index: _IndexFile, db: apsw.Connection) -> int:
     for log, group in groupby(rows, key=itemgetter(1)):
         (owner,) = first_row(db, _OWNER, (log,))
         places = _tokens(log, owner)
-        held = [(rowid, _words(body, log, pos, crc)) for rowid, _, pos, crc, body in group]
+        held = [(rowid, _message(body, log, pos, crc)) for rowid, _, pos, crc, body in group]
         index.db.executemany("INSERT INTO place VALUES (?, ?, ?)", [(rowid, log, owner) for rowid, _ in held])
         index.db.executemany(
             "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)",
-            [(rowid, words, places) for rowid, words in held],
+            [(rowid, _words(message), places) for rowid, message in held],
         )
+        names = [(number_of(message.id), rowid) for rowid, message in held if message is not None]
+        index.db.executemany(_NAME, names)
     index.take_note(cursor=rows[-1][0])
     return len(rows)
 
 
-def _words(body: bytes, *row: int) -> str:
-    """The words of a message, folded; none if its row is damaged, which a load reports."""
+_NAME = "INSERT INTO named VALUES (?, ?)"
+
+
+def _message(body: bytes, *row: int) -> Message | None:
+    """Return a message; None if its row is damaged, which a load reports."""
     if row and (type(body) is not bytes or checksum(body, *row[:2]) != row[2]):
-        return ""
+        return None
     try:
-        return " ".join(words_of(text_of(codec.decode_message(body))))
+        return codec.decode_message(body)
     except InvalidData:
-        return ""
+        return None
+
+
+def _words(message: Message | None) -> str:
+    """Return the words of a message, folded."""
+    return "" if message is None else " ".join(words_of(text_of(message)))
 
 
 def _tokens(log: int, owner: str | None) -> str:
@@ -400,6 +425,18 @@ def _search(index: _IndexFile, db: apsw.Connection, query: Query, surely: bool) 
     return None
 
 
+def _named(index: _IndexFile, db: apsw.Connection, number: int, surely: bool) -> list[tuple[int, int]] | None:
+    with _snapshot(index.db), _snapshot(db):
+        if not surely and _reached(index, db, index.reached) is None:
+            return None
+        rowids = rows_of(index.db, _NUMBERED, (number, MOST_PLACES))
+        rows = [first_row(db, "SELECT log, pos FROM msg WHERE rowid = ?", rowid) for rowid in rowids]
+    return [row for row in rows if row is not None]
+
+
+_NUMBERED = "SELECT id FROM named WHERE number = ? ORDER BY id DESC LIMIT ?"
+
+
 def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
     """Take out the words of what has been erased; all words, if others have erased something too meanwhile."""
     with exclusively(index.db), _snapshot(db):
@@ -412,7 +449,7 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
         changed = [each for each in erased.changed if each.rowid <= cursor]
         for each in changed:
             _exchange(index, each)
-        remove_signposts(index.db, (_words(each.old) for each in changed))
+        remove_signposts(index.db, (_words(_message(each.old)) for each in changed))
         index.take_note(erasures=erasures, cursor=min(cursor, erased.newest))
 
 
@@ -420,17 +457,19 @@ def _exchange(index: _IndexFile, changed: Changed) -> None:
     row = first_row(index.db, "SELECT log, owner FROM place WHERE id = ?", (changed.rowid,))
     if row is None or row[0] != changed.log:
         raise _Gone
-    tokens = _tokens(*row)
+    tokens, rowid = _tokens(*row), changed.rowid
+    old, new = _message(changed.old), None if changed.new is None else _message(changed.new)
     index.db.execute(
-        "INSERT INTO message(message, rowid, text, place) VALUES ('delete', ?, ?, ?)",
-        (changed.rowid, _words(changed.old), tokens),
+        "INSERT INTO message(message, rowid, text, place) VALUES ('delete', ?, ?, ?)", (rowid, _words(old), tokens)
     )
+    if old is not None:
+        index.db.execute("DELETE FROM named WHERE number = ? AND id = ?", (number_of(old.id), rowid))
     if changed.new is None:
-        index.db.execute("DELETE FROM place WHERE id = ?", (changed.rowid,))
+        index.db.execute("DELETE FROM place WHERE id = ?", (rowid,))
     else:
-        index.db.execute(
-            "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)", (changed.rowid, _words(changed.new), tokens)
-        )
+        index.db.execute("INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)", (rowid, _words(new), tokens))
+    if new is not None:
+        index.db.execute(_NAME, (number_of(new.id), rowid))
 
 
 def _leave_no_trace(path: Path) -> None:

@@ -68,6 +68,8 @@ def _disagreements(db: apsw.Connection, index: apsw.Connection) -> Iterator[str]
     beyond = "SELECT 1 FROM message_docsize LEFT JOIN place USING (id) WHERE place.id IS NULL LIMIT 1"
     if first_row(index, lacking) or first_row(index, beyond):
         yield "its words and its places are not of the same messages"
+    if first_row(index, "SELECT 1 FROM named LEFT JOIN place USING (id) WHERE place.id IS NULL LIMIT 1"):
+        yield "it has ids of messages that it has no places of"
 
 
 _MESSAGES = """
