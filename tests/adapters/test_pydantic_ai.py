@@ -272,7 +272,7 @@ class LockStep:
         assert _shapes(lines[0]) == _shapes(lines[1])
         ids = [{entry.id: place for place, entry in enumerate(chain.from_iterable(each))} for each in lines]
         assert _facts(records[0], ids[0]) == _facts(records[1], ids[1])
-        if lines[0][0] and hasattr(MemoryStore, "find_message"):
+        if lines[0][0]:
             place = self.chance.randrange(len(lines[0][0]))
             theirs, ours = [await outcome(s.read_entry(lines[side][0][place].id)) for side, s in enumerate(self.stores)]
             assert theirs.message == ours.message

@@ -26,7 +26,7 @@ from perdure.adapters.home import Home
 from perdure.errors import ErasedMeanwhile, InvalidData, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, mark_of
 from perdure.model.message import Message
-from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus
 from perdure.model.transcript import Transcript
 from perdure.model.value import EMPTY, JSON, thawed
 from perdure.protocols import SessionHead, SessionStore
@@ -200,11 +200,26 @@ class PerdureConversationStore(ConversationStore):
         return await self._anywhere(tip)
 
     async def _anywhere(self, tip: str) -> _Source | None:
-        """Return the view that ends with an entry of which nothing else is known."""
+        """Return the view that ends with an entry of which nothing but the id may be known."""
         place = self._tips.recall(tip)
-        session = None if place is None else await self._home.load(place.session_id, place.version)
+        session = None if place is None else await self._own(*place)
         view = None if session is None else _cut_after(session.state.transcript, tip)
-        return None if view is None else _Source(session, view)
+        if view is not None:
+            return _Source(session, view)
+        for found in await self._home.store.find_message(tip, owner=self._home.owner):
+            session = await self._own(found.session_id)
+            view = None if session is None else await self._view_to(tip, session)
+            if view is not None:
+                return _Source(session, view)
+        return None
+
+    async def _own(self, session_id: SessionId, version: int | None = None) -> AgentSession | None:
+        """Return a session if it is a conversation that may be seen here."""
+        session = await self._home.store.load(session_id, version)
+        if session is None or session.status is SessionStatus.DELETED:
+            return None
+        is_own = session.info.agent_name == self._home.agent.name and session.info.owner == self._home.owner
+        return session if is_own else None
 
     async def _view_to(self, tip: str, session: AgentSession) -> Transcript | None:
         """Return the view up to an entry, as a session shows it now or in a branch that it has left."""
