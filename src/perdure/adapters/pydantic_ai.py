@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
@@ -18,7 +19,7 @@ from pydantic_ai.conversation_store import (
     ConversationRecord,
     ConversationStore,
 )
-from pydantic_ai.messages import ModelMessagesTypeAdapter
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
 from pydantic_ai.usage import RunUsage
 
 from perdure.adapters.forms.pydantic import FORM
@@ -70,8 +71,7 @@ class PerdureConversationStore(ConversationStore):
         expected_revision: str | None,
     ) -> None:
         chain = _chain_to(record.head_id, new_entries)
-        items = ModelMessagesTypeAdapter.dump_python([entry.message for entry in chain], mode="json")
-        messages = [FORM.message(item, message_id=entry.id) for entry, item in zip(chain, items, strict=True)]
+        messages = [FORM.message(item, message_id=entry.id) for entry, item in zip(chain, _told(chain), strict=True)]
         written = _Written(record, chain[0].parent_id if chain else record.head_id, messages)
         try:
             await self._home.run(self._write(written, expected_revision))
@@ -309,16 +309,51 @@ def _noted(session: AgentSession, view: Transcript, record: ConversationRecord) 
     tip = _tip(session.state.transcript) if session.version else None
     if tip is not None:
         known[tip] = session.version
+    left_at = {tip: known[tip] for tip in record.branches if tip in known}
     note = {
-        "record": _RECORDS.dump_python([record], mode="json")[0],
+        "record": _brief(_RECORDS.dump_python([record], mode="json")[0]),
         "session": session.id,
         "at": session.version + 1,
-        "left_at": {tip: known[tip] for tip in record.branches if tip in known},
+        **({"left_at": left_at} if left_at else {}),
     }
     state = session.state.with_transcript(view).with_metadata(_NOTE, note)
     if record.scope is not None:
         state = state.with_metadata(_SCOPE, _mark(record.scope))
     return session.with_state(state).with_indexed((_SCOPE,))
+
+
+def _brief(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without what says nothing: 0, None and the like, which is what a missing field means."""
+    brief = {key: value for key, value in told.items() if value or key == "head_id"}
+    return {**brief, "usage": {key: value for key, value in told["usage"].items() if value}}
+
+
+def _told(entries: Sequence[ConversationEntry]) -> list[JSON]:
+    """Return messages as Pydantic AI writes them, without fields that say nothing, which half of the bytes would be."""
+    messages = [entry.message for entry in entries]
+    items = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
+    return [_message_told(message, item) for message, item in zip(messages, items, strict=True)]
+
+
+def _message_told(message: ModelMessage, item: dict[str, Any]) -> JSON:
+    told = _said(message, item)
+    told["parts"] = [_said(part, each) for part, each in zip(message.parts, item["parts"], strict=True)]
+    if isinstance(message, ModelResponse) and isinstance(item.get("usage"), dict):
+        told["usage"] = _said(message.usage, item["usage"])
+    return told
+
+
+def _said(value: Any, item: dict[str, Any]) -> dict[str, Any]:
+    """Return what was written of a value, without the fields that are what they are if they are missing."""
+    silent = _silent_fields(type(value))
+    return {key: each for key, each in item.items() if each or key not in silent or each != silent[key]}
+
+
+@cache
+def _silent_fields(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the fields of a class that are None, 0 or 0.0 unless they are given."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return {field.name: field.default for field in fields if field.default is None or field.default == 0}
 
 
 def _mark(scope: str) -> str:
