@@ -10,6 +10,7 @@ from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationConflict
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import UsageLimits
 
 from perdure.adapters.pydantic_ai import PerdureConversationStore
 
@@ -40,7 +41,7 @@ async def _write(store: PerdureConversationStore, name: str, rounds: int, told: 
     while done < rounds:
         conversation = await store.load("a") or Conversation(conversation_id="a")
         question = f"{name} {done}"
-        result = await agent.run(question, conversation=conversation)
+        result = await agent.run(question, conversation=conversation, usage_limits=UsageLimits(request_limit=None))
         try:
             await store.save(result)
         except ConversationConflict:

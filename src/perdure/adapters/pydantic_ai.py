@@ -350,7 +350,7 @@ def _said(value: Any, item: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _silent_fields(kind: type[Any]) -> Mapping[str, Any]:
+def _silent_fields(kind: Any) -> Mapping[str, Any]:
     """Return the fields of a class that are None, 0 or 0.0 unless they are given."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     return {field.name: field.default for field in fields if field.default is None or field.default == 0}
