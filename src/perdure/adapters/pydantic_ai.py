@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
@@ -19,11 +18,11 @@ from pydantic_ai.conversation_store import (
     ConversationRecord,
     ConversationStore,
 )
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
 from pydantic_ai.usage import RunUsage
 
 from perdure.adapters.forms.pydantic import FORM
 from perdure.adapters.home import Home
+from perdure.adapters.pydantic_ai_messages import read, told
 from perdure.errors import ErasedMeanwhile, InvalidData, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId, mark_of
 from perdure.model.message import Message
@@ -71,7 +70,8 @@ class PerdureConversationStore(ConversationStore):
         expected_revision: str | None,
     ) -> None:
         chain = _chain_to(record.head_id, new_entries)
-        messages = [FORM.message(item, message_id=entry.id) for entry, item in zip(chain, _told(chain), strict=True)]
+        items = told([entry.message for entry in chain])
+        messages = [FORM.message(item, message_id=entry.id) for entry, item in zip(chain, items, strict=True)]
         written = _Written(record, chain[0].parent_id if chain else record.head_id, messages)
         try:
             await self._home.run(self._write(written, expected_revision))
@@ -328,34 +328,6 @@ def _brief(told: dict[str, Any]) -> dict[str, Any]:
     return {**brief, "usage": {key: value for key, value in told["usage"].items() if value}}
 
 
-def _told(entries: Sequence[ConversationEntry]) -> list[JSON]:
-    """Return messages as Pydantic AI writes them, without fields that say nothing, which half of the bytes would be."""
-    messages = [entry.message for entry in entries]
-    items = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
-    return [_message_told(message, item) for message, item in zip(messages, items, strict=True)]
-
-
-def _message_told(message: ModelMessage, item: dict[str, Any]) -> JSON:
-    told = _said(message, item)
-    told["parts"] = [_said(part, each) for part, each in zip(message.parts, item["parts"], strict=True)]
-    if isinstance(message, ModelResponse) and isinstance(item.get("usage"), dict):
-        told["usage"] = _said(message.usage, item["usage"])
-    return told
-
-
-def _said(value: Any, item: dict[str, Any]) -> dict[str, Any]:
-    """Return what was written of a value, without the fields that are what they are if they are missing."""
-    silent = _silent_fields(type(value))
-    return {key: each for key, each in item.items() if each or key not in silent or each != silent[key]}
-
-
-@cache
-def _silent_fields(kind: Any) -> Mapping[str, Any]:
-    """Return the fields of a class that are None, 0 or 0.0 unless they are given."""
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return {field.name: field.default for field in fields if field.default is None or field.default == 0}
-
-
 def _mark(scope: str) -> str:
     """Return what lists are narrowed by: a scope may be longer than an index takes."""
     return str(SessionId.of(scope))
@@ -382,7 +354,7 @@ def _entries(view: Transcript, limit: int | None) -> list[ConversationEntry]:
     items = list(_items(view if limit is None else view[max(0, len(view) - limit - 1) :]))
     parents = [None, *(name for name, _ in items)]
     start = 0 if limit is None else max(0, len(items) - limit)
-    messages = ModelMessagesTypeAdapter.validate_python([item for _, item in items[start:]])
+    messages = read([item for _, item in items[start:]])
     return [
         ConversationEntry(id=name, parent_id=parent_id, message=message)
         for (name, _), parent_id, message in zip(items[start:], parents[start:], messages, strict=False)
