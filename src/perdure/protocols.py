@@ -1291,6 +1291,13 @@ class Indexed(Search, Protocol):
 class Erasure(Protocol):
     """A store that can replace what was said, and clear up after what was erased."""
 
+    async def delete(self, session_id: str, *, expected: AgentSessionInfo | None = None) -> None:
+        """Erase a session. With the header that somebody has read, SessionConflict if it has changed since.
+
+        A session that was erased and created again under the same id is not the expected one.
+        """
+        ...
+
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         """Replace the content of messages of a session's history for good; how many were not replaced before.
 

@@ -359,6 +359,28 @@ ITEMS: dict[str, list[dict[str, Any]]] = {
             "redact_message": {"role": "user", "content": [{"text": "[blocked]"}]},
         },
     ],
+    "agno": [
+        {"id": "m-1", "content": "Where is my order?", "from_history": False, "role": "user", "created_at": 1767322800},
+        {
+            "id": "m-2",
+            "content": "One moment.",
+            "reasoning_content": "Look it up.",
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "c-1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": 7}'}}
+            ],
+            "metrics": {"input_tokens": 10, "duration": 0.5},
+        },
+        {
+            "id": "m-3",
+            "content": "lost",
+            "role": "tool",
+            "tool_call_id": "c-1",
+            "tool_name": "look_up",
+            "tool_call_error": True,
+        },
+        {"id": "m-4", "content": ["a", {"b": 1}], "role": "user", "images": [{"url": "https://a.example/b.png"}]},
+    ],
 }
 
 _scalars = (

@@ -100,3 +100,10 @@ def test_strands_takes_them() -> None:
         assert message["role"] in ("user", "assistant")
         for block in message["content"]:
             assert adapter.validate_python(block) == block
+
+
+def test_agno_takes_them() -> None:
+    """Every item is a message of Agno's."""
+    message = pytest.importorskip("agno.models.message")
+    for item in given("agno"):
+        assert message.Message.model_validate(item).role in ("system", "user", "assistant", "tool")

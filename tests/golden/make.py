@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,11 @@ A last word stands for what came without a new number: `totals` are the usage of
 headers, and runs that stand in their heads.
 """
 RECORD = "record-2"
-FOREIGN = "foreign-1"
+FOREIGN = {
+    "foreign-1": ("openai", "langchain", "adk", "claude", "pydantic-ai", "strands"),
+    "foreign-2": ("agno",),
+}
+"""The frameworks whose items are in a directory. A new one goes into a new directory."""
 """The form of a session record's file. The first has no checksum."""
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
@@ -390,15 +395,15 @@ def write_record(directory: Path) -> None:
     (directory / "expected.txt").write_text(_json(describe_record(made)))
 
 
-def write_foreign(directory: Path) -> None:
+def write_foreign(names: Sequence[str], directory: Path) -> None:
     """Write messages that keep other frameworks' items, with and without their content."""
     sys.path.insert(0, str(HERE.parents[1]))
     from tests.adapters.items import ITEMS
     from tests.adapters.test_forms import FORMS, redacted
 
     lines = []
-    for name, items in ITEMS.items():
-        for place, item in enumerate(items):
+    for name in names:
+        for place, item in enumerate(ITEMS[name]):
             named = name in ("langchain", "adk", "claude") and place % 2 == 0
             message = FORMS[name].message(item, message_id=None if named else f"m-{place}")
             left = redacted(message)
@@ -420,7 +425,7 @@ def _json(plain: Any) -> str:
 
 def main() -> None:
     wanted: dict[str, Callable[[Path], None]] = {CURRENT: lambda path: asyncio.run(write(path)), RECORD: write_record}
-    wanted[FOREIGN] = write_foreign
+    wanted |= {name: partial(write_foreign, forms) for name, forms in FOREIGN.items()}
     missing = {HERE / name: writes for name, writes in wanted.items() if not (HERE / name).exists()}
     if not missing:
         there = " and ".join(wanted)

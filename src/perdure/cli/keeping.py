@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
 import msgspec
@@ -20,6 +20,7 @@ from perdure.cli.terminal import counted, line, note, print_json, progress, say
 from perdure.errors import InvalidData
 
 if TYPE_CHECKING:
+    from perdure.adapters.importing import ImportReport
     from perdure.archive.checking import FsckReport
     from perdure.archive.copying import CopyReport
     from perdure.archive.moving import MoveReport
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.protocols import Forgotten
     from perdure.sessions.conversations import Format
     from perdure.sessions.sessions import Sessions
+    from perdure.stores.store import Store
 
 _KEPT = "The sessions that have arrived are kept. Repeat the command to go on."
 _SHOWN = 5
@@ -67,21 +69,36 @@ def export(ctx: click.Context, sessions: tuple[str, ...], output: str, format: F
 
 
 @store_command("import", json=True, agent=True)
-@click.argument("file")
+@click.argument("file", metavar="SOURCE")
 @click.option(
     "--format",
     type=click.Choice(["perdure", "openai"]),
     default="perdure",
-    help="What FILE is: an export, or OpenAI's messages, as an array or as lines. [perdure]",
+    help="What SOURCE is: an export, or OpenAI's messages, as an array or as lines. [perdure]",
 )
-def import_(ctx: click.Context, file: str, format: Literal["perdure", "openai"], as_json: bool) -> None:
-    """Take in the sessions of FILE, which export has written; - is stdin. Those that are there are skipped.
+@click.option(
+    "--from",
+    "framework",
+    type=click.Choice(["openai-agents", "langgraph", "adk", "agno", "claude", "strands"]),
+    help="Whose SOURCE is: the SQLite file, the transcripts or the directory that this library has written.",
+)
+def import_(
+    ctx: click.Context, file: str, format: Literal["perdure", "openai"], framework: str | None, as_json: bool
+) -> None:
+    """Take in the sessions of SOURCE, a file that export has written; - is stdin. Those that are there are skipped.
 
     Of messages in OpenAI's form it makes one new session, or one for each line {"messages": […]}, and prints the ids.
+
+    With --from it takes in what another library has stored. Repeat it at any time: only what is new is added.
     """
     source: str | BinaryIO = sys.stdin.buffer if file == "-" else file
-    if format == "perdure" and settings_of(ctx).agent:
+    if settings_of(ctx).agent and (format == "perdure" or framework is not None):
         raise click.UsageError("--agent goes with --format openai; sessions that were exported have their own.")
+    if framework is not None:
+        if format != "perdure" or file == "-":
+            raise click.UsageError("--from goes without --format, and needs a file or a directory.")
+        _import_from(ctx, framework, file, as_json)
+        return
 
     async def work(store: Sessions) -> MoveReport:
         agent = agent_of(ctx) if format == "openai" else None
@@ -97,6 +114,27 @@ def import_(ctx: click.Context, file: str, format: Literal["perdure", "openai"],
         say(session_id)
     told = _told("imported", report)
     note(told) if format == "openai" else say(told)
+
+
+def _import_from(ctx: click.Context, framework: str, source: str, as_json: bool) -> None:
+    from perdure.adapters.importing import import_from
+
+    async def work(sessions: Sessions) -> ImportReport:
+        with progress("importing") as tell:
+            return await import_from(
+                cast("Store", sessions.store), framework, source, owner=owner_of(ctx), progress=tell
+            )
+
+    with _told_of_interruption(_KEPT):
+        report = on_sessions(ctx, work, must_exist=False, begins=True)
+    if as_json:
+        print_json(msgspec.to_builtins(report, enc_hook=str))
+    else:
+        say(_told("imported", report))
+        for each in report.refused:
+            note(f"✗ {line(each.reason)}")
+    if report.refused:
+        ctx.exit(CONFLICT)
 
 
 @store_command(json=True)
@@ -179,7 +217,7 @@ def _told_of_others(target: str | None = None) -> Iterator[None]:
         raise Failure(f"{there}, and {arrives}. {advice}", CONFLICT) from error
 
 
-def _told(done: str, report: MoveReport) -> str:
+def _told(done: str, report: MoveReport | ImportReport) -> str:
     were = "was" if report.skipped == 1 else "were"
     skipped = f", {report.skipped:,} {were} there already" if report.skipped else ""
     return f"{done} {counted(report.sessions, 'session')} with {counted(report.messages, 'message')}{skipped}"

@@ -140,6 +140,12 @@ def sketch(claim: Claim, piece: Sketch) -> None:
     expect(piece, Sketch, "$.piece")
 
 
+def delete(session_id: str, expected: AgentSessionInfo | None) -> SessionId:
+    if expected is not None:
+        expect(expected, AgentSessionInfo, "$.expected")
+    return SessionId(session_id)
+
+
 def progress(after: int) -> None:
     expect_count(after, "$.after")
 

@@ -24,7 +24,7 @@ from perdure.model.checks import expect, expect_count
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId, now
 from perdure.model.message import Message, Text
-from perdure.model.session import AgentSession, SessionInfoList
+from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
@@ -552,12 +552,12 @@ class Store:
         wanted = checked.attachments(hashes)
         return await self._engine.run(partial(attachments.read, SessionId(session_id), wanted), long=True)
 
-    async def delete(self, session_id: str) -> None:
+    async def delete(self, session_id: str, *, expected: AgentSessionInfo | None = None) -> None:
         from perdure.stores.jobs import erasing
 
-        key = SessionId(session_id)
+        key = checked.delete(session_id, expected)
         self._forget_all()
-        await self._engine.run(partial(erasing.delete, key), "erase")
+        await self._engine.run(partial(erasing.delete, key, expected), "erase")
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         """Erase sessions at the price of one, and return which; those that are being run, or gone already, are left."""

@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.model.checks import expect_wait
 from perdure.model.ids import SessionId, now
-from perdure.model.session import SessionInfoList
+from perdure.model.session import AgentSessionInfo, SessionInfoList
 from perdure.protocols import Claim, Filters, Forgotten, SessionQuery
 from perdure.stores import checked
 from perdure.stores.engine import Job, Lock, Pledge, T
@@ -88,13 +88,13 @@ class FileStore(Store):
     async def _past_damage(self, job: Callable[[], Job[T]]) -> T:
         return await self._engine.run_past_damage(job)
 
-    async def delete(self, session_id: str) -> None:
+    async def delete(self, session_id: str, *, expected: AgentSessionInfo | None = None) -> None:
         """Erase a session. What forks show of it stays, so a redaction of it that was cut short is finished first."""
         key = SessionId(session_id)
         with suppress(CorruptRecord, InvalidSessionFile):  # what is damaged can be erased, too
             await self._finish_redaction(key)
         async with self._sweeping(key):
-            await super().delete(key)
+            await super().delete(key, expected=expected)
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         keys = checked.session_ids(session_ids)

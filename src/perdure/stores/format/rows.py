@@ -16,7 +16,7 @@ from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, SessionConflict
 from perdure.model.ids import new_id
 from perdure.model.message import Message
-from perdure.model.session import AgentSession
+from perdure.model.session import AgentSession, AgentSessionInfo
 from perdure.model.transcript import LogRef
 from perdure.protocols import Entry, JournalEntry, RunOnRecord
 from perdure.stores.format.packing import pack_entries
@@ -116,7 +116,7 @@ _MARKS: Mapping[Order, str] = {"created": "", "updated": "u"}
 _NEXT = re.compile(r"(?P<mark>u?)(?P<time>-?[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?)_(?P<number>[0-9]{1,19})")
 
 
-def another_session(session: AgentSession) -> SessionConflict:
+def another_session(session: AgentSession | AgentSessionInfo) -> SessionConflict:
     """The session in the store has this one's id and version, and is another: created at another time."""
     return SessionConflict(
         session.id,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-from perdure.errors import SessionBusy, SessionNotFound
+from perdure.errors import SessionBusy, SessionConflict, SessionNotFound
 from perdure.model.ids import SessionId
+from perdure.model.session import AgentSessionInfo
 from perdure.stores.engine import Delete, Interfered, Job, Lock, Select, Update
-from perdure.stores.format.rows import LAST
+from perdure.stores.format.rows import LAST, another_session
 from perdure.stores.jobs import attachments
 from perdure.stores.jobs.claiming import Facts, facts_of, require_free
 from perdure.stores.jobs.lines import heirs_of, noted_by_owners
@@ -20,8 +21,11 @@ _TABLES = ("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses", "ses
 _AT_ONCE = 1_000
 
 
-def delete(session_id: SessionId) -> Job[None]:
+def delete(session_id: SessionId, expected: AgentSessionInfo | None = None) -> Job[None]:
+    """Erase a session; SessionConflict if it is another, or of another version, than is expected."""
     yield Lock((session_id,))
+    if expected is not None:
+        yield from _require_same(expected)
     yield from _erase([(yield from _free(session_id))])
 
 
@@ -104,6 +108,15 @@ def forget_unused(hashes: Iterable[str], tally: Tally | None = None) -> Job[None
                 rows = yield Select("value", ("body",), {"hash in": unused})
                 tally.add(body for (body,) in rows)
             yield Delete("value", {"hash in": unused})
+
+
+def _require_same(expected: AgentSessionInfo) -> Job[None]:
+    """Raise SessionConflict if there is a session of that id which has changed, or is another."""
+    facts: Facts = yield from facts_of(expected.id)
+    if facts.sid is not None and facts.version != expected.version:
+        raise SessionConflict(expected.id, expected.version, facts.version)
+    if facts.sid is not None and facts.created != expected.created_at.timestamp():
+        raise another_session(expected)
 
 
 def _free(session_id: SessionId) -> Job[int]:

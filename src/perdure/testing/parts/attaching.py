@@ -26,7 +26,7 @@ SCAN = PHOTO[::-1]
 HASH = codec.hash_of_bytes(PHOTO)
 
 
-class AttachingStore(JournaledStore, Attachments, Erasure, Archive, Checkable, Protocol):
+class AttachingStore(Erasure, JournaledStore, Attachments, Archive, Checkable, Protocol):
     """A store with all that has to do with images and files."""
 
 

@@ -16,7 +16,7 @@ from perdure.testing.scene import Contract, in_directory, in_store, refused
 ODD_IDS = ('with "quotes"', "back\\slash", "naïve-\U0001f600", "nul\x00nul", "line\nbreak", " ", "x" * 300, "7", "null")
 
 
-class FindingStore(JournaledStore, FindsMessages, Erasure, Archive, Protocol):
+class FindingStore(Erasure, JournaledStore, FindsMessages, Archive, Protocol):
     """A store that finds messages by their ids."""
 
 

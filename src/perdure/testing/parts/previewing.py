@@ -14,7 +14,7 @@ from perdure.testing.samples import fork, new_session, run_of, say, show, tell
 from perdure.testing.scene import Contract, in_store, refused
 
 
-class PreviewingStore(JournaledStore, Previews, Erasure, Protocol):
+class PreviewingStore(Erasure, JournaledStore, Previews, Protocol):
     """A store that previews sessions."""
 
 

@@ -124,6 +124,23 @@ class Redaction(Contract):
     """The contract of `perdure.protocols.Erasure`."""
 
     @in_store
+    async def test_only_what_was_read_is_erased(self, store: Any) -> None:
+        """A session that was saved since, or erased and created again, stays."""
+        read = await store.create(new_session("Hello", id="again"))
+        saved = await store.save(say(read, "more"))
+        with refused(SessionConflict):
+            await store.delete("again", expected=read.info)
+        assert await store.load("again") == saved
+        await store.delete("again", expected=saved.info)
+        anew = await store.create(new_session("Hello", id="again"))
+        with refused(SessionConflict):
+            await store.delete("again", expected=read.info)
+        assert await store.load("again") == anew
+        await store.delete("again")
+        with refused(SessionNotFound):
+            await store.delete("again", expected=anew.info)
+
+    @in_store
     async def test_content_is_replaced_in_every_version_and_fork(self, store: Any) -> None:
         """The message keeps its id, role and place; all who show it show the replacement."""
         assert issubclass(type(store), Erasure)

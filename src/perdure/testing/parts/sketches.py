@@ -16,7 +16,7 @@ from perdure.testing.scene import Contract, in_directory, in_store, refused
 LEASE = 30.0
 
 
-class SketchingStore(JournaledStore, Sketchbook, Erasure, Archive, Protocol):
+class SketchingStore(Erasure, JournaledStore, Sketchbook, Archive, Protocol):
     """A store that keeps the text of an answer while it is being written."""
 
 

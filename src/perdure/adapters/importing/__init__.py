@@ -1,0 +1,62 @@
+"""Ways in: what other libraries have stored, taken into sessions as the adapters lay them out.
+
+None of the libraries has to be installed, and none of their files is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perdure.adapters.importing.arriving import ImportReport, Refused, Target, take_in
+from perdure.errors import InvalidData, StoreError
+from perdure.model.session import check_owner
+
+if TYPE_CHECKING:
+    from perdure.stores.store import Store
+
+__all__ = ["FRAMEWORKS", "ImportReport", "Refused", "import_from"]
+
+FRAMEWORKS: Mapping[str, tuple[str, str]] = {
+    "openai-agents": ("openai_agents", "openai-agents"),
+    "langgraph": ("langgraph", "langgraph"),
+    "adk": ("google_adk", "google-adk"),
+    "agno": ("agno", "agno"),
+    "claude": ("claude", "claude-agent-sdk"),
+    "strands": ("strands", "strands"),
+}
+"""What can be imported from: the module that reads it, and the agent that its sessions have."""
+
+
+async def import_from(
+    store: Store,
+    framework: str,
+    source: str | PathLike[str],
+    *,
+    owner: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImportReport:
+    """Take the sessions of another library's file or directory into a store. Return how many came.
+
+    Each session arrives in one commit. What has arrived before is skipped, and of a session that has grown since, only
+    what is new is added: so an import that was killed is simply repeated. A session that was changed both here and
+    there is `refused`. Raise InvalidData that names the row if something cannot be read.
+    """
+    if framework not in FRAMEWORKS:
+        raise InvalidData(
+            "$.framework", f"there is no {framework!r} to import from; use one of {', '.join(FRAMEWORKS)}"
+        )
+    check_owner(owner)
+    module, agent = FRAMEWORKS[framework]
+    pieces = import_module(f"perdure.adapters.importing.{module}").pieces(_path_of(source, framework))
+    return await take_in(pieces, Target(store, agent, owner), progress)
+
+
+def _path_of(source: str | PathLike[str], framework: str) -> Path:
+    path = Path(fspath(source)).expanduser()
+    if not path.exists():
+        raise StoreError(f"There is nothing at {path}. Name the file or directory that {framework} has written.")
+    return path
