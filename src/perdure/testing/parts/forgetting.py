@@ -49,7 +49,7 @@ HASH = codec.hash_of_bytes(PHOTO)
 
 
 class ForgettingStore(
-    JournaledStore, Forgets, Versions, Erasure, BulkErasure, Archive, Attachments, Search, Checkable, Protocol
+    Erasure, JournaledStore, Forgets, Versions, BulkErasure, Archive, Attachments, Search, Checkable, Protocol
 ):
     """A store with all that a forgotten version has to do with."""
 
