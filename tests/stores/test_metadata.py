@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.stores.files import bytes_in
-from tests.stores.urls import KINDS, url_of
+from tests.stories import KINDS, opened
 
-import perdure
 from perdure import codec
 from perdure.archive import fsck
 from perdure.errors import CorruptRecord, InvalidData
@@ -29,13 +26,6 @@ from perdure.testing.samples import fork, new_session, note, say, texts
 
 BIG = ["a large value", *(f"number {n}" for n in range(1000))]
 every_store = pytest.mark.parametrize("kind", KINDS)
-
-
-@asynccontextmanager
-async def opened(kind: str, where: Path) -> AsyncIterator[Any]:
-    store: Any = perdure.store_of(url_of(kind, where))
-    async with store:
-        yield store
 
 
 def noted(session: AgentSession, **more: Any) -> AgentSession:
@@ -121,7 +111,7 @@ async def test_a_value_goes_with_the_last_that_has_it(kind: str, tmp_path: Path)
     if kind == "file":
         assert b"number 77" not in bytes_in(tmp_path / "sessions")
     elif kind == "sqlite":
-        assert values_in(tmp_path / "s.db") == []
+        assert values_in(tmp_path / "sessions.db") == []
 
 
 @every_store
@@ -146,7 +136,7 @@ async def test_a_redaction_goes_through_what_stands_apart(kind: str, tmp_path: P
     if kind == "file":
         assert secret.encode() not in bytes_in(tmp_path / "sessions")
     elif kind == "sqlite":
-        assert not [value for value in values_in(tmp_path / "s.db") if secret.encode() in value]
+        assert not [value for value in values_in(tmp_path / "sessions.db") if secret.encode() in value]
 
 
 @every_store

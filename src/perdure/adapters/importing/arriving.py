@@ -70,8 +70,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
     names: tuple[str, ...]
     """What it is called in its framework. The id is made of them as the framework's adapter makes it."""
-    names_of_others: tuple[str, ...] = ()
-    """What it is called if all that arrives is to have one owner, and that is not its own."""
+    names_of_all: tuple[str, ...] = ()
+    """What it is called if all that arrives is to have one owner: the names tell users apart then."""
     items: Sequence[JSON]
     read: Callable[[JSON], Message]
     """Makes a message of an item."""
@@ -86,8 +86,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime | None = None
 
     async def arrive(self, target: Target) -> ImportReport:
-        is_anothers = target.owner not in (None, self.owner)
-        names = self.names_of_others if is_anothers and self.names_of_others else self.names
+        names = self.names_of_all if target.owner is not None and self.names_of_all else self.names
         session_id = target.id_of(*names, owner=self.owner)
         found = await target.store.load(session_id)
         try:

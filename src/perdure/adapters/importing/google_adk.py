@@ -75,8 +75,8 @@ class _File:
         updated = read_time(row["update_time"])
         names = {"app": app, "user": user, "id": session_id, "updated": updated.timestamp() if updated else 0.0}
         yield Arrival(
-            names=(app, session_id),
-            names_of_others=(app, user, session_id),
+            names=(app, session_id) if user else (app, user, session_id),
+            names_of_all=(app, user, session_id),
             items=[self._event(each) for each in events],
             read=_message,
             metadata=with_state({"adk": names}, read_object(row["state"], f"{where}.state")),

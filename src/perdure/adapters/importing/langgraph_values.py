@@ -53,9 +53,11 @@ def kept(value: Any) -> dict[str, JSON]:
     """Return a value as the adapter stores it: as JSON, or else as bytes that LangGraph reads."""
     if _has_legacy(value):
         return {"type": "json", "data": base64.b64encode(json.dumps(value).encode()).decode()}
+    if not _has_made(value) and is_plain(value):
+        return {"json": value}
     told = _told(value)
     if is_plain(told):
-        return {"json": told}
+        return {"objects": told}
     return {"type": "msgpack", "data": base64.b64encode(_pack(_packable(value))).decode()}
 
 
