@@ -245,6 +245,17 @@ async def redact(world: World, at: Process) -> None:
     world.model.note("redacted", word=word)
 
 
+async def forget(world: World, at: Process) -> None:
+    """Forget some of the older versions. What was said by now may be shown by none of the others."""
+    session = await world.shown()
+    for message in await at.sessions.history(world.main):
+        for word in sorted(words_in(message.text)):
+            world.model.note("in_doubt", what=word)
+    world.views.lose()
+    newest = 1 if session is None else session.version
+    await at.sessions.forget(world.main, before=world.chance.randint(1, newest + 1))
+
+
 # A session's life
 
 
@@ -338,13 +349,13 @@ VERBS: dict[str, Step] = {
     step.__name__: step
     for step in (
         *(send, stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt),
-        *(compact, uncompact, redact, recover, delete, complete, fail, key, note, hook, store, dies),
+        *(compact, uncompact, redact, forget, recover, delete, complete, fail, key, note, hook, store, dies),
     )
 }
-"""The 25 verbs whose pairs are tried."""
+"""The 26 verbs whose pairs are tried."""
 
 PREPARED: dict[str, Step] = {
-    **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact"), _with_something_said),
+    **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact", "forget"), _with_something_said),
     "queue": _while_running,
     "steer": _while_running,
     "cancel": _while_running,
@@ -358,7 +369,7 @@ PREPARED: dict[str, Step] = {
 
 BEFORE: dict[Step, int] = {
     **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
-    **dict.fromkeys((compact, uncompact, redact, key, inject, kill_a_run, note), 2),
+    **dict.fromkeys((compact, uncompact, redact, forget, key, inject, kill_a_run, note), 2),
     send: 8,
     undo: 4,
     complete: 1,

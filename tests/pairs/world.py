@@ -239,7 +239,8 @@ class World:
     async def follow(self) -> None:
         """Take in what the versions show that have been made since."""
         session = await self.shown()
-        for version in range(self.views.version + 1, session.version + 1 if session else 0):
+        first = max(self.views.version + 1, session.info.first_version if session else 0)
+        for version in range(first, session.version + 1 if session else 0):
             self.views.follow(version, ids_in(await self.look.load(self.main, version)))
 
     async def compare_undo(self, error: BaseException | None) -> None:
