@@ -66,6 +66,7 @@ headers, and runs that stand in their heads.
 """
 RECORD = "record-2"
 FOREIGN = "foreign-1"
+LANGGRAPH = "langgraph-1"
 """The form of a session record's file. The first has no checksum."""
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
@@ -413,13 +414,27 @@ def write_foreign(directory: Path) -> None:
     (directory / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def write_langgraph(directory: Path) -> None:
+    """Threads of LangGraph as one release keeps them, and what LangGraph reads there."""
+    from tests.adapters.langgraph_golden import furnish_threads, told_of
+
+    from perdure import MemoryStore, connect_blocking
+    from perdure.adapters.langgraph import PerdureSaver
+
+    saver = PerdureSaver(store=MemoryStore())
+    furnish_threads(saver)
+    with connect_blocking(saver._home.shared) as sessions:
+        sessions.export(directory / "threads.jsonl")
+    (directory / "told.json").write_text(_json(told_of(saver)))
+
+
 def _json(plain: Any) -> str:
     return json.dumps(plain, indent=1, ensure_ascii=True) + "\n"
 
 
 def main() -> None:
     wanted: dict[str, Callable[[Path], None]] = {CURRENT: lambda path: asyncio.run(write(path)), RECORD: write_record}
-    wanted[FOREIGN] = write_foreign
+    wanted |= {FOREIGN: write_foreign, LANGGRAPH: write_langgraph}
     missing = {HERE / name: writes for name, writes in wanted.items() if not (HERE / name).exists()}
     if not missing:
         there = " and ".join(wanted)
