@@ -66,12 +66,13 @@ A last word stands for what came without a new number: `totals` are the usage of
 headers, and runs that stand in their heads.
 """
 RECORD = "record-2"
+"""The form of a session record's file. The first has no checksum."""
 FOREIGN = {
     "foreign-1": ("openai", "langchain", "adk", "claude", "pydantic-ai", "strands"),
     "foreign-2": ("agno",),
 }
 """The frameworks whose items are in a directory. A new one goes into a new directory."""
-"""The form of a session record's file. The first has no checksum."""
+LANGGRAPH = "langgraph-1"
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
     "files": FileStore,
@@ -419,6 +420,20 @@ def write_foreign(names: Sequence[str], directory: Path) -> None:
     (directory / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def write_langgraph(directory: Path) -> None:
+    """Threads of LangGraph as one release keeps them, and what LangGraph reads there."""
+    from tests.adapters.langgraph_golden import furnish_threads, told_of
+
+    from perdure import MemoryStore, connect_blocking
+    from perdure.adapters.langgraph import PerdureSaver
+
+    saver = PerdureSaver(store=MemoryStore())
+    furnish_threads(saver)
+    with connect_blocking(saver._home.shared) as sessions:
+        sessions.export(directory / "threads.jsonl")
+    (directory / "told.json").write_text(_json(told_of(saver)))
+
+
 def _json(plain: Any) -> str:
     return json.dumps(plain, indent=1, ensure_ascii=True) + "\n"
 
@@ -426,6 +441,7 @@ def _json(plain: Any) -> str:
 def main() -> None:
     wanted: dict[str, Callable[[Path], None]] = {CURRENT: lambda path: asyncio.run(write(path)), RECORD: write_record}
     wanted |= {name: partial(write_foreign, forms) for name, forms in FOREIGN.items()}
+    wanted |= {LANGGRAPH: write_langgraph}
     missing = {HERE / name: writes for name, writes in wanted.items() if not (HERE / name).exists()}
     if not missing:
         there = " and ".join(wanted)

@@ -103,8 +103,8 @@ class Mold:
         self._names = _NAMES[kind] | self._extra.keys() if self._extra else _NAMES[kind]
         self.plain_kind = None if self._extra else kind
         """Its class, if its fields are all there is to it."""
-        self._nested = [key for key, value in self.fields.items() if type(value) not in _SCALARS]
-        self._packed = _pack([*(self.fields[key] for key in self._nested), self._extra])
+        self._nested = _pack({key: value for key, value in self.fields.items() if type(value) not in _SCALARS})
+        self._packed = _pack(self._extra)
 
     @property
     def id(self) -> str | None:
@@ -113,14 +113,11 @@ class Mold:
 
     def make(self) -> BaseMessage:
         """Return a message of its own, which its receiver may change."""
-        *nested, extra = _unpack(self._packed)
-        fields = self.fields.copy()
-        fields.update(zip(self._nested, nested, strict=True))
         made: BaseMessage = object.__new__(self._kind)
-        _set_fields(made, fields)
+        _set_fields(made, self.fields | _unpack(self._nested))
         # One for all of a kind: it has every field in it, so that a message which is changed leaves it as it is.
         _set_names(made, self._names)
-        _set_extra(made, extra)
+        _set_extra(made, _unpack(self._packed) if self._extra else {})
         _set_private(made, None)
         return made
 

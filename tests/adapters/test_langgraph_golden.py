@@ -1,0 +1,31 @@
+"""Threads that an older release has stored: LangGraph reads them as it did then, for ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("langgraph.graph")
+
+from tests.adapters.graphs import agent, at, said, texts
+from tests.adapters.langgraph_golden import told_of
+
+from perdure import MemoryStore, connect_blocking
+from perdure.adapters.langgraph import PerdureSaver
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "langgraph-1"
+
+
+def test_threads_of_the_first_release_load() -> None:
+    """Every checkpoint, what waits there, and what is not JSON. They came through an export and an import, too."""
+    saver = PerdureSaver(store=MemoryStore())
+    with connect_blocking(saver._home.shared) as sessions:
+        sessions.import_(GOLDEN / "threads.jsonl")
+    told = json.loads((GOLDEN / "told.json").read_text())
+    assert len(told) > 10
+    assert json.loads(json.dumps(told_of(saver))) == told
+    graph = agent(saver)
+    assert texts(graph.invoke(said("Three"), at("talk")))[-4] == "Three"
+    assert graph.get_state(at("waiting")).interrupts[0].value == "May I?"
