@@ -199,6 +199,19 @@ BARS = (
             "session": "a word in all messages, in one session",
         }.items()
     ),
+    # Other frameworks' sessions on perdure, beside the framework's own store.
+    *(
+        Bar(
+            f"google_adk.{size}{key}",
+            f"Google ADK, {name} events: processor time of `get_session` and 4 `append_event`",
+            f"ADK's {theirs}",
+            0.3,
+        )
+        for size, name in (("1k", "1,000"), ("10k", "10,000"))
+        for key, theirs in (("", "DatabaseSessionService"), ("_sqlite", "SqliteSessionService"))
+    ),
+    Bar("google_adk.bytes", "Google ADK: bytes on disk of a turn", "ADK's DatabaseSessionService", 1.5, 1.1),
+    Bar("google_adk.bytes_sqlite", "Google ADK: bytes on disk of a turn", "ADK's SqliteSessionService", 1.5, 1.1),
     Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
     Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
 )

@@ -787,6 +787,27 @@ class Saving(msgspec.Struct, frozen=True):
 NOTHING_WRITTEN: Mapping[str, StoredAt] = EMPTY
 
 
+class Change(msgspec.Struct, frozen=True):
+    """A session to be kept together with others, and what goes with it. One of version 0 is created."""
+
+    session: AgentSession
+    key: Key | None = None
+    entries: Sequence[Entry] = ()
+
+
+@runtime_checkable
+class SavesTogether(Protocol):
+    """A store that keeps several sessions in one commit."""
+
+    async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
+        """Keep the next version of each session, all or none. Return the sessions in the same order.
+
+        Each is created if its version is 0, and else compared with the stored version. Raise what `create` or `save`
+        raises of the first session that is refused; then nothing was kept. InvalidData if one session is there twice.
+        """
+        ...
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What an append came to: where each message now stands, and the last sequence number."""
 
@@ -800,8 +821,13 @@ class Appended(msgspec.Struct, frozen=True):
 class Journal(Protocol):
     """The write-ahead log of runs. A store that has it lets a killed run go on elsewhere."""
 
-    async def create(self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN) -> AgentSession:
-        """Keep a session of version 0 as version 1, with references to the messages already written."""
+    async def create(
+        self, session: AgentSession, *, written: Mapping[str, StoredAt] = NOTHING_WRITTEN, key: Key | None = None
+    ) -> AgentSession:
+        """Keep a session of version 0 as version 1, with references to the messages already written.
+
+        An idempotency key is kept in the same commit. SessionConflict if the id is taken.
+        """
         ...
 
     async def save(
@@ -1242,4 +1268,11 @@ class BulkErasure(Protocol):
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         """Erase sessions, except those that are being run or are not there. Return the ids erased."""
+        ...
+
+    async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
+        """Erase a session with those of its sub-agents, and of theirs, in one commit. Return the ids, its own last.
+
+        Raise SessionNotFound if there is none, SessionBusy while one of them is being run; then nothing was erased.
+        """
         ...

@@ -18,6 +18,8 @@ SMALL = AgentDefinition("a")
 OF_THE_STORE = {".perdure", ".perdure.lock"}
 AFTER_ERASURES = OF_THE_STORE | {".erasures", ".erasures.lock"}
 """What is there besides sessions once something was erased."""
+AFTER_GROUPS = {".group.lock"}
+"""What is there once several sessions were changed together."""
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc which file a handle is")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perdure.protocols import Entry
+from perdure.protocols import Change, Entry
 from perdure.stores.file import FileStore
 from perdure.testing.samples import fork, say
 
@@ -33,12 +33,17 @@ async def act(verb: str, where: Path, prepare: Callable[[], None] = lambda: None
             await store.create(say(fork(parent, id="new"), "more"))
         elif verb == "save":
             await store.save(say(child, "more"))
+        elif verb == "save-all":
+            new = say(fork(parent, id="new"), "more")
+            await store.save_all([Change(say(child, "more")), Change(new), Change(say(parent, "more"))])
         elif verb == "append":
             await store.claim("child", version=1, owner="ann", lease=0.0, entries=[Entry("start")])
         elif verb == "delete":
             await store.delete("parent")
         elif verb == "delete-child":
             await store.delete("child")
+        elif verb == "delete-many":
+            assert len(await store.delete_many(["parent", "child"])) == 2
         elif verb == "redact":
             await store.redact("parent", [parent.state.messages[0].id])
 

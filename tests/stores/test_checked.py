@@ -15,7 +15,7 @@ from tests import postgres_server
 import perdure
 from perdure import Entry, InvalidData, Message, PerdureError
 from perdure.model.transcript import LogRef
-from perdure.protocols import ArchivedSession, Claim, Key, Sketch, StoredAt
+from perdure.protocols import ArchivedSession, Change, Claim, Key, Sketch, StoredAt
 from perdure.stores.memory import MemoryStore
 from perdure.testing.samples import new_session, tell
 
@@ -37,7 +37,12 @@ SEVERAL = (*without([], {}), {"x": 5})
 RECORDS = (*without([]), [None])
 """Messages or entries."""
 BAD: dict[str, dict[str, tuple[Any, ...]]] = {
-    "create": {"session": without(), "written": without({}), "erasures": (*without(None, 5), -1)},
+    "create": {
+        "session": without(),
+        "written": without({}),
+        "erasures": (*without(None, 5), -1),
+        "key": without(None),
+    },
     "erasures": {},
     "save": {
         "session": without(),
@@ -47,9 +52,11 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "taken": COUNT,
         "key": without(None),
     },
+    "save_all": {"changes": (*without([]), [None], [Change(None)], [Change(new_session(), key="x")])},
     "load": {"session_id": ID, "version": (*without(None, 5, -1, HUGE), True)},
     "exists": {"session_id": ID},
     "delete": {"session_id": ID},
+    "delete_tree": {"session_id": ID},
     "delete_many": {"session_ids": (*without([], {}), ["a b"], [None])},
     "redact": {
         "session_id": ID,

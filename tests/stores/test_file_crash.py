@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from tests.stores.files import (
     AFTER_ERASURES,
+    AFTER_GROUPS,
     ENVIRONMENT,
     files_in,
     lines_of,
@@ -32,8 +34,9 @@ from perdure.errors import (
     UnreadableFile,
 )
 from perdure.model.session import AgentSession
-from perdure.protocols import Entry
+from perdure.protocols import Change, Entry
 from perdure.stores.file import FileStore
+from perdure.stores.file.group import Growth, encoded
 from perdure.testing.samples import fork, new_session, say, show, texts
 
 
@@ -199,6 +202,118 @@ class TestFailingDisk:
         assert json.loads((tmp_path / "s.json").read_bytes())["info"]["version"] == 2
 
 
+class TestFailingGroup:
+    """What is saved together is taken back together."""
+
+    @pytest.mark.parametrize("room", [0, 700, 2000, 4000, 6000, 8000, 9000])
+    async def test_a_full_disk_changes_none_of_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+    ) -> None:
+        """Wherever the room runs out, the save is refused, no byte of it is left, and the next one passes."""
+        async with FileStore(tmp_path) as store:
+            old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
+            changes = [*(Change(say(each, "Yo" * 500)) for each in old), Change(small("new", id="c"))]
+            before = files_in(tmp_path)
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "write", _disk_with_room(room))
+                with pytest.raises(StoreError, match="No space"):
+                    await store.save_all(changes)
+            after = files_in(tmp_path)
+            assert {name: after[name] for name in after.keys() - AFTER_GROUPS} == before
+            assert [await store.load(each.id) for each in old] == old
+            assert [each.version for each in await store.save_all(changes)] == [2, 2, 1]
+
+    @pytest.mark.parametrize("call", range(1, 13))
+    async def test_a_failed_fsync_leaves_all_of_them_or_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    ) -> None:
+        """The store refuses more, and another opening finds both sessions at one version."""
+        calls = 0
+
+        def fsync(handle: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        async with FileStore(tmp_path) as store:
+            old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
+            with monkeypatch.context() as disk, suppress(StoreError):
+                disk.setattr(os, "fsync", fsync)
+                await store.save_all([Change(say(each, "Yo")) for each in old])
+        async with FileStore(tmp_path) as store:
+            assert len({info.version for info in await store.list()}) == 1
+            assert await store.check() == []
+        assert ".group" not in names(tmp_path)
+
+    def test_whoever_comes_first_finishes_what_was_decided(self, tmp_path: Path) -> None:
+        """A store that is open while another process is killed sees all of it, whatever it is asked first."""
+        asyncio.run(_prepare_family(tmp_path / "before"))
+        left = files_in(_left_by_killed_group(tmp_path))
+        for first in ("load", "list", "exists", "save", "delete", "check", "previews"):
+            where = _restored(tmp_path / first, files_in(tmp_path / "before"))
+            asyncio.run(_ask_first(where, left, first))
+
+    async def test_a_damaged_group_is_reported(self, tmp_path: Path) -> None:
+        """Every session loads as it is, fsck tells of the file, and the next group replaces it."""
+        async with FileStore(tmp_path) as store:
+            old = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
+            _restored(tmp_path, {".group": b"00000000 {}"})
+            assert [await store.load(each.id) for each in old] == old
+            (problem,) = await store.check()
+            assert (problem.session_id, problem.where) == (None, ".group")
+            assert "Remove it" in problem.repair
+            await store.save_all([Change(say(each, "Yo")) for each in old])
+            assert await store.check() == []
+
+    async def test_a_release_that_knows_no_groups_has_written_meanwhile(self, tmp_path: Path) -> None:
+        """What it has written stays: a log that has moved on is not written over."""
+        async with FileStore(tmp_path) as store:
+            a, b = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
+            end = len(files_in(tmp_path)["a.jsonl"])
+            kept = await store.save(say(a, "elsewhere"))
+            left = encoded([Growth("a", "a.jsonl", end, b"stale"), Growth("b", "b.jsonl", 9, b"x")])
+            _restored(tmp_path, {".group": left})
+            assert [await store.load(each.id) for each in (a, b)] == [kept, b]
+        assert ".group" not in names(tmp_path)
+
+
+def _left_by_killed_group(where: Path) -> Path:
+    """Return the directory of a store whose writer was killed when it had written one of three logs."""
+    command = [sys.executable, "-m", "tests.stores.killed", "save-all", str(where)]
+    steps = int(subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+    before = files_in(where / "before")
+    for left in (where / str(step) for step in range(1, steps)):
+        changed = [name for name in ("child.jsonl", "parent.jsonl") if (left / name).read_bytes() != before[name]]
+        if (left / ".group").exists() and len(changed) == 1:
+            return left
+    raise AssertionError("nobody was killed between two logs")
+
+
+async def _ask_first(where: Path, left: dict[str, bytes], first: str) -> None:
+    async with FileStore(where) as store:
+        _restored(where, left)  # what the other process has left appears while this one is open
+        verbs: dict[str, Callable[[], Any]] = {
+            "load": lambda: store.load("parent"),
+            "list": store.list,
+            "exists": lambda: store.exists("new"),
+            "save": lambda: store.create(small(id="other")),
+            "delete": lambda: store.delete("child"),
+            "check": store.check,
+            "previews": lambda: store.previews(["parent"]),
+        }
+        found = await verbs[first]()
+        assert ".group" not in names(where)
+        if first == "exists":
+            assert found is True
+        elif first == "load":
+            assert texts(found)[-1] == "more"
+        everybody = {info.id: info.version for info in await store.list()}
+        everybody.pop("other", None)
+        assert everybody | {"child": 2} == {"parent": 2, "child": 2, "new": 1}
+        assert await store.check() == []
+
+
 def _refusal(code: int) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
@@ -285,7 +400,7 @@ class TestPowerCut:
     """What was acknowledged is on the disk, and what was not is whole or not there."""
 
     @needs_proc
-    @pytest.mark.parametrize("verb", ["create", "save", "append", "delete"])
+    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "delete", "delete-many"])
     def test_the_power_fails_at_any_moment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
         """Whatever had been synced when it failed, the store opens, and after the answer it holds what was asked."""
         where = tmp_path / "d"
@@ -299,7 +414,7 @@ class TestPowerCut:
 
 
 def _restored(where: Path, state: dict[str, bytes]) -> Path:
-    where.mkdir()
+    where.mkdir(exist_ok=True)
     for name, raw in state.items():
         (where / name).write_bytes(raw)
     return where
@@ -308,7 +423,7 @@ def _restored(where: Path, state: dict[str, bytes]) -> Path:
 class TestKilled:
     """A process killed at any step leaves what was before, or what was to be."""
 
-    @pytest.mark.parametrize("verb", ["create", "save", "append", "delete", "delete-child"])
+    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "delete", "delete-child", "delete-many"])
     def test_killed_at_any_step(self, tmp_path: Path, verb: str) -> None:
         """Each session loads as before or as after, others as before, and the next write passes."""
         asyncio.run(_prepare_family(tmp_path / "before"))
@@ -355,21 +470,30 @@ async def _inspect(where: Path, verb: str) -> str:
         outcome = {
             "create": lambda: "after" if "new" in found else "before",
             "save": lambda: "after" if len(texts(found["child"])) == 2 else "before",
+            "save-all": lambda: _outcome_of_all(found),
             "append": lambda: "after" if _claimed_by_the_dead(where) else "before",
             "delete": lambda: "before" if "parent" in found else "after",
+            "delete-many": lambda: {0: "after", 2: "before"}[len(found)],
             "delete-child": lambda: "before" if "child" in found else "after",
         }[verb]()
         if "parent" in found:
-            assert texts(found["parent"]) == ["Hi", "secret"]
+            assert texts(found["parent"])[:2] == ["Hi", "secret"]
         if "child" in found:
             assert texts(found["child"])[0] == "Hi"
             claim, _ = await store.claim("child", version=found["child"].version, owner="ben", take_over=True)
             saved = await store.save(say(found["child"], "and on"), claim=claim)
             assert await store.load("child") == saved
-        if verb == "create":
+        if verb in ("create", "save-all"):
             await _finish_create(store, found.get("new"))
         await _erase_all(store, where)
     return outcome
+
+
+def _outcome_of_all(found: Mapping[str, AgentSession | None]) -> str:
+    """Say what became of sessions that were saved together: the same of all."""
+    kept = {"new" in found, *(texts(found[name])[-1] == "more" for name in ("parent", "child"))}
+    assert len(kept) == 1, "some are kept, and others are not"
+    return "after" if kept == {True} else "before"
 
 
 def _claimed_by_the_dead(where: Path) -> bool:
@@ -395,4 +519,4 @@ async def _erase_all(store: FileStore, where: Path) -> None:
         else:
             with pytest.raises(SessionNotFound):
                 await store.delete(name)
-    assert names(where) - AFTER_ERASURES == set()
+    assert names(where) - AFTER_ERASURES - AFTER_GROUPS == set()

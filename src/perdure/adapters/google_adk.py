@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -30,14 +31,21 @@ from google.adk.sessions.base_session_service import GetSessionConfig, ListSessi
 from msgspec.structs import replace
 
 from perdure.adapters.forms.adk import FORM
-from perdure.adapters.google_adk_events import RememberedEvents, after, is_kept
+from perdure.adapters.google_adk_events import RememberedEvents, after, is_kept, message_of
 from perdure.adapters.google_adk_state import state_in, with_state
 from perdure.adapters.home import Home
-from perdure.errors import ConfigurationError, InvalidData, InvalidSessionId, SessionConflict, SessionNotActive
+from perdure.errors import (
+    ConfigurationError,
+    InvalidData,
+    InvalidSessionId,
+    SessionConflict,
+    SessionNotActive,
+    SessionNotFound,
+)
 from perdure.model.ids import SessionId, new_id
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, AgentSessionInfo
-from perdure.protocols import Filters, SessionStore
+from perdure.protocols import Change, Filters, SessionHead, SessionStore
 from perdure.runtime.repository import SessionFactory
 from perdure.sessions.blocking import BlockingChat
 from perdure.sessions.chat import Chat
@@ -50,9 +58,11 @@ _NAMES = "adk"
 """The key of the metadata under which a session has what ADK calls it, and the time of its last event."""
 _LOOKED_AT = 256
 """How many events before the last are looked at for one that is delivered again."""
+_LOOKED_UP = 1024
 _LONGEST_TAG = 200
 _PAGE = 500
 _Deltas = Mapping[str, Mapping[str, Any]]
+_Metadata = Mapping[str, Mapping[str, Any]]
 
 
 class Names(NamedTuple):
@@ -116,9 +126,10 @@ class PerdureSessionService(BaseSessionService):
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Return the sessions of an app, or of one user of it, with their state and without events, newest last."""
-        found = await self._home.run(self._list(app_name, user_id))
-        found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
-        return ListSessionsResponse(sessions=found)
+        found, metadata = await self._home.run(self._list(app_name, user_id))
+        made = [_session(names, head.info, head.metadata, self._merged(names, metadata)) for names, head in found]
+        made.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
+        return ListSessionsResponse(sessions=made)
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Erase a session, for good. One that is not there is no error."""
@@ -128,7 +139,7 @@ class PerdureSessionService(BaseSessionService):
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state that a user of an app has, without the prefix of its keys."""
-        _, scope = self._scopes(app_name, user_id)
+        _, scope = self._scopes(Names(app_name, user_id, ""))
         metadata = await self._home.run(self._metadata_of([scope.id]))
         return state_in(metadata.get(scope.id, {}))
 
@@ -143,19 +154,15 @@ class PerdureSessionService(BaseSessionService):
         event = self._trim_temp_delta_state(event)
         # What takes time is done here, and not in the event loop that all sessions of the process share.
         deltas = extract_json_safe_state_delta(event.actions.state_delta)
-        message = _message(event)
+        message = message_of(event)
         await self._home.run(self._append(session, event, message, deltas))
         return event
 
     async def _create(self, names: Names, deltas: _Deltas, at: float) -> Session:
         metadata = with_state({_NAMES: _named(names, at)}, deltas["session"])
         new = self._new(self._id_of(names), self._owner_of(names.user), metadata, tags=[_tag_of(names.app)])
-        try:
-            created = await self._keep(names, new, deltas)
-        except SessionConflict as error:
-            if error.agent is not None:
-                raise
-            raise AlreadyExistsError(f"Session with id {names.id} already exists.") from error
+        exists = AlreadyExistsError(f"Session with id {names.id} already exists.")
+        created = await self._keep(names, new, deltas, exists)
         return _session(names, created.info, created.state.metadata, await self._shared_state(names))
 
     async def _look_up(self, names: Names) -> tuple[AgentSession, dict[str, Any]] | None:
@@ -177,12 +184,12 @@ class PerdureSessionService(BaseSessionService):
         known = _names_in(found.state.metadata)  # which a fork has from the session that it was made of
         return found if known is not None and known[:2] == names[:2] else None
 
-    async def _list(self, app: str, user: str | None) -> list[Session]:
+    async def _list(self, app: str, user: str | None) -> tuple[list[tuple[Names, SessionHead]], _Metadata]:
+        """Return the sessions of an app, and the metadata of those that keep what they have in common."""
         found = [(names, head) async for head in self._heads(app, user) if (names := self._names_of(head)) is not None]
         asked = [(names, head) for names, head in found if names.app == app and user in (None, names.user)]
-        scopes = {scope.id for names, _ in asked for scope in self._scopes(*names[:2])}
-        metadata = await self._metadata_of(scopes)
-        return [_session(names, head.info, head.metadata, self._merged(names, metadata)) for names, head in asked]
+        scopes = {scope.id for names, _ in asked for scope in self._scopes(names)}
+        return asked, await self._metadata_of(scopes)
 
     async def _heads(self, app: str, user: str | None) -> AsyncIterator[SessionHead]:
         """Yield the sessions of an app without their events, all that it may have of a user."""
@@ -191,11 +198,12 @@ class PerdureSessionService(BaseSessionService):
             filters["owner"] = self._owner_of(user or "")
         page = await self._home.store.list(**filters)
         while True:
-            for head in (await _heads_by_load(self._home.store, [info.id for info in page])).values():
+            for head in (await self._home.store.heads([info.id for info in page])).values():
                 yield head
             if page.next is None:
                 return
-            page = await self._home.store.list(**{**filters, "after": page.next})
+            filters["after"] = page.next
+            page = await self._home.store.list(**filters)
 
     def _names_of(self, head: SessionHead) -> Names | None:
         """Return what ADK calls a session: a fork still says what the session was called that it was made of."""
@@ -206,7 +214,7 @@ class PerdureSessionService(BaseSessionService):
 
     async def _delete(self, names: Names) -> None:
         if await self._found(names) is not None:
-            await self._home.store.delete(self._id_of(names))
+            await self._home.store.delete_tree(self._id_of(names))
 
     async def _append(self, session: Session, event: Event, message: Message, deltas: _Deltas) -> None:
         names = Names(session.app_name, session.user_id, session.id)
@@ -214,80 +222,69 @@ class PerdureSessionService(BaseSessionService):
         async with self._lock(self._id_of(names)):
             found = await self._found(names)
             if found is None:
-                raise SessionNotFoundError(f"Session {session.id} not found.")
+                raise SessionNotFoundError(_not_found(names))
             _require_current(session, found)
-            newest = list(islice(reversed(found.state.transcript), _LOOKED_AT))
-            if is_kept(newest, event):
-                return
-            if any(message.id == other.id for other in newest):
-                message = _message(event, new_id())
+            newest = islice(reversed(found.state.transcript), _LOOKED_AT)
+            namesakes = [other for other in newest if other.id == message.id]
+            if namesakes:
+                if is_kept(namesakes, event):
+                    return
+                message = message_of(event, new_id())
             changed = _with_event(found, names, message, event.timestamp, deltas["session"])
-            try:
-                saved = await self._keep(names, changed, deltas)
-            except SessionConflict as error:
-                raise StaleSessionError(_STALE) from error
+            saved = await self._keep(names, changed, deltas, StaleSessionError(_STALE))
             # Here, so that the session agrees with the store even if the caller does not wait any more.
             session._storage_update_marker = _marker(saved.info)
             session.last_update_time = event.timestamp
             self._commit_event_to_session(session, event)
 
-    async def _keep(self, names: Names, session: AgentSession, deltas: _Deltas) -> AgentSession:
+    async def _keep(self, names: Names, session: AgentSession, deltas: _Deltas, refusal: Exception) -> AgentSession:
         """Save or create a session, and what deltas make of the states of its app and its user, in one commit.
 
-        What others have put into those states meanwhile stays. SessionConflict if they have saved the session itself.
+        What others put into those states meanwhile stays. Raise the refusal if they have saved the session itself.
         """
         while True:
-            states = [
-                await self._changed_state(scope, deltas) for scope in self._scopes(*names[:2]) if deltas[scope.kind]
-            ]
+            states = await self._changed_states(names, deltas) if deltas["app"] or deltas["user"] else []
             try:
-                saved = [await self._home.keep(each) for each in (session, *states)]
+                saved = await self._home.store.save_all([Change(each) for each in (session, *states)])
             except SessionConflict as error:
                 if error.session_id == session.id:
-                    raise
+                    raise refusal from error
+            except SessionNotFound as error:
+                raise SessionNotFoundError(_not_found(names)) from error
             else:
                 return saved[0]
 
-    async def _changed_state(self, scope: Scope, deltas: _Deltas) -> AgentSession:
-        state = await self._home.load(scope.id) or self._new(scope.id, scope.owner, {}).with_name(scope.name)
-        return _with_metadata(state, with_state(state.state.metadata, deltas[scope.kind]))
+    async def _changed_states(self, names: Names, deltas: _Deltas) -> list[AgentSession]:
+        changed = []
+        for scope in self._scopes(names):
+            if deltas[scope.kind]:
+                state = await self._home.load(scope.id) or self._new(scope.id, scope.owner, {}).with_name(scope.name)
+                changed.append(_with_metadata(state, with_state(state.state.metadata, deltas[scope.kind])))
+        return changed
 
     async def _shared_state(self, names: Names) -> dict[str, Any]:
         """Return what a session has in common with others, with the prefixes of its keys."""
-        return self._merged(names, await self._metadata_of([scope.id for scope in self._scopes(*names[:2])]))
+        return self._merged(names, await self._metadata_of([scope.id for scope in self._scopes(names)]))
 
-    def _merged(self, names: Names, metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def _merged(self, names: Names, metadata: _Metadata) -> dict[str, Any]:
         return {
             scope.prefix + key: value
-            for scope in self._scopes(*names[:2])
+            for scope in self._scopes(names)
             for key, value in state_in(metadata.get(scope.id, {})).items()
         }
 
-    async def _metadata_of(self, session_ids: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
-        heads = await _heads_by_load(self._home.store, session_ids)
+    async def _metadata_of(self, session_ids: Iterable[str]) -> _Metadata:
+        heads = await self._home.store.heads(session_ids)
         return {session_id: head.metadata for session_id, head in heads.items()}
 
-    def _scopes(self, app: str, user: str) -> tuple[Scope, Scope]:
-        """Return the states that the sessions of an app, and of a user of it, have in common."""
-        all_of, one_of = self._home.owner, self._owner_of(user)
-        of_app = SessionId.of(FRAMEWORK, "state", "app", app)
-        of_user = SessionId.of(FRAMEWORK, "state", "user", app, user)
-        return (
-            Scope("app", State.APP_PREFIX, _under(all_of, of_app), all_of, f"state of the app {app}"),
-            Scope("user", State.USER_PREFIX, _under(one_of, of_user), one_of, f"state of {user} in the app {app}"),
-        )
+    def _scopes(self, names: Names) -> tuple[Scope, Scope]:
+        return _scopes(self._home.owner, names.app, names.user)
 
     def _owner_of(self, user: str) -> str | None:
         return self._home.owner or user or None
 
     def _id_of(self, names: Names) -> SessionId:
-        if names.id.startswith(FORKED):
-            try:
-                return SessionId(names.id.removeprefix(FORKED))
-            except InvalidSessionId:
-                pass  # no fork has such an id, so it is as good as any other
-        owner = self._owner_of(names.user)
-        return _under(owner, SessionId.of(names.app, names.id) if owner == names.user else SessionId.of(*names))
+        return _id_of(self._home.owner, names)
 
     def _home_of(self, user: str) -> Home:
         return Home(FRAMEWORK, self._home.shared, owner=self._owner_of(user))
@@ -311,6 +308,30 @@ class Scope(NamedTuple):
     id: SessionId
     owner: str | None
     name: str
+
+
+@lru_cache(_LOOKED_UP)
+def _scopes(owner: str | None, app: str, user: str) -> tuple[Scope, Scope]:
+    """Return the states that the sessions of an app, and of a user of it, have in common."""
+    one = owner or user or None
+    of_app = _under(owner, SessionId.of(FRAMEWORK, "state", "app", app))
+    of_user = _under(one, SessionId.of(FRAMEWORK, "state", "user", app, user))
+    return (
+        Scope("app", State.APP_PREFIX, of_app, owner, f"state of the app {app}"),
+        Scope("user", State.USER_PREFIX, of_user, one, f"state of {user} in the app {app}"),
+    )
+
+
+@lru_cache(_LOOKED_UP)
+def _id_of(owner: str | None, names: Names) -> SessionId:
+    if names.id.startswith(FORKED):
+        try:
+            return SessionId(names.id.removeprefix(FORKED))
+        except InvalidSessionId:
+            pass  # no fork has such an id, so it is as good as any other
+    if owner is None and names.user:
+        return _under(names.user, SessionId.of(names.app, names.id))
+    return _under(owner, SessionId.of(*names))
 
 
 def register() -> None:
@@ -337,6 +358,10 @@ _STALE = (
     "The session has been modified in storage since it was loaded. "
     "Load it again with get_session, and append the event to that."
 )
+
+
+def _not_found(names: Names) -> str:
+    return f"Session {names.id} not found."
 
 
 def _require_current(session: Session, found: AgentSession) -> None:
@@ -397,10 +422,6 @@ def _session(
     return made
 
 
-def _message(event: Event, message_id: str | None = None) -> Message:
-    return FORM.message(event.model_dump(mode="json", exclude_none=True), message_id=message_id)
-
-
 def _named(names: Names, updated: float) -> dict[str, Any]:
     return {**names._asdict(), "updated": updated}
 
@@ -423,13 +444,3 @@ def _tag_of(app: str) -> str:
 
 def _under(owner: str | None, session_id: SessionId) -> SessionId:
     return session_id if owner is None else SessionId.under(owner, session_id)
-
-
-class SessionHead(NamedTuple):
-    info: AgentSessionInfo
-    metadata: Mapping[str, Any]
-
-
-async def _heads_by_load(store: Any, session_ids: Iterable[str]) -> dict[str, SessionHead]:
-    found = [await store.load(each) for each in session_ids]
-    return {each.id: SessionHead(each.info, each.state.metadata) for each in found if each is not None}

@@ -1,4 +1,4 @@
-"""The state of an ADK session in perdure's metadata: a key for each of its values, so that one that stays costs nothing.
+"""The state of an ADK session in perdure's metadata: a key for each value, so that one that stays costs nothing.
 
 What perdure's JSON cannot say (NaN, half characters, numbers of more than 64 bits) is kept as a JSON text, all of it
 under one key.

@@ -1,89 +1,103 @@
-"""Moulds: a value of a framework, kept so that copies of it can be made quickly.
+"""Moulds: a model of pydantic, kept small, so that copies of it can be made quickly.
 
-A framework changes what it is handed, so each caller needs a copy. To copy by a mould takes a quarter of the time that
-it takes to read an event of Google ADK from JSON, and less than half of what `copy.deepcopy` takes.
+A framework may change what it is handed, so each caller needs a copy. What is kept of a model is its values in a row;
+the names around them are the same in thousands of models, and are kept once. To copy an event of Google ADK so takes a
+fifth of the time that it takes to read it from JSON.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-Mould = Callable[[], Any]
+M = TypeVar("M", bound=BaseModel)
+Values = Iterator[Any]
+Shape = Callable[[Values], Any]
+"""What makes a copy of the values in a row, and takes no more than its own."""
+
+_SHAPES = 4096
 _SHARED = frozenset({type(None), bool, int, float, str, bytes})
 """What cannot be changed, and so is not copied."""
 _set = object.__setattr__
+_copied_whole: Shape = lambda values: copy.deepcopy(next(values))  # noqa: E731  # they are compared by identity
+_copied_flat: Shape = lambda values: next(values).copy()  # noqa: E731
+_taken: Shape = next
 
 
-def mould_of(value: Any) -> Mould | None:
-    """Return what makes deep copies of a value; None if it cannot be changed. The value itself is kept, not copied."""
+class Mould(Generic[M]):
+    """A model of which any number of copies can be made."""
+
+    __slots__ = ("_shape", "_values")
+
+    def __init__(self, model: M) -> None:
+        values: list[Any] = []
+        self._shape = _shape_of(model, values)
+        self._values = tuple(values)
+
+    def copy(self) -> M:
+        """Return a deep copy, for a caller that may change it."""
+        made: M = self._shape(iter(self._values))
+        return made
+
+
+def _shape_of(value: Any, values: list[Any]) -> Shape:
+    """Return the shape of a value, and put into the row what the shape takes from it."""
     kind = type(value)
-    if kind in _SHARED:
-        return None
-    if kind is dict:
-        return _of_dict(value)
-    if kind is list:
-        return _of_list(value)
-    if kind is set and _SHARED.issuperset(map(type, value)):
-        return value.copy  # type: ignore[no-any-return]
+    if kind is list and value and all(isinstance(item, BaseModel) for item in value):
+        return _list_shape(tuple(_shape_of(item, values) for item in value))
     if isinstance(value, BaseModel) and not value.__pydantic_extra__ and not value.__pydantic_private__:
-        return _of_model(value)
-    return lambda: copy.deepcopy(value)
+        return _shape_of_model(value, values)
+    values.append(value)
+    if kind in _SHARED:
+        return _taken
+    inside = value.values() if kind is dict else value if kind in (list, set) else None
+    is_flat = inside is not None and _SHARED.issuperset(map(type, inside))
+    return _copied_flat if is_flat else _copied_whole
 
 
-def _of_dict(value: dict[Any, Any]) -> Mould:
-    inner = _moulds_in(value)
-    if not inner:
-        return value.copy
-
-    def made() -> dict[Any, Any]:
-        copied = value.copy()
-        for key, mould in inner:
-            copied[key] = mould()
-        return copied
-
-    return made
+def _shape_of_model(model: BaseModel, values: list[Any]) -> Shape:
+    given = {name: value for name, value in model.__dict__.items() if value is not None}
+    plain = tuple(name for name, value in given.items() if type(value) in _SHARED)
+    values += [given.pop(name) for name in plain]  # first, so that they can be taken all at once
+    empty = tuple(name for name, value in given.items() if type(value) is dict and not value)
+    inner = tuple((name, _shape_of(value, values)) for name, value in given.items() if name not in empty)
+    was_set = frozenset(model.__pydantic_fields_set__)
+    return _model_shape(type(model), tuple(model.__dict__), was_set, plain, empty, inner)
 
 
-def _of_list(value: list[Any]) -> Mould:
-    inner = [(place, mould) for place, item in enumerate(value) if (mould := mould_of(item)) is not None]
-    if not inner:
-        return value.copy
-    if len(value) == 1:  # as most lists of parts are
-        only = inner[0][1]
-        return lambda: [only()]
-
-    def made() -> list[Any]:
-        copied = value.copy()
-        for place, mould in inner:
-            copied[place] = mould()
-        return copied
-
-    return made
+@lru_cache(_SHAPES)
+def _list_shape(inner: tuple[Shape, ...]) -> Shape:
+    return lambda values: [shape(values) for shape in inner]
 
 
-def _of_model(value: BaseModel) -> Mould:
-    """Return what makes models of pydantic by its own means, and asks no validator: the value was checked once."""
-    kind, fields, was_set = type(value), value.__dict__, value.__pydantic_fields_set__
-    inner = _moulds_in(fields)
-    new = kind.__new__
+@lru_cache(_SHAPES)
+def _model_shape(
+    kind: type[BaseModel],
+    fields: tuple[str, ...],
+    was_set: frozenset[str],
+    plain: tuple[str, ...],
+    empty: tuple[str, ...],
+    inner: tuple[tuple[str, Shape], ...],
+) -> Shape:
+    """Return what makes models by pydantic's own means, and asks no validator: the one that is kept was checked."""
+    blank: dict[str, Any] = dict.fromkeys(fields)
+    new, names = kind.__new__, set(was_set)
 
-    def made() -> BaseModel:
-        copied = new(kind)
-        values = fields.copy()
-        for name, mould in inner:
-            values[name] = mould()
-        _set(copied, "__dict__", values)
-        _set(copied, "__pydantic_fields_set__", was_set.copy())
-        _set(copied, "__pydantic_extra__", None)
-        _set(copied, "__pydantic_private__", None)
-        return copied
+    def made(values: Values) -> BaseModel:
+        model, own = new(kind), blank.copy()
+        own.update(zip(plain, values))  # noqa: B905  # the row goes on with what others take
+        for name in empty:
+            own[name] = {}
+        for name, shape in inner:
+            own[name] = shape(values)
+        _set(model, "__dict__", own)
+        _set(model, "__pydantic_fields_set__", names.copy())
+        _set(model, "__pydantic_extra__", None)
+        _set(model, "__pydantic_private__", None)
+        return model
 
     return made
-
-
-def _moulds_in(items: dict[Any, Any]) -> tuple[tuple[Any, Mould], ...]:
-    return tuple((key, mould) for key, item in items.items() if (mould := mould_of(item)) is not None)

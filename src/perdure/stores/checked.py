@@ -24,6 +24,7 @@ from perdure.model.value import brief
 from perdure.protocols import (
     NOTHING_WRITTEN,
     ArchivedSession,
+    Change,
     Claim,
     Entry,
     Key,
@@ -38,11 +39,13 @@ T = TypeVar("T")
 _HASH = re.compile("[0-9a-f]{64}")
 
 
-def create(session: AgentSession, written: Mapping[str, StoredAt], erasures: int | None) -> None:
+def create(session: AgentSession, written: Mapping[str, StoredAt], erasures: int | None, key: Key | None) -> None:
     _check_session(session)
     if erasures is not None:
         expect_count(erasures, "$.erasures")
     _check_mapping(written)
+    if key is not None:
+        expect(key, Key, "$.key")
     if session.version != 0:
         raise InvalidData("$.version", f"a new session has version 0, not {session.version}; save() an existing one")
 
@@ -63,6 +66,17 @@ def save(
         held(claim)
     if key is not None:
         expect(key, Key, "$.key")
+
+
+def save_all(changes: Sequence[Change]) -> None:
+    _check_all(changes, Change, "$.changes")
+    seen: dict[str, int] = {}
+    for at, change in enumerate(changes):
+        save(change.session, None, NOTHING_WRITTEN, change.entries, 0, change.key)
+        first = seen.setdefault(change.session.id, at)
+        if first != at:
+            what = f"session {change.session.id!r} is in $.changes[{first}] already; save it once, with all its changes"
+            raise InvalidData(f"$.changes[{at}]", what)
 
 
 def attachments(hashes: Iterable[str]) -> list[str]:

@@ -188,7 +188,8 @@ class Request(Protocol[T_co]):
 
 
 class Change(Request[Any], Protocol):
-    """A change to one session. `finish` is called with what came of it, though its caller may wait no more."""
+    """A change to one session, or to several. `finish` is called with what came of it, though its caller may wait no
+    more."""
 
     def finish(self, result: Any) -> Any: ...
 
@@ -203,7 +204,7 @@ class Fetch(Request[T_co | None], Protocol[T_co]):
 
 
 class Engine:
-    """Keeps the tables. Three methods are enough; three more may be overridden where they can be quicker.
+    """Keeps the tables. Three methods are enough; four more may be overridden where they can be quicker.
 
     Rows are written whole and last, or not at all; one who reads sees one state of all tables. A column that an engine
     protects by itself may be read as None where it is named `crc`; one that does not never reads None there.
@@ -236,6 +237,10 @@ class Engine:
 
     async def commit(self, change: Change) -> Any:
         """Make a change to one session: a save, a claim, an append."""
+        return await self.commit_all(change)
+
+    async def commit_all(self, change: Change) -> Any:
+        """Make a change to several sessions, all of it or nothing."""
 
         async def finished() -> Any:
             return change.finish(await self.run(change.job, "write"))

@@ -162,10 +162,11 @@ class Folder:
             self.write_new(temporary(name), body)
             undo.pop_all()
 
-    def discard(self, name: str) -> None:
-        """Remove a file, if that can be done."""
-        with suppress(OSError):
-            os.unlink(name, dir_fd=self._handle)
+    def discard(self, *names: str) -> None:
+        """Remove files, as far as that can be done."""
+        for name in names:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._handle)
 
     def write_new(self, name: str, body: bytes) -> None:
         """Write a file of which there must be none."""
@@ -242,6 +243,14 @@ class Folder:
                 handle = self._lock(session_id, deadline, timeout, turn)
                 held.callback(_unlock, handle)
             yield
+
+    def is_free(self, name: str) -> bool:
+        """Tell whether nobody holds a lock just now."""
+        handle = open_handle(lock_file(name), directory=self._handle)
+        try:
+            return _flock(handle, 0.0)
+        finally:
+            close_handle(handle)
 
     def _lock(self, session_id: str, deadline: float, timeout: float, turn: Turn | None) -> int:
         name = lock_file(session_id)

@@ -30,6 +30,7 @@ from perdure.protocols import (
     Adopted,
     Appended,
     ArchivedSession,
+    Change,
     Claim,
     Damage,
     Entry,
@@ -58,7 +59,7 @@ from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
 from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
-from perdure.stores.jobs.saving import Append, Keep, Pack, Take
+from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
 from perdure.stores.tapes import consolidate
 
 _LAST_WORD = 5.0
@@ -122,9 +123,10 @@ class Store:
         *,
         written: Mapping[str, StoredAt] = NOTHING_WRITTEN,
         erasures: int | None = None,
+        key: Key | None = None,
     ) -> AgentSession:
-        checked.create(session, written, erasures)
-        change = self._kept_as(session, written, is_new=True, erasures=erasures)
+        checked.create(session, written, erasures, key)
+        change = self._kept_as(session, written, key=key, is_new=True, erasures=erasures)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
 
@@ -142,6 +144,19 @@ class Store:
         change = self._kept_as(session, written, claim, entries, taken, key)
         kept: CachedSession = await self._engine.commit(change)
         return kept.session if kept.at_hand else await self._read_again(change, kept)
+
+    async def save_all(self, changes: Sequence[Change]) -> Sequence[AgentSession]:
+        checked.save_all(changes)
+        together = KeepAll([self._kept_together(change) for change in changes])
+        kept: Sequence[CachedSession] = await self._engine.commit_all(together)
+        return [
+            each.session if each.at_hand else await self._read_again(keep, each)
+            for keep, each in zip(together.keeps, kept, strict=True)
+        ]
+
+    def _kept_together(self, change: Change) -> Keep:
+        is_new = change.session.version == 0
+        return self._kept_as(change.session, NOTHING_WRITTEN, entries=change.entries, key=change.key, is_new=is_new)
 
     async def erasures(self) -> int:
         return await self._engine.run(claiming.count_of_erasures, "glance")
@@ -496,6 +511,13 @@ class Store:
         keys = checked.session_ids(session_ids)
         self._forget_all()
         return await self._engine.run(partial(erasing.delete_many, keys), "erase", long=True)
+
+    async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs import erasing
+
+        key = SessionId(session_id)
+        self._forget_all()
+        return await self._engine.run(partial(erasing.delete_tree, key), "erase", long=True)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs import redaction

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perdure.testing.contract import (
         ArchiveContract,
         AttachmentsContract,
+        BulkErasureContract,
         CheckContract,
         ChronicleContract,
         ErasureContract,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         JournalContract,
         NamesContract,
         PreviewsContract,
+        SaveAllContract,
         SearchContract,
         SketchContract,
         StoreContract,
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract FindContract "
-    "HeadsContract JournalContract NamesContract PreviewsContract SearchContract SketchContract StoreContract",
+    "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
+    "ErasureContract FindContract HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract "
+    "SearchContract SketchContract StoreContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -47,6 +50,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "ArchiveContract",
     "AttachmentsContract",
+    "BulkErasureContract",
     "CheckContract",
     "ChronicleContract",
     "Chunks",
@@ -60,6 +64,7 @@ __all__ = [
     "JournalContract",
     "NamesContract",
     "PreviewsContract",
+    "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",
     "SketchContract",

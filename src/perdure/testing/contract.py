@@ -8,8 +8,8 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`
-and `FindContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
+`SaveAllContract` and `BulkErasureContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -23,6 +23,7 @@ from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
 from perdure.testing.parts.finding import Finding
+from perdure.testing.parts.grouping import Grouping
 from perdure.testing.parts.heading import Heading
 from perdure.testing.parts.listing import Listing
 from perdure.testing.parts.logs import Logs
@@ -35,6 +36,7 @@ from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.together import Together
+from perdure.testing.parts.trees import Trees
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
 
@@ -89,3 +91,11 @@ class HeadsContract(Heading):
 
 class FindContract(Finding):
     """The contract of `perdure.protocols.FindsMessages`, for a store with a journal, an erasure and an archive."""
+
+
+class SaveAllContract(Grouping):
+    """The contract of `perdure.protocols.SavesTogether`, for a store with a journal."""
+
+
+class BulkErasureContract(Trees):
+    """The contract of `perdure.protocols.BulkErasure`, for a store with a journal and a check."""

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -90,19 +90,36 @@ class FileStore(Store):
         key = SessionId(session_id)
         with suppress(CorruptRecord, InvalidSessionFile):  # what is damaged can be erased, too
             await self._finish_redaction(key)
-        try:
+        async with self._sweeping(key):
             await super().delete(key, expected=expected)
-        except SessionNotFound:
-            await self._engine.sweep(key)
-            await super().gc()
-            raise
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         keys = checked.session_ids(session_ids)
-        for key in keys:
-            with suppress(CorruptRecord, InvalidSessionFile, SessionBusy):
-                await self._finish_redaction(key)
+        await self._finish_redactions(keys)
         return await super().delete_many(keys)
+
+    async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs.erasing import tree_of
+
+        key = SessionId(session_id)
+        await self._finish_redactions(await self._engine.run(partial(tree_of, key)))
+        async with self._sweeping(key):
+            return await super().delete_tree(key)
+
+    async def _finish_redactions(self, session_ids: Iterable[SessionId]) -> None:
+        for each in session_ids:
+            with suppress(CorruptRecord, InvalidSessionFile, SessionBusy):
+                await self._finish_redaction(each)
+
+    @asynccontextmanager
+    async def _sweeping(self, session_id: SessionId) -> AsyncIterator[None]:
+        """Remove what is left of a session, if a block finds out that there is none."""
+        try:
+            yield
+        except SessionNotFound:
+            await self._engine.sweep(session_id)
+            await super().gc()
+            raise
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs.redaction import Request

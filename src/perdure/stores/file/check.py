@@ -10,6 +10,7 @@ from perdure.stores.engine import T
 from perdure.stores.file.desk import Desk
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
+from perdure.stores.file.group import GROUP, read_steps
 from perdure.stores.file.log import LogKey, SessionLog, log_file
 from perdure.stores.file.pledge import intent_file, read_intent, sessions_with_intent
 from perdure.stores.jobs.redaction.request import Request
@@ -23,6 +24,10 @@ _NO_LOG = "Restore the log from a backup. The document shows the newest version,
 _COPY = "Nothing that was said is touched by it. Copying the store into a new one writes it anew."
 _CUT_SHORT = "Run `perdure gc`, which finishes it."
 _UNREADABLE = "Nothing is known of what it holds. Check its permissions and the disk, then check again."
+_NO_GROUP = (
+    "A process was killed while it changed several sessions together, and some may be without it. Each is sound by "
+    "itself. Remove it when you have looked at them."
+)
 _NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 
@@ -32,6 +37,9 @@ def faults(directory: Directory, desk: Desk) -> list[Problem]:
     for stem in (*directory.ids(), *sorted(directory.remainders())):
         with desk.looking({owner_of(stem)}):  # a writer between its log and its document is no damage
             found += _log(desk, stem)
+    begun = _unless_damaged(None, lambda: read_steps(directory.folder), GROUP, _NO_GROUP)
+    if isinstance(begun, Problem):
+        found.append(begun)
     for session_id in sessions_with_intent(directory.folder):
         with directory.locked({session_id}):
             found += _unfinished(directory, session_id)
@@ -103,7 +111,7 @@ def _unfinished(directory: Directory, session_id: str) -> Iterator[Problem]:
         yield Problem(session_id, name, what, _CUT_SHORT)
 
 
-def _unless_damaged(session_id: str, read: Callable[[], T], name: str, repair: str) -> T | Problem:
+def _unless_damaged(session_id: str | None, read: Callable[[], T], name: str, repair: str) -> T | Problem:
     """Return what is read of a file, or what is wrong with it."""
     try:
         return read()

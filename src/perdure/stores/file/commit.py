@@ -6,8 +6,8 @@ messages stay that others show, in a remainder: a log under the erased one's key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 from perdure.errors import CorruptRecord, InvalidSessionFile
@@ -18,6 +18,7 @@ from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
+from perdure.stores.file.group import Growth, Removal, Step, decided
 from perdure.stores.file.log import (
     Line,
     SessionLog,
@@ -69,18 +70,15 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
         written = [each for each in written if not desk.look(each.stem).log.damage]
     is_rewrite = any(each.is_rewrite for each in written)
     rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
-    appends = [(each.stem, *lines_of(each, desk)) for each in written if not is_rewrite]
+    operations = {each.stem: [*filter(None, lines_of(each, desk))] for each in written if not is_rewrite}
     sketches = [write for each in changes if not each.is_erasure for write in _sketch_writes(desk, each)]
     desk.tables.take_back()
     if rewrites:
         _rewrite(desk, rewrites)
-    kept = result.session if isinstance(result, CachedSession) else None
-    for stem, lines, behind in appends:
-        for operation in filter(None, (lines, behind)):
-            _append(desk, stem, operation, kept)
-    # After all appends: forks have noted by then what they have shown by the line of one that goes.
     for stem, left in erased:
-        _erase(desk, stem, left)
+        _keep_left(desk, stem, left)
+    appends = [(stem, each) for stem, each in operations.items() if each]
+    _append_and_erase(desk, appends, [stem for stem, _ in erased], _kept_in(result))
     if erased or trimmed:
         trim(desk, trimmed)
     for write in sketches:  # after the answer itself: killed in between, it leaves pieces that are void
@@ -111,18 +109,30 @@ def _left_of(desk: Desk, stem: str) -> list[Line]:
     return [opening(rows.key), *found] if found else []
 
 
-def _erase(desk: Desk, session_id: str, left: list[Line]) -> None:
-    """Erase a session's files. What others show of it stays."""
-    directory, rows = desk.directory, desk.look(session_id)
+def _keep_left(desk: Desk, session_id: str, left: list[Line]) -> None:
+    """Write what others show of a session that is about to be erased. While the session is there, its log counts."""
+    rows = desk.look(session_id)
     if rows.key:
-        _keep(directory, rows.key, left)
-    directory.folder.remove(document_file(session_id), intent_file(session_id), *directory.leftovers(session_id))
-    directory.folder.sync()
+        _keep(desk.directory, rows.key, left)
+
+
+def _erase(desk: Desk, session_id: str) -> None:
+    """Erase a session's files."""
+    folder = desk.directory.folder
+    *beside, log = _files_of(desk, session_id)
+    folder.remove(*beside)
+    folder.sync()
     # The session is gone when its log is. Killed before that, a deletion can be repeated; killed after it, gc and the
     # next deletion that finds nothing to delete erase what was left too long.
-    directory.folder.remove(rows.log.file)
-    directory.folder.sync()
+    folder.remove(log)
+    folder.sync()
     desk.forget(session_id)
+
+
+def _files_of(desk: Desk, session_id: str) -> list[str]:
+    """Return the names of a session's files, its log last."""
+    leftovers = desk.directory.leftovers(session_id)
+    return [document_file(session_id), intent_file(session_id), *leftovers, log_file(session_id)]
 
 
 def trim(desk: Desk, remainders: Iterable[tuple[str, list[Line]]]) -> None:
@@ -179,25 +189,79 @@ def _rewrite(desk: Desk, rewrites: Sequence[_Rewrite]) -> None:
         folder.replace(document_file(session_id), encode_document(session, desk.look(session_id).log))
 
 
-def _append(desk: Desk, stem: str, lines: Sequence[Line], kept: AgentSession | None) -> None:
+Operations = Sequence[tuple[str, Sequence[Sequence[Line]]]]
+"""What is to be appended to logs: for each stem its operations."""
+
+
+def _append_and_erase(desk: Desk, appends: Operations, erased: Sequence[str], kept: Mapping[str, AgentSession]) -> None:
+    """Append operations to logs and erase sessions: all of it or nothing.
+
+    The documents are ready before, and put in place after.
+    """
+    folder, documents = desk.directory.folder, dict[str, None]()
+    with ExitStack() as undo:
+        undo.callback(lambda: folder.discard(*map(temporary, documents)))
+        with _together(desk, appends, erased):
+            for stem, operations in appends:
+                for lines in operations:
+                    _append(desk, desk.look(stem).log, lines, kept.get(stem), documents)
+            # After all appends: forks have noted by then what they have shown by the line of one that goes.
+            for stem in erased:
+                _erase(desk, stem)
+        undo.pop_all()
+    for document in documents:
+        # What was appended is kept, whatever becomes of the document: the next write makes it anew.
+        with suppress(OSError):
+            folder.put_in_place(document)
+
+
+@contextmanager
+def _together(desk: Desk, appends: Operations, erased: Sequence[str]) -> Iterator[None]:
+    """Have a block change all logs, or none. Where one alone is changed, it does so anyway."""
+    if len(appends) < 2 and len(erased) < 2:
+        yield
+        return
+    with ExitStack() as undo:
+        for stem, _ in appends:
+            undo.callback(desk.forget, stem)
+        steps = [_step(desk, *each) for each in appends]
+        steps += [Removal(stem, name) for stem in erased for name in _files_of(desk, stem)]
+        with decided(desk.directory.folder, steps, desk.directory.lock_timeout):
+            yield
+        undo.pop_all()
+
+
+def _step(desk: Desk, stem: str, operations: Iterable[Sequence[Line]]) -> Step:
+    log, body = desk.look(stem).log, b""
+    if log.torn:
+        _set_aside(desk.directory, log)
+    first = log.lines + 1
+    for lines in operations:
+        body += encode_operation(lines, first)
+        first += len(lines)
+    return Growth(owner_of(stem), log.file, log.end, body)
+
+
+def _append(
+    desk: Desk, log: SessionLog, lines: Sequence[Line], kept: AgentSession | None, documents: dict[str, None]
+) -> None:
     """Append an operation. It renews the document, if it makes a version or a killed writer has left that behind."""
-    log = desk.look(stem).log
+    document = document_file(log.stem)
+
+    def stage() -> None:
+        desk.directory.folder.stage(document, encode_document(_newest(desk, log, kept), log))
+
     if any(each.kind == "head" for each in lines) or _is_behind(desk.directory, log):
-        _append_with_document(desk, log, lines, kept)
+        documents[document] = None
+        _append_lines(desk, log, lines, stage)
     else:
         _append_lines(desk, log, lines, lambda: None)
 
 
-def _append_with_document(desk: Desk, log: SessionLog, lines: Sequence[Line], kept: AgentSession | None) -> None:
-    """Append an operation. The document that goes with it is ready before, and put in place after."""
-    folder, document = desk.directory.folder, document_file(log.stem)
-    with ExitStack() as undo:
-        undo.callback(folder.discard, temporary(document))
-        _append_lines(desk, log, lines, lambda: folder.stage(document, encode_document(_newest(desk, log, kept), log)))
-        undo.pop_all()
-    # What was appended is kept, whatever becomes of the document: the next write makes it anew.
-    with suppress(OSError):
-        folder.put_in_place(document)
+def _kept_in(result: object) -> dict[str, AgentSession]:
+    """Return the sessions that a job has saved."""
+    found = result if isinstance(result, list) else [result]
+    return {each.session.id: each.session for each in found if isinstance(each, CachedSession)}
 
 
 def _newest(desk: Desk, log: SessionLog, kept: AgentSession | None) -> AgentSession:

@@ -27,6 +27,7 @@ from perdure.stores.engine import (
     drive,
 )
 from perdure.stores.file.directory import Directory, is_stem, owner_of
+from perdure.stores.file.group import members
 from perdure.stores.file.listing import ROW_OF_HEADER, header_rows
 from perdure.stores.file.log import LogKey, SessionLog
 from perdure.stores.file.rows import LogRows
@@ -113,6 +114,8 @@ class Desk:
         if wanted:
             self._locks.enter_context(self.directory.locked(wanted))
             self.held |= wanted
+            if not self.held.isdisjoint(members(self.directory.folder)):
+                raise MoreLocks(())  # whoever held these locks was killed: what it had begun is finished first
 
     def answer(self, statement: Statement) -> list[Any]:
         match statement:
@@ -205,6 +208,9 @@ class Desk:
         """Return the rows of a log, as far as they are made."""
         if stem in self.seen:
             return self.seen[stem]
+        owner = owner_of(stem)
+        if owner in self.directory.changing and owner not in self.held:
+            raise MoreLocks([owner])  # it is looked at when all sessions that change with it have changed
         self.looked_at.add(stem)
         known = self._kept.pop(stem, None)
         try:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData, InvalidSessionFile, StoreError
+from perdure.stores.file import group
 from perdure.stores.file.blobs import Blobs
 from perdure.stores.file.document import HEADER_LINES, Header, check_document, document_file, read_header
 from perdure.stores.file.log import SessionLog, log_file
@@ -36,6 +37,8 @@ class Directory:
         self.folder = Folder(path)
         self.blobs = Blobs(path)
         self.lock_timeout = lock_timeout
+        self.changing: frozenset[str] = frozenset()
+        """The sessions that another process was changing together when this job began."""
         with ExitStack() as undo:
             undo.callback(self.folder.close)
             try:
@@ -55,9 +58,18 @@ class Directory:
         try:
             self.folder.require_in_place()
             with self.folder.taking(turn):
+                self.settle()
                 return job(self)
         except OSError as error:
             raise store_error(error, self.folder.path) from None
+
+    def settle(self) -> None:
+        """Finish what a killed process has begun to do to several sessions; note what another one is doing to some."""
+        self.changing = group.members(self.folder)
+        if self.changing and self.folder.is_free(group.GROUP):
+            with self.locked(self.changing):
+                group.finish(self.folder, self.lock_timeout)
+            self.changing = frozenset()
 
     def ids(self) -> list[str]:
         """The ids under which there is something that may be a session."""

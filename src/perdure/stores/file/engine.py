@@ -19,6 +19,7 @@ from perdure.model.ids import now
 from perdure.model.session import SessionInfoList
 from perdure.protocols import Problem
 from perdure.stores.engine import Change, Engine, Fetch, Job, Kind, T, drive
+from perdure.stores.file import group
 from perdure.stores.file.commit import commit
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, cut_short, owner_of
@@ -153,6 +154,7 @@ class FileEngine(Engine):
                 return task.attempt(self._desk, ids)
             except MoreLocks as more:
                 ids |= more.needed
+                self._desk.directory.settle()
             except (CorruptRecord, InvalidSessionFile):
                 # A writer may have been at work: it is looked at again while nobody is.
                 concerned = {owner_of(stem) for stem in self._desk.looked_at} - ids
@@ -185,6 +187,7 @@ class _Task:
             if self._kind == "erase":
                 # Twice: what is read while it is being erased is counted as read before, too.
                 desk.directory.note_erasure()
+                group.clear(desk.directory.folder, desk.directory.lock_timeout)
                 commit(desk, result)
                 desk.directory.note_erasure()
             elif self._kind == "write":

@@ -201,9 +201,11 @@ class Keep(Change):
         note_settled(kept.state.transcript, self.origin)
         body, values = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run)
         is_fork = self.is_new and kept.info.parent_id is not None
-        if is_fork or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
+        state = kept.state
+        if is_fork or state.metadata or state.execution is not None or len(state.transcript.pieces) > PREFIX:
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
-            # A fork is little more than its head, and there may be very many.
+            # A fork is little more than its head, and there may be very many. What has metadata is another framework's,
+            # or an app's, which saves a message at a time: its heads would take as much as what is said.
             body = self._pack(body)
         named = frozenset(foreign_stretches(kept, own))
         there = known.hashes if known else _NONE
@@ -247,8 +249,8 @@ class Keep(Change):
 
     def _new_session(self) -> Job[Place]:
         info = self.session.info
-        columns = {**info_columns(info), "log": 0, "version": 1, "msg_end": len(self.messages)}
-        columns |= {**update_columns(self.at), **EMPTY_SESSION}
+        columns = {**EMPTY_SESSION, **info_columns(info), **update_columns(self.at), "log": 0, "version": 1}
+        columns |= {"msg_end": len(self.messages), "evt_end": self.entries}
         sid, log = yield from new_session(columns)
         return Place(sid, log)
 
@@ -347,6 +349,31 @@ class Keep(Change):
         return CachedSession(
             draft.session, facts.erasures, hashes, draft.named, began_with=began_with, is_waited_for=is_waited_for
         )
+
+
+class KeepAll:
+    """New versions of several sessions: all of them, or none."""
+
+    def __init__(self, keeps: Sequence[Keep]) -> None:
+        self.keeps = keeps
+
+    def finish(self, results: Sequence[CachedSession]) -> list[CachedSession]:
+        return [keep.finish(kept) for keep, kept in zip(self.keeps, results, strict=True)]
+
+    def job(self) -> Job[list[CachedSession]]:
+        # In the order of their ids: where many write, those who create the same sessions wait for each other, and
+        # never each for the other.
+        ordered = sorted(self.keeps, key=lambda keep: keep.session_id)
+        yield Lock(tuple(keep.session_id for keep in ordered), "share")
+        facts: dict[str, Facts] = {}
+        for keep in ordered:
+            facts[keep.session_id] = yield from facts_of(keep.session_id)
+        for keep in self.keeps:  # before anything is written; the first in the caller's order is told of
+            keep.refuse(facts[keep.session_id])
+        kept: dict[str, CachedSession] = {}
+        for keep in ordered:
+            kept[keep.session_id] = yield from keep.made_to(facts[keep.session_id])
+        return [kept[keep.session_id] for keep in self.keeps]
 
 
 class Append(Change):

@@ -190,6 +190,8 @@ class Order:
             "wanted": wanted_of(draft.session),
             "tags": None if draft.tags is None else [plain(tag) for tag in draft.tags],
             "erasures": self._known.erasures if self._known else None,
+            "key_name": plain(change.key.name) if change.key else None,
+            "key_digest": plain(change.key.digest) if change.key else None,
             **(self._of_create(draft, change) if change.is_new else _of_save(change)),
         }
 
@@ -245,14 +247,8 @@ class Order:
 
 
 def _of_save(change: Keep) -> dict[str, Any]:
-    key = change.key
-    return {
-        "kind": "save",
-        "version": change.session.version,
-        "epoch": change.claim.epoch if change.claim else None,
-        "key_name": plain(key.name) if key else None,
-        "key_digest": plain(key.digest) if key else None,
-    }
+    epoch = change.claim.epoch if change.claim else None
+    return {"kind": "save", "version": change.session.version, "epoch": epoch}
 
 
 def wanted_of(session: AgentSession) -> list[int] | None:

@@ -140,7 +140,7 @@ recorded AS (
 -- if key
 , keys AS (
     INSERT INTO key (sid, name, digest, version)
-    SELECT sid, key_name, key_digest, version + 1 FROM done WHERE key_name IS NOT NULL
+    SELECT sid, key_name, key_digest, coalesce(version, 0) + 1 FROM done WHERE key_name IS NOT NULL
     ON CONFLICT (sid, name) DO UPDATE SET digest = excluded.digest, version = excluded.version
 )
 -- end

@@ -49,6 +49,7 @@ from perdure.stores.jobs.saving import (
     Append,
     Draft,
     Keep,
+    KeepAll,
     Place,
     place_of,
     row_of_batch,
@@ -132,6 +133,16 @@ class SqliteEngine(IndexedEngine):
         job = partial(_commit, change, now().timestamp(), opened.deferred)
         is_brief = isinstance(change, _MAY_BE_BRIEF) and len(change.messages) <= _BRIEF and not change.attachments
         return await opened.writer.ask(job, change.finish, brief=is_brief)
+
+    async def commit_all(self, change: Change) -> Any:
+        assert isinstance(change, KeepAll)
+        opened = self.opened
+        job = partial(_commit_all, change, now().timestamp(), opened.deferred)
+        said, has_files = (
+            sum(len(keep.messages) for keep in change.keeps),
+            any(keep.attachments for keep in change.keeps),
+        )
+        return await opened.writer.ask(job, change.finish, brief=said <= _BRIEF and not has_files)
 
     async def fetch(self, load: Fetch[Any]) -> Any:
         if isinstance(load, Load) and load.known is not None and load.may_be_at_hand:
@@ -397,6 +408,11 @@ def _commit(change: Any, at: float, deferred: DeferredRows, db: apsw.Connection)
         _append_plainly(change, place, facts, at, _Written(db, deferred))
         return change.made(place, (place.log, place.msg_end), facts)
     return drive(change.made_to(facts), Rows(db, at, deferred).answer)
+
+
+def _commit_all(together: KeepAll, at: float, deferred: DeferredRows, db: apsw.Connection) -> list[Any]:
+    """Make several changes. If one is refused, the writer takes back those before it."""
+    return [_commit(keep, at, deferred, db) for keep in together.keeps]
 
 
 _MESSAGES = "INSERT INTO msg (log, pos, crc, body) VALUES (?, ?, ?, ?)"

@@ -11,7 +11,7 @@ from perdure.protocols import Entry, JournalEntry, Key
 from perdure.testing.parts.journal import JournaledStore, entries, kinds, messages
 from perdure.testing.parts.payloads import ODD_TEXTS
 from perdure.testing.parts.versions import PATH_LIKE
-from perdure.testing.samples import new_session, say
+from perdure.testing.samples import fork, new_session, say
 from perdure.testing.scene import Contract, for_a_while, in_store, refused
 
 
@@ -145,6 +145,21 @@ class Records(Contract):
         await store.delete(session.id)
         await store.create(new_session(id=session.id))
         assert await store.find_key(session.id, "k-1") is None
+
+    @in_store
+    async def test_a_key_may_come_with_a_new_session(self, store: JournaledStore) -> None:
+        """It leads to the first version. Of those who create the id again, each is refused with its key."""
+        for said in ODD_TEXTS[:2]:
+            parent = await store.create(new_session("Hi"), key=Key(f"k{said}", said))
+            child = await store.create(fork(parent), key=Key("k", "other"))
+            for session in (parent, child):
+                with refused(SessionConflict):
+                    await store.create(new_session(id=session.id), key=Key("late", "d"))
+                assert await store.find_key(session.id, "late") is None
+            assert await store.find_key(parent.id, f"k{said}") == (Key(f"k{said}", said), 1)
+            assert await store.find_key(child.id, "k") == (Key("k", "other"), 1)
+            assert (await store.save(say(parent, "more"), key=Key("k2", "d"))).version == 2
+            assert await store.find_key(parent.id, "k2") == (Key("k2", "d"), 2)
 
     @in_store
     async def test_many_may_post_at_once(self, store: JournaledStore) -> None:
