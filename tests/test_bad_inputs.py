@@ -556,6 +556,7 @@ NOT_ENTERED: dict[str, Verb] = {
     "list": lambda s, c: s.list(),
     "history": lambda s, c: c.history(),
     "search": lambda s, c: s.search("x"),
+    "find": lambda s, c: s.find("x"),
     "recover": lambda s, c: s.recover(),
     "export": lambda s, c: s.export(io.BytesIO()),
     "purge": lambda s, c: s.purge(status="deleted"),

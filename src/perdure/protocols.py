@@ -1250,6 +1250,31 @@ class Search(Protocol):
         ...
 
 
+class MessagePlace(msgspec.Struct, frozen=True):
+    """Where a message stands."""
+
+    session_id: SessionId
+    """The session whose log holds it; where that one is gone or hidden, one that still shows it."""
+    log: LogRef
+    position: int
+
+
+@runtime_checkable
+class FindsMessages(Protocol):
+    """A store that finds a message by its id, whichever session it is in."""
+
+    async def find_message(
+        self, message_id: str, *, owner: str | None = None, limit: int = 10
+    ) -> Sequence[MessagePlace]:
+        """Return where the messages of an id stand, those in the newest sessions first.
+
+        Covered, trimmed and rewound messages are found too, and those of a run that is not saved yet; those of sessions
+        with status deleted are not. Forks share their parent's messages, so that most ids have one place. With an
+        `owner`, only places in that owner's sessions are returned.
+        """
+        ...
+
+
 @runtime_checkable
 class Indexed(Search, Protocol):
     """A store that searches by an index, which lags behind what is saved and catches up when somebody searches."""

@@ -48,6 +48,8 @@ class Model:
         self.said: dict[str, set[str]] = defaultdict(set)
         self.heard: dict[str, set[str]] = defaultdict(set)
         """What was streamed to somebody, whether or not the answer came to its end."""
+        self.noted: dict[str, set[str]] = defaultdict(set)
+        """What was put on record without a claim."""
         self.redacted: set[str] = set()
         self.doubtful: set[str] = set()
         """Words that were to be redacted, and sessions that were to be erased: both may be gone, or not."""
@@ -88,6 +90,9 @@ class Model:
 
     def _note_heard(self, session: str, words: list[str]) -> None:
         self.heard[session] |= set(words)
+
+    def _note_noted(self, session: str, words: list[str]) -> None:
+        self.noted[session] |= set(words)
 
     def _note_in_doubt(self, what: str) -> None:
         self.doubtful.add(what)

@@ -43,6 +43,14 @@ async def nothing_said_is_lost(world: World) -> AsyncIterator[str]:
             yield f"1: {session_id} has lost {sorted(lost)}"
 
 
+async def nothing_noted_is_lost(world: World) -> AsyncIterator[str]:
+    for session_id, words in world.model.noted.items():
+        if session_id not in world.model.erased | world.model.doubtful and await world.look.exists(session_id):
+            told = {word for entry in await world.look.read(session_id) for word in words_in(str(entry.body))}
+            if words - told:
+                yield f"1: the record of {session_id} has lost {sorted(words - told)}"
+
+
 async def _is_active(world: World, session_id: str) -> bool:
     session = await world.look.load(session_id)
     return session is not None and session.status is SessionStatus.ACTIVE
@@ -215,6 +223,7 @@ async def _all(world: World) -> list[AgentSession]:
 
 PROMISES: tuple[Promise, ...] = (
     nothing_said_is_lost,
+    nothing_noted_is_lost,
     no_completed_tool_repeats,
     no_undecided_call_is_made,
     every_run_ends,

@@ -24,6 +24,7 @@ from perdure import (
     ToolCall,
 )
 from perdure.loop.compaction.draft import MARK
+from perdure.protocols import Entry
 
 Step = Callable[[World, Process], Awaitable[None]]
 
@@ -291,6 +292,13 @@ async def delete(world: World, at: Process) -> None:
         world.model.note("erased", session=world.main)
 
 
+async def note(world: World, at: Process) -> None:
+    """Put entries on record as an adapter does, whoever runs the session."""
+    text, task = world.new_text(), f"task-{world.chance.randint(1, 3)}"
+    await at.sessions.store.note(world.main, [Entry("acme.note", {"said": text}, task), Entry("acme.note")])
+    world.model.note("noted", session=world.main, words=sorted(words_in(text)))
+
+
 async def complete(world: World, at: Process) -> None:
     await at.sessions.execute(world.main, CompleteSession())
 
@@ -341,10 +349,10 @@ VERBS: dict[str, Step] = {
     step.__name__: step
     for step in (
         *(send, stream, queue, steer, approve, deny, cancel, undo, rewind, reset, clear, fork, adopt),
-        *(compact, uncompact, redact, forget, recover, delete, complete, fail, key, hook, store, dies),
+        *(compact, uncompact, redact, forget, recover, delete, complete, fail, key, note, hook, store, dies),
     )
 }
-"""The 25 verbs whose pairs are tried."""
+"""The 26 verbs whose pairs are tried."""
 
 PREPARED: dict[str, Step] = {
     **dict.fromkeys(("undo", "rewind", "reset", "clear", "fork", "compact", "redact", "forget"), _with_something_said),
@@ -361,7 +369,7 @@ PREPARED: dict[str, Step] = {
 
 BEFORE: dict[Step, int] = {
     **dict.fromkeys((stream, queue, steer, approve, deny, cancel, rewind, reset, clear, fork, adopt), 2),
-    **dict.fromkeys((compact, uncompact, redact, forget, key, inject, kill_a_run), 2),
+    **dict.fromkeys((compact, uncompact, redact, forget, key, inject, kill_a_run, note), 2),
     send: 8,
     undo: 4,
     complete: 1,

@@ -16,7 +16,7 @@ from tests.pairs.model import Model
 from tests.pairs.promises import broken_in
 from tests.pairs.request_form import problems_of
 from tests.pairs.settling import settle
-from tests.pairs.steps import key, kill_a_run, say, undo
+from tests.pairs.steps import key, kill_a_run, note, say, undo
 from tests.pairs.world import MAIN, World, opened
 
 from perdure import AgentState, Message, ModelConfig, SessionBusy, ToolCall, Usage
@@ -113,6 +113,19 @@ async def test_a_lost_text_is_noticed(tmp_path: Path) -> None:
         return (await real(*place))[1:]
 
     assert "1" in await played(tmp_path, said("ask"), reset, tampers={"messages": forgetful})
+
+
+async def test_a_lost_note_is_noticed(tmp_path: Path) -> None:
+    """1: a record that takes a note, and does not keep it."""
+
+    async def noted(world: World) -> None:
+        await note(world, await world.process())
+
+    async def deaf(real: Any, session_id: str, entries: Any) -> int:
+        return int(await real(session_id, []))
+
+    assert await played(tmp_path, said("ask"), noted) == set()
+    assert await played(tmp_path, said("ask"), noted, tampers={"note": deaf}) == {"1"}
 
 
 async def test_a_repeated_effect_is_noticed(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from perdure import (
     tool,
 )
 from perdure.archive import export_sessions, fsck, import_sessions
-from perdure.model.ids import now, use
+from perdure.model.ids import new_id, now, use
 from perdure.model.loop_events import UnknownEvent
 from perdure.protocols import OnDelta, SessionStore
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
@@ -517,11 +517,39 @@ class Newer(SqliteStore):
         ]
 
 
+class Noted(SqliteStore):
+    """A store in which others note things, before and behind every write of a run, under names of their own."""
+
+    async def claim(self, session_id: str, **facts: Any) -> Any:
+        await self._note(session_id)
+        claimed = await super().claim(session_id, **facts)
+        await self._note(session_id)
+        return claimed
+
+    async def append(self, claim: Any, **facts: Any) -> Any:
+        appended = await super().append(claim, **facts)
+        await self._note(claim.session_id)
+        return appended
+
+    async def save(self, session: Any, **facts: Any) -> Any:
+        await self._note(session.id)
+        saved = await super().save(session, **facts)
+        await self._note(session.id)
+        return saved
+
+    async def _note(self, session_id: str) -> None:
+        tasks = [Entry("billed", body, f"task-{place}") for place, body in enumerate(Newer.BODIES)]
+        await self.note(session_id, [*tasks, Entry("noted", None), Entry("billed", {"cents": 3}, new_id())])
+
+
+@pytest.mark.parametrize("newer", [Newer, Noted])
 @pytest.mark.parametrize("parallel", [False, True])
-async def test_entries_of_an_unknown_kind_hide_nothing(parallel: bool, tmp_path: Path) -> None:
+async def test_entries_of_an_unknown_kind_hide_nothing(
+    parallel: bool, newer: type[SqliteStore], tmp_path: Path
+) -> None:
     """Events, headers, loops, fsck, export and import pass over them; each is an UnknownEvent with kind and body."""
     seen: list[Any] = []
-    for kind in (SqliteStore, Newer):
+    for kind in (SqliteStore, newer):
         async with kind(tmp_path / f"{kind.__name__}.db") as store:
             runtime = SessionRuntime(store)
             session = await runtime.create(AGENT, session_id="s")
@@ -540,8 +568,8 @@ async def test_entries_of_an_unknown_kind_hide_nothing(parallel: bool, tmp_path:
                 await import_sessions(elsewhere, moved)
                 there = await heard(SessionRuntime(elsewhere), session.id)
             assert there == await heard(runtime, session.id)
-    known, newer = seen
-    assert known == newer
+    known, others = seen
+    assert known == others
     odd = [event for event in there if isinstance(event, UnknownEvent)]
     assert {event.kind for event in odd} == {"billed", "noted"}
     bodies = [event.body for event in odd if event.body is not None]
@@ -565,8 +593,11 @@ def _told_of(loop: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("newer", [Newer, Noted])
 @pytest.mark.parametrize("parallel", [False, True])
-async def test_a_run_with_entries_of_an_unknown_kind_is_recovered(parallel: bool, tmp_path: Path) -> None:
+async def test_a_run_with_entries_of_an_unknown_kind_is_recovered(
+    parallel: bool, newer: type[SqliteStore], tmp_path: Path
+) -> None:
     """Wherever it was killed, no completed tool runs again and the answer comes."""
     calls: list[int] = []
 
@@ -579,7 +610,7 @@ async def test_a_run_with_entries_of_an_unknown_kind_is_recovered(parallel: bool
     loops = LoopFactory(driver=ScriptedDriver(reply), tools=[counted])
     for call in range(1, 40):
         calls.clear()
-        async with Newer(tmp_path / f"{call}.db") as store:
+        async with newer(tmp_path / f"{call}.db") as store:
             failing, clock = FailingStore(store), FrozenClock(tick=0.001)
             with use(clock=clock):
                 session = await SessionRuntime(store).create(AGENT)
@@ -710,6 +741,20 @@ async def test_time_that_a_run_waited_for_a_person_is_not_its_own(home: Home) ->
     assert header.duration == whole.duration < 60 < 86400 <= header.idle
     assert after.state.execution_duration is not None
     assert after.state.execution_duration < 60
+
+
+async def test_a_loop_knows_its_children_behind_many_notes(home: Home) -> None:
+    """However many notes lie between two loops, and however many names they have."""
+    async with home.store() as store:
+        runtime = SessionRuntime(store)
+        session = await told(runtime, "one")
+        for number in range(3):
+            await store.note(session.id, [Entry("acme.note", None, f"task-{number}-{each}") for each in range(40)])
+            await runtime.execute(session.id, SendMessage("go", loops_of(reply, add)))
+        record = await runtime.record(session.id)
+        assert [len(loop.children_loop_ids) for loop in record.loops] == [1, 1, 1, 0]
+        for loop in record.loops:
+            assert (await runtime.loop(session.id, loop.loop_id)).children_loop_ids == loop.children_loop_ids
 
 
 @pytest.mark.parametrize("before", [False, True])

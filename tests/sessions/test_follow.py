@@ -30,7 +30,7 @@ from perdure import (
     tool,
 )
 from perdure.loop.drivers.retry import RetryingDriver
-from perdure.protocols import Delta, ModelReply
+from perdure.protocols import Delta, Entry, ModelReply
 from perdure.testing import Chunks, Delay, FailingStore, ScriptedDriver
 
 KINDS = ("memory", "sqlite", "file", "postgres")
@@ -227,6 +227,33 @@ async def test_an_earlier_run_is_followed_by_its_cursor(tmp_path: Path) -> None:
         assert await all_of(elsewhere.follow("s")) == ["Answer 5.", ""]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_notes_do_not_disturb_who_follows(kind: str, tmp_path: Path) -> None:
+    """Others put entries on record while an answer is written: its pieces come all the same, each once."""
+    async with connected(kind, tmp_path, ScriptedDriver([SLOW])) as (app, elsewhere):
+        run = await (await app.open("s")).start("Go.")
+        chunks = []
+        async for chunk in elsewhere.follow("s"):
+            chunks.append(chunk)
+            await elsewhere.store.note("s", [Entry("acme.note", len(chunks), f"task-{len(chunks)}")])
+        assert (await run.result()).text == "".join(WORDS)
+        assert len(chunks) > 3
+        assert (shown(chunks), chunks[-1].reply.text) == ("".join(WORDS), "".join(WORDS))
+        assert not any(chunk.restarts for chunk in chunks)
+
+
+async def test_the_next_run_is_found_behind_many_notes(tmp_path: Path) -> None:
+    """A cursor at the end of one run leads to the next, though thousands of notes lie between them."""
+    driver = ScriptedDriver(lambda request: f"Answer {len(request.messages)}.")
+    async with connected("sqlite", tmp_path, driver) as (app, elsewhere):
+        chat = await app.open("s")
+        await chat.send("Go.")
+        first = await all_of(elsewhere.follow("s"))
+        await app.store.note("s", [Entry("acme.note", None, f"task-{number % 7}") for number in range(2_500)])
+        await chat.send("On.")
+        assert "".join(await all_of(elsewhere.follow("s", after=first[-1].cursor))) == "Answer 3."
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_run_that_waits_for_approval_ends_the_stream(kind: str, tmp_path: Path) -> None:
     """The reply has what it waits for, and its cursor leads on once somebody has decided."""
@@ -256,14 +283,19 @@ async def test_a_run_that_waits_for_approval_ends_the_stream(kind: str, tmp_path
         assert await all_of(elsewhere.follow("s", after=decided[0].cursor)) == [""]
 
 
+@pytest.mark.parametrize("noted", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_recovered_run_takes_back_what_the_killed_one_said(kind: str, tmp_path: Path) -> None:
-    """What it had said is kept as an incomplete message, counted, and not shown to the model again."""
+async def test_a_recovered_run_takes_back_what_the_killed_one_said(kind: str, noted: bool, tmp_path: Path) -> None:
+    """What it had said is kept as an incomplete message, counted, and not shown to the model again.
+
+    That others have noted something meanwhile makes no difference.
+    """
     driver = ScriptedDriver(lambda request: HALF)
     async with store_of(kind, tmp_path) as store:
         async with perdure.connect(store, driver=driver, grace=0.0) as app:
             run = await (await app.open("s")).start("Tell me.")
             await until(lambda: _has_kept(store, "Once upon a time"))
+            await store.note("s", [Entry("acme.note", None, "task")] if noted else [])
         with pytest.raises(RunInterrupted):
             await run.result()
         later = ScriptedDriver(["A new beginning."])

@@ -37,7 +37,10 @@ GIVEN: dict[str, dict[str, Any]] = {
 OPEN_ENDED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 ID_NAMES = ("session_id", "src", "left")
 # Verbs that are about no one session, each with a test of its own below; `open` and the two that tolerate any id too.
-OTHERS = {"open", "exists", "snapshot", "run", "list", "headers", "export", "import_", "purge", "gc", "erase_owner"}
+OTHERS = {
+    *("open", "exists", "snapshot", "run", "list", "headers", "find"),
+    *("export", "import_", "purge", "gc", "erase_owner"),
+}
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -159,6 +162,9 @@ async def test_lists_and_searches_are_ones_own(store: Any) -> None:
         assert len(await bob.list(owner="ann")) == len(await bob.list(owner=None)) == 0
         assert {hit.session_id for hit in await bob.search("hello")} == {mine}
         assert mine not in {hit.session_id for hit in await ann.search("hello")}
+        said = (await bob.session("mine")).state.messages[0].id
+        assert [place.session_id for place in await bob.find(said)] == [mine]
+        assert await ann.find(said) == []
 
 
 async def test_a_fork_belongs_to_its_parents_owner(store: Any) -> None:

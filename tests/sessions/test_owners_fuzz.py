@@ -235,6 +235,7 @@ PROBES: dict[str, list[tuple[str, Call]]] = {
         ("word", lambda who, mine, it: who.search(it, session_id=mine)),
         ("id", lambda who, mine, it: who.search(SECRET, session_id=it)),
     ],
+    "find": [("message", lambda who, mine, it: who.find(it)), ("message", lambda who, mine, it: who.find(it, limit=1))],
     **{
         verb: [
             *[_narrowed(verb, "id", name) for name in ("id", "parent")],

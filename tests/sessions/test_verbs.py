@@ -491,6 +491,20 @@ async def test_a_redacted_message_is_gone_from_search_and_history(connect: Conne
         assert texts(await chat.history()) == ["[redacted]", "other"]
 
 
+async def test_a_message_is_found_by_its_id(connect: Connect) -> None:
+    """In which session it is, and where in its log: what is covered or taken back, too."""
+    async with said(connect, "one", "two") as (sessions, chat):
+        first, second = (await chat.session()).state.messages
+        await chat.fork()
+        await chat.reset()
+        for position, message in enumerate((first, second)):
+            (place,) = await sessions.find(message.id)
+            assert (place.session_id, place.position) == (chat.id, position)
+            assert sessions.runtime.journal is not None
+            assert [*await sessions.runtime.journal.messages(place.log, position, position + 1)] == [message]
+        assert await sessions.find("nobody") == []
+
+
 async def test_purge_needs_to_be_told_what(connect: Connect) -> None:
     async with said(connect, "a") as (sessions, chat):
         with pytest.raises(InvalidData, match="older_than, status"):

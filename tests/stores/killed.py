@@ -38,6 +38,8 @@ async def act(verb: str, where: Path, prepare: Callable[[], None] = lambda: None
             await store.save_all([Change(say(child, "more")), Change(new), Change(say(parent, "more"))])
         elif verb == "append":
             await store.claim("child", version=1, owner="ann", lease=0.0, entries=[Entry("start")])
+        elif verb == "note":
+            await store.note("child", [Entry("noted", [place], "task") for place in range(3)])
         elif verb == "delete":
             await store.delete("parent")
         elif verb == "delete-child":

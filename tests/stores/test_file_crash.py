@@ -400,7 +400,7 @@ class TestPowerCut:
     """What was acknowledged is on the disk, and what was not is whole or not there."""
 
     @needs_proc
-    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "delete"])
+    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "note", "delete"])
     def test_the_power_fails_at_any_moment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
         """Whatever had been synced when it failed, the store opens, and after the answer it holds what was asked."""
         where = tmp_path / "d"
@@ -423,7 +423,7 @@ def _restored(where: Path, state: dict[str, bytes]) -> Path:
 class TestKilled:
     """A process killed at any step leaves what was before, or what was to be."""
 
-    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "delete", "delete-child"])
+    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "note", "delete", "delete-child"])
     def test_killed_at_any_step(self, tmp_path: Path, verb: str) -> None:
         """Each session loads as before or as after, others as before, and the next write passes."""
         asyncio.run(_prepare_family(tmp_path / "before"))
@@ -467,7 +467,10 @@ async def _inspect(where: Path, verb: str) -> str:
         assert page.damaged == ()
         found = {info.id: await store.load(info.id) for info in page}
         assert {key: session.info for key, session in found.items() if session} == {info.id: info for info in page}
+        noted = len(await store.read("child", run="task")) if "child" in found else 0
+        assert noted in (0, 3)
         outcome = {
+            "note": lambda: "after" if noted else "before",
             "create": lambda: "after" if "new" in found else "before",
             "save": lambda: "after" if len(texts(found["child"])) == 2 else "before",
             "save-all": lambda: _outcome_of_all(found),

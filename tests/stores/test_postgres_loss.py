@@ -186,6 +186,68 @@ async def test_a_post_whose_answer_was_lost_is_looked_up(
         assert await kinds(store, session.id, inbox=True) == ["steer", "other's"] * 3
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_note_whose_answer_was_lost_is_made_once(
+    schema: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller is told its number, though another has written behind it by then."""
+    commit = psycopg.AsyncTransaction.__aexit__
+    plan: list[str] = []
+
+    async def lossy(self: Any, *error: Any) -> Any:
+        is_lost = bool(plan) and error[0] is None
+        if is_lost and plan.pop() == "before":
+            await self.connection.close()
+        result = await commit(self, *error)
+        if is_lost:
+            await self.connection.close()
+            await other.note(session.id, entries("other's", run="task"))
+            raise psycopg.OperationalError("the connection is lost")
+        return result
+
+    monkeypatch.setattr(psycopg.AsyncTransaction, "__aexit__", lossy)
+    async with store_in(schema) as store, store_in(schema) as other:
+        session = await store.create(new_session())
+        plan += [when]
+        number = await store.note(session.id, entries("noted", run="task"))
+        assert plan == []
+        found = await kinds(other, session.id)
+        assert sorted(found) == ["noted", "other's"]
+        assert found[number - 1] == "noted"
+
+
+@pytest.mark.parametrize("plan", PLANS, ids="-".join)
+async def test_a_note_hides_no_write_whose_answer_was_lost(
+    schema: str, breaking: Breaking, plan: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run appends, its answer is lost, another notes something, the run sends its append again: it is there once."""
+    send = Writer._send
+
+    async def noting(writer: Writer, *args: Any, **how: Any) -> Any:
+        try:
+            return await send(writer, *args, **how)
+        except psycopg.OperationalError:
+            await other.note(session.id, entries("noted", run="task"))
+            raise
+
+    async with store_in(schema) as store, store_in(schema) as other:
+        session = await store.create(new_session())
+        claim, _ = await store.claim(session.id, version=1, owner="ann", entries=entries("start"))
+        monkeypatch.setattr(Writer, "_send", noting)
+        breaking.plan = [*plan]
+        said = messages("one", "two")
+        appended = await store.append(claim, messages=said, entries=entries("on"))
+        found = await store.read(session.id)
+        assert found[appended.seq - 1].kind == "on"
+        assert [entry.kind for entry in found if entry.run == "run-1"] == ["start", "on"]
+        assert len([entry for entry in found if entry.run == "task"]) == len(plan)
+        assert [await spoken(other, appended.written[each.id]) for each in said] == [["one"], ["two"]]
+        breaking.plan = [*plan]
+        saved = await store.save(tell(session, *said), claim=claim, written=appended.written, entries=entries("end"))
+        assert await other.load(session.id) == saved
+        assert [entry.kind for entry in await other.read(session.id, run="run-1")] == ["start", "on", "end"]
+
+
 async def test_an_erasure_survives_a_cut(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose answer was lost is done, and is not done again."""
     commit = psycopg.AsyncTransaction.__aexit__

@@ -260,6 +260,19 @@ async def test_reads_of_the_record_are_one_round_trip_each(schema: str, monkeypa
         assert len(made) == 8
 
 
+async def test_a_note_is_five_exchanges(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many entries and runs it has; what its process appends next is not sent twice for it."""
+    async with store_in(schema) as store:
+        await store.create(new_session(id="s"))
+        claim, _ = await store.claim("s", version=1, owner="ann", entries=[Entry("start", run="r")])
+        with round_trips(monkeypatch) as made:
+            await store.note("s", [Entry("noted", [number], f"task-{number % 3}") for number in range(20)])
+        assert len(made) == 5
+        with round_trips(monkeypatch) as made:
+            assert (await store.append(claim, entries=[Entry("on", run="r")])).seq == 22
+        assert len(made) == 1
+
+
 def test_a_statement_has_only_what_its_rows_need() -> None:
     """A table that is named costs time, though no row goes there."""
     plain = parcel.statement(frozenset({"head", "messages", "together"}))

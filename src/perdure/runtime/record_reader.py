@@ -108,6 +108,17 @@ async def last_of_run(journal: Journal, session_id: str) -> JournalEntry | None:
     return None
 
 
+async def next_of_run(journal: Journal, session_id: str, after: int) -> JournalEntry | None:
+    """Return the first entry behind a number that tells of a run. What adapters have noted between runs is passed."""
+    asked = 1
+    while page := await journal.read(session_id, after=after, limit=asked):
+        found = next((entry for entry in page if tells_of_run(entry)), None)
+        if found is not None:
+            return found
+        after, asked = page[-1].seq, min(asked * 8, PAGE)
+    return None
+
+
 class _Group:
     """What is on record of a group of branches: those that have begun, and the one that was selected."""
 
@@ -145,21 +156,10 @@ async def _selection(
             return event
         if not isinstance(event, Redacted | UnknownEvent):  # which may be told at any time
             return None
-        found = await _next_told(journal, session_id, entry.seq)
+        found = await next_of_run(journal, session_id, entry.seq)
         if found is None:
             return None
         entry = found
-
-
-async def _next_told(journal: Journal, session_id: str, after: int) -> JournalEntry | None:
-    """Return the next entry behind a number that was not forgotten."""
-    entries = await journal.read(session_id, after=after, limit=1)
-    while entries:
-        found = next((entry for entry in entries if entry.kind != FORGOTTEN), None)
-        if found is not None:
-            return found
-        entries = await journal.read(session_id, after=entries[-1].seq, limit=PAGE)
-    return None
 
 
 async def read_stretches(
@@ -259,7 +259,7 @@ async def _children(journal: Journal, session_id: str, own: RunOnRecord) -> tupl
 
     A loop that continues from one that was taken back long ago is shown by `record()`, which reads them all.
     """
-    while_it_waited = await journal.runs(session_id, limit=RUNS_WHILE_IT_WAITED, before=own.last.seq)
+    while_it_waited = await loops_on_record(journal, session_id, limit=RUNS_WHILE_IT_WAITED, before=own.last.seq)
     begun = [run for run in while_it_waited if run.first.seq > own.first.seq]
     begun += [run async for run in _behind(journal, session_id, own)]
     return tuple(dict.fromkeys(run.loop_id for run in begun if parent_in(run) == own.loop_id))
@@ -272,7 +272,7 @@ async def _behind(journal: Journal, session_id: str, own: RunOnRecord) -> AsyncI
     """
     after, strangers = own.last.seq, 0
     while strangers < STRANGERS_PASSED:
-        entry = await _next_told(journal, session_id, after)
+        entry = await next_of_run(journal, session_id, after)
         if entry is None:
             return
         names = entry.body["loop_ids"] if entry.kind == "parallel_loop_start" else [entry.run] if entry.run else []

@@ -68,10 +68,12 @@ def _group_of(run: RunOnRecord) -> frozenset[str]:
 
 
 async def _next_run(journal: Journal, session_id: SessionId, run: RunOnRecord) -> RunOnRecord | None:
-    entries, kin = await journal.read(session_id, after=run.last.seq, limit=PAGE), _group_of(run)
-    for entry in entries:
-        if entry.kind == "agent_start" and entry.run not in kin and not _is_compaction(entry):
-            return next(iter(await journal.runs(session_id, run=entry.run)), None)
+    after, kin = run.last.seq, _group_of(run)
+    while entries := await journal.read(session_id, after=after, limit=PAGE):
+        for entry in entries:
+            if entry.kind == "agent_start" and entry.run not in kin and not _is_compaction(entry):
+                return next(iter(await journal.runs(session_id, run=entry.run)), None)
+        after = entries[-1].seq
     return None
 
 

@@ -15,7 +15,18 @@ from perdure.model.ids import SessionId
 from perdure.model.loop_events import AnyLoopEvent
 from perdure.model.message import Media, Message
 from perdure.model.session import AgentSession, AgentSessionInfo, ListedSession, SessionInfoList
-from perdure.protocols import Attachments, Filters, Preview, Previews, Search, SearchHit, SessionHead, Versions
+from perdure.protocols import (
+    Attachments,
+    Filters,
+    FindsMessages,
+    MessagePlace,
+    Preview,
+    Previews,
+    Search,
+    SearchHit,
+    SessionHead,
+    Versions,
+)
 from perdure.sessions.reach import Reach, cannot
 
 if TYPE_CHECKING:
@@ -161,6 +172,17 @@ class Looking(Reach):
             raise cannot(store, "search messages")
         key = None if session_id is None else (await self.info(session_id)).id
         return await store.search(text, owner=self.owner, session_id=key, limit=limit)
+
+    async def find(self, message_id: str, *, limit: int = 10) -> Sequence[MessagePlace]:
+        """Return where the messages of an id are, in any session; those in the newest sessions first.
+
+        Covered, trimmed and rewound messages are found too. An id leads to several places if it was given twice.
+        """
+        self._require_open()
+        store = self.store
+        if not isinstance(store, FindsMessages):
+            raise cannot(store, "find messages by their ids")
+        return await store.find_message(message_id, owner=self.owner, limit=limit)
 
     async def record(self, session_id: str, *, limit: int | None = None, before: int | None = None) -> SessionRecord:
         """What ran in a session."""

@@ -17,7 +17,7 @@ from perdure.model.checks import expect, expect_count, expect_function, expect_n
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
-from perdure.model.session import AgentSession, AgentSessionInfo
+from perdure.model.session import AgentSession, AgentSessionInfo, check_owner
 from perdure.model.state import AgentState
 from perdure.model.transcript import LogRef
 from perdure.model.value import brief
@@ -217,6 +217,12 @@ def changed(after: int, most: float) -> None:
 def session_ids(given: Iterable[str]) -> list[SessionId]:
     """Return the ids, each once."""
     return list(dict.fromkeys(map(SessionId, expect_several(given, "$.session_ids"))))
+
+
+def find_message(message_id: str, owner: str | None, limit: int) -> None:
+    expect_text(message_id, "$.message_id")
+    check_owner(owner)
+    expect_count(limit, "$.limit", least=1)
 
 
 def index(anew: bool, progress: Callable[[int, int], None] | None) -> None:

@@ -265,9 +265,13 @@ class Engine:
 
 
 class IndexedEngine(Engine):
-    """An engine that searches by an index."""
+    """An engine that searches, and finds messages by their ids, by an index."""
 
     async def search(self, query: Query) -> Sequence[SearchHit]:
+        raise NotImplementedError
+
+    async def named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
+        """Return the logs and positions at which messages of an id may stand; every one that is there is among them."""
         raise NotImplementedError
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:

@@ -38,6 +38,7 @@ from perdure.protocols import (
     Forgotten,
     JournalEntry,
     Key,
+    MessagePlace,
     Preview,
     Problem,
     RunOnRecord,
@@ -570,6 +571,22 @@ class Store:
         query = Query.of(text, owner, session_id, limit)
         return await self._engine.run(partial(everywhere, query), long=True)
 
+    async def find_message(
+        self, message_id: str, *, owner: str | None = None, limit: int = 10
+    ) -> Sequence[MessagePlace]:
+        from perdure.stores.jobs.finding import Asked, places_of
+
+        checked.find_message(message_id, owner, limit)
+        found = await self._named(message_id)
+        asked = Asked(message_id, owner, limit)
+        return await self._engine.run(partial(places_of, asked, found, self._origin)) if found else []
+
+    async def _named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
+        """Return where messages of an id may stand; without an index, by looking at all messages."""
+        from perdure.stores.jobs.finding import named
+
+        return await self._engine.run(partial(named, message_id), long=True)
+
     async def dump(self, session_id: str, *, alone: bool = False) -> ArchivedSession:
         from perdure.stores.jobs import archive
 
@@ -599,6 +616,9 @@ class IndexedStore(Store):
         from perdure.stores.search import Query
 
         return await self._engine.search(Query.of(text, owner, session_id, limit))
+
+    async def _named(self, message_id: str) -> Sequence[tuple[int | str, int]]:
+        return await self._engine.named(message_id)
 
     async def index(self, *, anew: bool = False, progress: Callable[[int, int], None] | None = None) -> int:
         checked.index(anew, progress)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CheckContract,
         ChronicleContract,
         ErasureContract,
+        FindContract,
         ForgetContract,
         HeadsContract,
         JournalContract,
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract ForgetContract "
-    "HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract SearchContract SketchContract "
-    "StoreContract VersionsContract",
+    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract FindContract "
+    "ForgetContract HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract SearchContract "
+    "SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -57,6 +58,7 @@ __all__ = [
     "EngineContract",
     "ErasureContract",
     "FailingStore",
+    "FindContract",
     "ForgetContract",
     "FrozenClock",
     "HeadsContract",

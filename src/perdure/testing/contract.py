@@ -8,8 +8,8 @@
 `shared = True` if several processes may open the store there at once: they will. A store that is a `Journal` too
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
-`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `VersionsContract`,
-`ForgetContract` and `SaveAllContract`.
+`NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
+`VersionsContract`, `ForgetContract` and `SaveAllContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -22,6 +22,7 @@ from perdure.testing.parts.checking import Checking
 from perdure.testing.parts.chronicles import Chronicles
 from perdure.testing.parts.claims import Claims
 from perdure.testing.parts.erasure import Erasure
+from perdure.testing.parts.finding import Finding
 from perdure.testing.parts.forgetting import Forgetting
 from perdure.testing.parts.grouping import Grouping
 from perdure.testing.parts.heading import Heading
@@ -99,3 +100,7 @@ class SaveAllContract(Grouping):
 
 class ForgetContract(Forgetting):
     """The contract of `perdure.protocols.Forgets`, for a store with all the others' ports."""
+
+
+class FindContract(Finding):
+    """The contract of `perdure.protocols.FindsMessages`, for a store with a journal, an erasure and an archive."""

@@ -16,7 +16,10 @@ from perdure.protocols import KnowsWaiting
 
 Verb = Callable[..., Coroutine[Any, Any, Any]]
 
-_STORE = ("create", "save", "save_all", "load", "exists", "delete", "forget", "list", "previews", "heads", "versions")
+_STORE = (
+    *("create", "save", "save_all", "load", "exists", "delete", "forget", "list"),
+    *("previews", "heads", "versions", "find_message"),
+)
 _JOURNAL = (
     *("claim", "heartbeat", "release", "append", "post", "note", "sketch", "progress"),
     *("read", "runs", "log_of", "lapsed", "messages", "find_key", "is_claimed", "is_interrupted", "attachments"),

@@ -292,17 +292,16 @@ class StoredHead:
         with self._damage():
             return [*_shown(self._pieces(values), values)]
 
-    @property
-    def usage(self) -> Usage | None:
-        """Return what all runs of the session have used so far; None if an older release did not count it."""
-        with self._damage():
-            ran = msgspec.json.decode(self.head.state, type=_RanState).execution_count
-        return Usage() if self.head.info.usage is None and not ran else self.head.info.usage
-
-    @property
-    def hashes_of_header(self) -> list[str]:
-        """Return the values that it takes to read the session's definition and metadata."""
+    def named_beside_view(self) -> list[str]:
+        """Return the values that it takes to read the definition and the metadata."""
         return [self.head.definition, *(key for part, key in self.head.hashed.items() if part == "metadata")]
+
+    def metadata(self, values: Mapping[str, bytes]) -> Mapping[str, Any]:
+        with self._damage():
+            found = self._decoded("metadata", values, EMPTY)
+            if not isinstance(found, Mapping):
+                raise InvalidData("$.metadata", "it is not an object")
+            return found
 
     def without_view(
         self, values: Mapping[str, bytes], definitions: MutableMapping[str, AgentDefinition]
@@ -312,7 +311,14 @@ class StoredHead:
         with self._damage():
             if key not in definitions:
                 definitions[key] = codec.decode(AgentDefinition, values[key])
-            return SessionHead(self.head.info, definitions[key], self._decoded("metadata", values, EMPTY))
+        return SessionHead(self.head.info, definitions[key], self.metadata(values))
+
+    @property
+    def usage(self) -> Usage | None:
+        """Return what all runs of the session have used so far; None if an older release did not count it."""
+        with self._damage():
+            ran = msgspec.json.decode(self.head.state, type=_RanState).execution_count
+        return Usage() if self.head.info.usage is None and not ran else self.head.info.usage
 
     @contextmanager
     def _damage(self) -> Iterator[None]:

@@ -47,9 +47,8 @@ def newest_of(session_id: str, sid: int, version: int, rows: Sequence[Sequence[A
 
 def unread_values(found: Mapping[str, StoredHead], definitions: Definitions) -> dict[str, str]:
     """Return the hashes of the values that heads name and that are not at hand, each with a session that names it."""
-    return {
-        key: session_id for session_id, head in found.items() for key in head.hashes_of_header if key not in definitions
-    }
+    named = {key: session_id for session_id, head in found.items() for key in head.named_beside_view()}
+    return {key: session_id for key, session_id in named.items() if key not in definitions}
 
 
 def unpacked(unread: Mapping[str, str], bodies: Mapping[str, bytes]) -> Values:

@@ -18,7 +18,7 @@ from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages
 from perdure.stores.jobs.saving import Keep, Place
 from perdure.stores.jobs.values import unpacked_value
-from perdure.stores.postgres import quick, sketches
+from perdure.stores.postgres import notes, quick, sketches
 from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched
 from perdure.stores.postgres.listener import Listener
@@ -108,6 +108,10 @@ class PostgresEngine(IndexedEngine):
             session_id, item = job.args
             posted: Any = await self.opened.inbox.post(session_id, item.entry, item.body)
             return posted  # type: ignore[no-any-return]  # what the job would return
+        if isinstance(job, partial) and job.func is record.note:
+            place = await notes.note(link, *job.args)
+            self.opened.writer.note(job.args[0], place)
+            return place.evt_end  # type: ignore[return-value]  # what the job would return
         if isinstance(job, partial) and job.func is sketching.keep:
             return await sketches.keep(link, *job.args)  # type: ignore[return-value]  # what the job would return
 
@@ -175,6 +179,11 @@ class PostgresEngine(IndexedEngine):
         from perdure.stores.postgres.search import search
 
         return await search(self.opened.link, query)
+
+    async def named(self, message_id: str) -> Sequence[tuple[int, int]]:
+        from perdure.stores.postgres.search import named
+
+        return await named(self.opened.link, message_id)
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
         from perdure.stores.postgres.search import index

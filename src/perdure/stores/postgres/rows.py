@@ -54,11 +54,6 @@ _GATES = {
 }
 _CLAIM = "INSERT INTO claimed (sid) SELECT unnest(%s::bigint[]) ON CONFLICT DO NOTHING"
 _FREE = "DELETE FROM claimed WHERE sid = ANY (%s::bigint[])"
-# Told once it is committed, to those who listen to `Link.channel`.
-_TELL = f"""
-    SELECT pg_notify(left('perdure ' || current_schema(), 63), session.id)
-    FROM session CROSS JOIN meta WHERE session.sid = %s AND meta.followed > {NOW}
-"""
 _MESSAGE = ("log", "pos", "crc", "body")
 _SAY = """
     INSERT INTO msg (log, pos, crc, body)
@@ -314,8 +309,6 @@ def _update(asked: Update, at: float | None, heads: Heads) -> Queries[list[Any]]
             noted.add(gone)
             yield noted.statement
     text, bound = SQL.update(asked, at)
-    if table == "session" and "evt_end" in values and "sid" in where:
-        yield _TELL, (where["sid"],)
     if table != "session" or "claim" not in values:
         return (yield text, bound)
     changed = yield f"{text} RETURNING sid", bound

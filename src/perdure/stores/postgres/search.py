@@ -16,6 +16,7 @@ from perdure.model.message import Message
 from perdure.model.session import AgentSessionInfo, SessionStatus
 from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
+from perdure.stores.jobs.finding import MOST_PLACES, number_of
 from perdure.stores.postgres.link import Link, Queries
 from perdure.stores.postgres.rows import LOG_IS_SOUND, plain, restored
 from perdure.stores.search import MOST_RANKED, Lent, Place, Query, Term, age, attributed, show, text_of, words_of
@@ -76,6 +77,7 @@ _LENT = """
     FROM showing JOIN session ON session.sid = showing.sid ORDER BY session.sid
 """
 
+_NAMED = "SELECT log, pos FROM word WHERE named = %s ORDER BY number DESC LIMIT %s"
 _LOCK = 0x70657266
 _STRETCHES_AT_ONCE = 500
 _MESSAGES_AT_ONCE = 2_000
@@ -100,14 +102,19 @@ _EVERYTHING = f"""
     INSERT INTO unindexed (log, start, stop)
     SELECT log, min(pos), max(pos) + 1 FROM msg GROUP BY log, pos / {_STRETCH} ORDER BY max(ctid)
 """
+_NAMELESS = f"""
+    INSERT INTO unindexed (log, start, stop)
+    SELECT log, min(pos), max(pos) + 1 FROM word WHERE named IS NULL GROUP BY log, pos / {_STRETCH} ORDER BY max(number)
+"""
 # A message that is erased meanwhile waits until the index of it is there, to go with it.
 _MESSAGES = "SELECT pos, crc, body FROM msg WHERE log = %s AND pos >= %s AND pos < %s ORDER BY pos FOR KEY SHARE"
 _INSERT = """
-    INSERT INTO word (log, pos, size, whole, words)
-    SELECT log, pos, size, whole, words::tsvector
-    FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::boolean[], %s::text[])
-        AS new (log, pos, size, whole, words)
-    ON CONFLICT (log, pos) DO UPDATE SET size = excluded.size, whole = excluded.whole, words = excluded.words
+    INSERT INTO word (log, pos, named, size, whole, words)
+    SELECT log, pos, named, size, whole, words::tsvector
+    FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::boolean[], %s::text[])
+        AS new (log, pos, named, size, whole, words)
+    ON CONFLICT (log, pos) DO UPDATE
+        SET named = excluded.named, size = excluded.size, whole = excluded.whole, words = excluded.words
 """
 
 
@@ -116,6 +123,20 @@ async def search(link: Link, query: Query) -> list[SearchHit]:
         return []
     await index(link)
     return await link.transact(lambda: _find(query), snapshot=True)
+
+
+async def named(link: Link, message_id: str) -> list[tuple[int, int]]:
+    """Return the logs and positions at which messages of an id may stand, the newest first."""
+    if await link.row("SELECT 1 FROM word WHERE named IS NULL LIMIT 1") is not None:
+        await link.transact_in_thread(_renew_nameless)
+    await index(link)
+    return await link.rows(_NAMED, (number_of(message_id), MOST_PLACES))
+
+
+def _renew_nameless() -> Queries[None]:
+    """Note as not indexed yet what an earlier release has indexed, without ids."""
+    yield _ONE_AT_A_TIME, (_LOCK,)
+    yield _NAMELESS, ()
 
 
 def _find(query: Query) -> Queries[list[SearchHit]]:
@@ -234,12 +255,12 @@ def _forget_all() -> Queries[None]:
 def _index_some() -> Queries[int]:
     """Index some of what is not indexed yet. Return how many messages; one who waited may find it done."""
     yield _ONE_AT_A_TIME, (_LOCK,)
-    indexed: dict[tuple[int, int], tuple[int, bool, str]] = {}
+    indexed: dict[tuple[int, int], tuple[int, int, bool, str]] = {}
     for log, start, stop in (yield _UNINDEXED, ()):
         for pos, crc, body in (yield _MESSAGES, (log, start, stop)):
             message = decoded(log, pos, crc, body)
             if message is not None:
-                indexed[log, pos] = vector_of(message)
+                indexed[log, pos] = (number_of(message.id), *vector_of(message))
     if indexed:
         columns = zip(*((*key, *vector) for key, vector in indexed.items()), strict=True)
         yield _INSERT, tuple(list(column) for column in columns)

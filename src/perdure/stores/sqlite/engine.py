@@ -205,6 +205,9 @@ class SqliteEngine(IndexedEngine):
     async def search(self, query: Query) -> Sequence[SearchHit]:
         return await self.opened.searching.search(query)
 
+    async def named(self, message_id: str) -> Sequence[tuple[int, int]]:
+        return await self.opened.searching.named(message_id)
+
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
         return await self.opened.searching.index(anew=anew, progress=progress)
 

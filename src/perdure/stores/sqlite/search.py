@@ -22,8 +22,10 @@ import apsw
 
 from perdure import codec
 from perdure.errors import InvalidData, StoreError
+from perdure.model.message import Message
 from perdure.protocols import SearchHit
 from perdure.stores.format.rows import checksum
+from perdure.stores.jobs.finding import MOST_PLACES, number_of
 from perdure.stores.search import Query, text_of, words_of
 from perdure.stores.sqlite.ranking import Scorer, find, owner_token
 from perdure.stores.sqlite.schema import connect, exclusively, first_row, meta, rows_of, search_path
@@ -48,6 +50,11 @@ _SCHEMA = """
     CREATE TABLE place (id INTEGER PRIMARY KEY, log INTEGER NOT NULL, owner TEXT) STRICT;
     CREATE VIRTUAL TABLE message USING fts5(text, place, content='', tokenize='unicode61');
     INSERT INTO message(message, rank) VALUES ('secure-delete', 1);
+"""
+# Beside the words, since an index that an earlier release has made has none. How far messages were read for it is noted
+# apart, and after which erasure: an earlier release erases words, and knows nothing of ids.
+_NAMES = """
+    CREATE TABLE IF NOT EXISTS named (number INTEGER, id INTEGER, PRIMARY KEY (number, id)) STRICT, WITHOUT ROWID
 """
 
 
@@ -92,16 +99,28 @@ class SearchThread:
         self._worker: Worker | None = None
 
     async def search(self, query: Query) -> list[SearchHit]:
-        """Index what is lacking and search; once more, if the index has fallen behind between the two.
+        look = partial(self._index.search, query=query)
+        return await self._indexed(look, self._index.index_some) if query.terms else []
+
+    async def named(self, message_id: str) -> list[tuple[int, int]]:
+        """Return the logs and positions at which messages of an id may stand, the newest first."""
+        number = number_of(message_id)
+        return await self._indexed(partial(self._index.named, number=number), self._index.name_some)
+
+    async def _indexed(
+        self, look: Callable[..., list[T] | None], index_some: Callable[[apsw.Connection], int | None]
+    ) -> list[T]:
+        """Index what is lacking and look; once more, if the index has fallen behind between the two.
 
         Not in one go: what the index waits for may be an erasure that waits for this thread.
         """
-        hits: list[SearchHit] | None = None if query.terms else []
+        found: list[T] | None = None
         for attempt in range(1, _ATTEMPTS + 1):
-            if hits is None:
-                await self.index(anew=False, progress=None)
-                hits = await self._run(partial(self._index.search, query=query, surely=attempt == _ATTEMPTS))
-        return hits or []
+            if found is None:
+                while await self._run(index_some) is not None:
+                    pass  # others' searches and a cancellation get their turn
+                found = await self._run(partial(look, surely=attempt == _ATTEMPTS))
+        return found or []
 
     async def index(self, *, anew: bool, progress: Callable[[int, int], None] | None) -> int:
         """Index what is not indexed yet, piece by piece, so that others' searches and a cancellation get their turn."""
@@ -153,6 +172,10 @@ class SearchIndex:
         """Search what is indexed; None if something is lacking, unless it is to be searched all the same."""
         return self._surely(lambda index: _search(index, db, query, surely))
 
+    def named(self, db: apsw.Connection, number: int, surely: bool) -> list[tuple[int, int]] | None:
+        """Return where messages of a number may stand; None if something is lacking, unless it is to be told anyway."""
+        return self._surely(lambda index: _named(index, db, number, surely))
+
     def forget(self, db: apsw.Connection) -> None:
         """Empty the index, to be made anew."""
         self._surely(lambda index: _forget(index, db))
@@ -163,7 +186,11 @@ class SearchIndex:
 
     def index_some(self, db: apsw.Connection) -> int | None:
         """Index some messages and say how many; None if none is lacking."""
-        return self._surely(lambda index: _index_what_lacks(index, db))
+        return self._surely(lambda index: _index_what_lacks(index, db, WORDS))
+
+    def name_some(self, db: apsw.Connection) -> int | None:
+        """Do the same for their ids alone, which takes a fraction of the time."""
+        return self._surely(lambda index: _index_what_lacks(index, db, NAMES))
 
     def erase(self, db: apsw.Connection, erased: Erased) -> None:
         try:
@@ -211,10 +238,11 @@ class _IndexFile:
             found = os.stat(path, follow_symlinks=False)
             self._identity = (found.st_dev, found.st_ino)
             _prepare(self.db, path)
+            self.db.execute(_NAMES)
             self.scorer = Scorer(self.db)
             self.behind_since: float | None = None
-            self.reached: int | None = None
-            """The last rowid in the index when nothing was lacking: a search need not find what came after it."""
+            self.reached: dict[_Part, int] = {}
+            """The last rowid in each part when nothing was lacking: a search need not find what came after it."""
         except BaseException:
             self.db.close()
             raise
@@ -247,7 +275,13 @@ class _IndexFile:
         self.db.execute("INSERT INTO message(message) VALUES ('delete-all')")
         self.db.execute("DELETE FROM place")
         self.take_note(uid=uid, erasures=erasures, cursor=0)
+        self.clear_names(erasures)
         self.behind_since = None
+
+    def clear_names(self, erasures: int) -> None:
+        """Forget ids, which are read again in no time."""
+        self.db.execute("DELETE FROM named")
+        self.take_note(named=0, named_erasures=erasures)
 
 
 def _wait_for_lock(tries: int) -> bool:
@@ -295,22 +329,34 @@ def _snapshot(db: apsw.Connection) -> Iterator[None]:
         db.execute("ROLLBACK")
 
 
-def _index_what_lacks(index: _IndexFile, db: apsw.Connection) -> int | None:
-    reached = _reached(index, db)
+class _Part(NamedTuple):
+    """A part of the index: under which names is noted how far it has read, and after which erasure."""
+
+    cursor: str
+    erasures: str
+
+
+WORDS, NAMES = _Part("cursor", "erasures"), _Part("named", "named_erasures")
+
+
+def _index_what_lacks(index: _IndexFile, db: apsw.Connection, part: _Part) -> int | None:
+    reached = _reached(index, db, part)
     if reached is None:
-        return _step(index, db)
-    index.reached = reached
+        return _step(index, db, part)
+    index.reached[part] = reached
     return None
 
 
-def _step(index: _IndexFile, db: apsw.Connection) -> int:
+def _step(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
     """Index some messages and say how many; begin anew if an erasure from the store is not carried out here in time."""
     done = 0
     with exclusively(index.db), _snapshot(db):
         uid, erasures = meta(db, "uid"), meta(db, "erasures")
-        if (index.note("uid"), index.note("erasures")) == (uid, erasures):
+        if (index.note("uid"), index.note(part.erasures)) == (uid, erasures):
             index.behind_since = None
-            done = _index_some(index, db)
+            done = _index_some(index, db, part)
+        elif index.note("uid") == uid and part is NAMES:
+            index.clear_names(erasures)
         elif index.note("uid") != uid or index.is_overdue():
             index.clear(uid, erasures)
     if not 0 < done < _CHUNK:
@@ -331,7 +377,7 @@ def _lacking(index: _IndexFile, db: apsw.Connection) -> int:
     return int(number)
 
 
-def _reached(index: _IndexFile, db: apsw.Connection, least: int | None = None) -> int | None:
+def _reached(index: _IndexFile, db: apsw.Connection, part: _Part, least: int | None = None) -> int | None:
     """The last rowid in the index; None if it lacks something: of all that is in the store, or up to that rowid."""
     noted = dict(rows_of(index.db, "SELECT key, value FROM note", ()))
     uid, erasures, newest = first_row(
@@ -339,10 +385,10 @@ def _reached(index: _IndexFile, db: apsw.Connection, least: int | None = None) -
         "SELECT (SELECT value FROM meta WHERE key = 'uid'), (SELECT value FROM meta WHERE key = 'erasures'),"
         " (SELECT coalesce(max(rowid), 0) FROM msg)",
     )
-    if (noted.get("uid"), noted.get("erasures")) != (uid, erasures):
+    if (noted.get("uid"), noted.get(part.erasures)) != (uid, erasures):
         return None
     wanted = newest if least is None else min(least, newest)
-    return noted["cursor"] if noted["cursor"] >= wanted else None
+    return noted[part.cursor] if noted[part.cursor] >= wanted else None
 
 
 _OWNER = """
@@ -357,35 +403,56 @@ _OWNER = """
 """
 
 
-def _index_some(index: _IndexFile, db: apsw.Connection) -> int:
+def _index_some(index: _IndexFile, db: apsw.Connection, part: _Part) -> int:
     rows = rows_of(
         db,
         "SELECT rowid, log, pos, crc, body FROM msg WHERE rowid > ? ORDER BY rowid LIMIT ?",
-        (index.note("cursor"), _CHUNK),
+        (index.note(part.cursor), _CHUNK),
     )
     if not rows:
         return 0
+    if part is NAMES:
+        _add_names(index, rows)
+    else:
+        _add_words(index, db, rows)
+    index.take_note(**{part.cursor: rows[-1][0]})
+    return len(rows)
+
+
+def _add_names(index: _IndexFile, rows: Sequence[Any]) -> None:
+    held = ((rowid, _message(body, log, pos, crc)) for rowid, log, pos, crc, body in rows)
+    names = [(number_of(message.id), rowid) for rowid, message in held if message is not None]
+    index.db.executemany(_NAME, sorted(names))
+
+
+_NAME = "INSERT INTO named VALUES (?, ?)"
+
+
+def _add_words(index: _IndexFile, db: apsw.Connection, rows: Sequence[Any]) -> None:
     for log, group in groupby(rows, key=itemgetter(1)):
         (owner,) = first_row(db, _OWNER, (log,))
         places = _tokens(log, owner)
-        held = [(rowid, _words(body, log, pos, crc)) for rowid, _, pos, crc, body in group]
+        held = [(rowid, _words(_message(body, log, pos, crc))) for rowid, _, pos, crc, body in group]
         index.db.executemany("INSERT INTO place VALUES (?, ?, ?)", [(rowid, log, owner) for rowid, _ in held])
         index.db.executemany(
             "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)",
             [(rowid, words, places) for rowid, words in held],
         )
-    index.take_note(cursor=rows[-1][0])
-    return len(rows)
 
 
-def _words(body: bytes, *row: int) -> str:
-    """The words of a message, folded; none if its row is damaged, which a load reports."""
+def _message(body: bytes, *row: int) -> Message | None:
+    """Return a message; None if its row is damaged, which a load reports."""
     if row and (type(body) is not bytes or checksum(body, *row[:2]) != row[2]):
-        return ""
+        return None
     try:
-        return " ".join(words_of(text_of(codec.decode_message(body))))
+        return codec.decode_message(body)
     except InvalidData:
-        return ""
+        return None
+
+
+def _words(message: Message | None) -> str:
+    """Return the words of a message, folded."""
+    return "" if message is None else " ".join(words_of(text_of(message)))
 
 
 def _tokens(log: int, owner: str | None) -> str:
@@ -395,9 +462,21 @@ def _tokens(log: int, owner: str | None) -> str:
 
 def _search(index: _IndexFile, db: apsw.Connection, query: Query, surely: bool) -> list[SearchHit] | None:
     with _snapshot(index.db), _snapshot(db):
-        if surely or _reached(index, db, index.reached) is not None:
+        if surely or _reached(index, db, WORDS, index.reached.get(WORDS)) is not None:
             return find(index.db, index.scorer, db, query)
     return None
+
+
+def _named(index: _IndexFile, db: apsw.Connection, number: int, surely: bool) -> list[tuple[int, int]] | None:
+    with _snapshot(index.db), _snapshot(db):
+        if not surely and _reached(index, db, NAMES, index.reached.get(NAMES)) is None:
+            return None
+        rowids = rows_of(index.db, _NUMBERED, (number, MOST_PLACES))
+        rows = [first_row(db, "SELECT log, pos FROM msg WHERE rowid = ?", rowid) for rowid in rowids]
+    return [row for row in rows if row is not None]
+
+
+_NUMBERED = "SELECT id FROM named WHERE number = ? ORDER BY id DESC LIMIT ?"
 
 
 def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
@@ -412,8 +491,19 @@ def _erase(index: _IndexFile, db: apsw.Connection, erased: Erased) -> None:
         changed = [each for each in erased.changed if each.rowid <= cursor]
         for each in changed:
             _exchange(index, each)
-        remove_signposts(index.db, (_words(each.old) for each in changed))
+        remove_signposts(index.db, (_words(_message(each.old)) for each in changed))
         index.take_note(erasures=erasures, cursor=min(cursor, erased.newest))
+        if index.note("named_erasures") == erased.before:
+            _erase_names(index, erased)
+
+
+def _erase_names(index: _IndexFile, erased: Erased) -> None:
+    """Take out the ids of what has been erased. What has another text now has its id still."""
+    reached = index.note("named")
+    gone = [(_message(each.old), each.rowid) for each in erased.changed if each.new is None and each.rowid <= reached]
+    numbers = [(number_of(message.id), rowid) for message, rowid in gone if message is not None]
+    index.db.executemany("DELETE FROM named WHERE number = ? AND id = ?", numbers)
+    index.take_note(named=min(reached, erased.newest), named_erasures=erased.after)
 
 
 def _exchange(index: _IndexFile, changed: Changed) -> None:
@@ -423,14 +513,13 @@ def _exchange(index: _IndexFile, changed: Changed) -> None:
     tokens = _tokens(*row)
     index.db.execute(
         "INSERT INTO message(message, rowid, text, place) VALUES ('delete', ?, ?, ?)",
-        (changed.rowid, _words(changed.old), tokens),
+        (changed.rowid, _words(_message(changed.old)), tokens),
     )
     if changed.new is None:
         index.db.execute("DELETE FROM place WHERE id = ?", (changed.rowid,))
     else:
-        index.db.execute(
-            "INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)", (changed.rowid, _words(changed.new), tokens)
-        )
+        words = _words(_message(changed.new))
+        index.db.execute("INSERT INTO message(rowid, text, place) VALUES (?, ?, ?)", (changed.rowid, words, tokens))
 
 
 def _leave_no_trace(path: Path) -> None:

@@ -141,6 +141,19 @@ class Redaction(Contract):
         assert await store.redact(session.id, [secret.id]) == 0
 
     @in_store
+    async def test_notes_that_quote_a_message_are_replaced(self, store: Any) -> None:
+        """Whoever has put them on record, and under whatever name; the others stay, and so do their numbers."""
+        session = await store.create(new_session("hello", f"the code is {SECRET}"))
+        said = session.state.messages[1].text
+        quotes = [Entry("acme.note", {"said": [said, {"in": f"It was: {said}!"}], "n": 7}, "task"), Entry("x", said)]
+        await store.note(session.id, [Entry("acme.note", {"kept": "as it is"}, "task"), *quotes])
+        assert await store.redact(session.id, [session.state.messages[1].id]) == 1
+        assert SECRET not in await everything(store, session.id)
+        found = await store.read(session.id)
+        assert [entry.kind for entry in found] == ["acme.note", "acme.note", "x", "redacted"]
+        assert (found[0].body, found[1].body["n"]) == ({"kept": "as it is"}, 7)
+
+    @in_store
     async def test_a_fork_redacts_what_its_parent_said(self, store: Any) -> None:
         """A message belongs to all who show it; the parent has it replaced too."""
         parent = await store.create(new_session(f"code {SECRET}", "ok"))

@@ -1,0 +1,112 @@
+"""Finding messages by their ids: where they may stand, and whose those places are.
+
+An index of ids is not kept by saves. Engines that search by an index keep one there, filled when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from perdure import codec
+from perdure.aio import in_turns
+from perdure.errors import InvalidData
+from perdure.model.ids import SessionId
+from perdure.model.session import SessionStatus
+from perdure.model.transcript import LogRef
+from perdure.protocols import MessagePlace
+from perdure.stores.engine import Job, Row, Select
+from perdure.stores.jobs.lines import with_descendants
+from perdure.stores.jobs.loading import is_message_sound
+from perdure.stores.jobs.saving import is_log_sound
+
+MOST_PLACES = 1_000
+"""How many places of one id are looked at. An id that stands for so many messages tells nothing."""
+_READ_AT_ONCE = 4_096
+_COLUMNS = ("sid", "id", "owner", "status", "created")
+Spot = tuple[int | str, int]
+"""A log, and a position in it."""
+
+
+class Asked(NamedTuple):
+    """A message that is sought, and by whom."""
+
+    message_id: str
+    owner: str | None
+    limit: int
+
+
+def number_of(message_id: str) -> int:
+    """Return what an index has in place of an id: 64 bits, which tell nothing of a message that was erased."""
+    digest = blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def named(message_id: str) -> Job[list[Spot]]:
+    """Return where messages of an id stand, by looking at all messages: for engines without an index."""
+    needle = msgspec.json.encode(message_id)
+    found: list[Spot] = []
+    for (log,) in (yield Select("log", ("log",), order="log")):
+        start = 0
+        while True:
+            where = {"log": log, "pos >=": start}
+            rows = yield Select("msg", ("pos", "body"), where, order="pos", limit=_READ_AT_ONCE)
+            found += ((log, pos) for pos, body in in_turns(rows) if type(body) is bytes and needle in body)
+            if len(rows) < _READ_AT_ONCE:
+                break
+            start = rows[-1][0] + 1
+    return found
+
+
+def places_of(asked: Asked, spots: Iterable[Spot], origin: str) -> Job[list[MessagePlace]]:
+    """Return those of the spots that hold the message and may be shown; those in the newest sessions first."""
+    found: list[tuple[float, int, MessagePlace]] = []
+    for log, pos in [*spots][:MOST_PLACES]:
+        rows = yield Select("msg", ("crc", "body"), {"log": log, "pos": pos})
+        if not any(_is_of(asked.message_id, log, pos, *row) for row in rows):
+            continue
+        session = yield from _shown_by(log, pos, asked.owner)
+        if session is not None:
+            sid, session_id, _, _, created = session
+            found.append((created, sid, MessagePlace(SessionId(session_id), LogRef(origin, log), pos)))
+    found.sort(key=lambda each: (*each[:2], each[2].position), reverse=True)
+    return [place for _, _, place in found[: asked.limit]]
+
+
+def _is_of(message_id: str, log: int | str, pos: int, crc: int | None, body: bytes) -> bool:
+    """Tell whether a row is what was written, and the message of an id."""
+    try:
+        return is_message_sound(log, pos, crc, body) and codec.decode_message(body).id == message_id
+    except InvalidData:
+        return False
+
+
+def _shown_by(log: int | str, pos: int, owner: str | None) -> Job[Row | None]:
+    """Return the session that a message is said to be of; None if it is hidden, or another's than the owner's.
+
+    That is the one whose log it is, and where that is gone or hidden, the oldest that still shows it.
+    """
+    own = yield from _session_of(log)
+    if own is not None:
+        return own if owner in (None, own[2]) else None
+    where = {"log": log, "start <=": pos, "stop >": pos}
+    shown = yield Select("ref", ("child", "since"), where)
+    heirs = yield from with_descendants(child for child, since in shown if since is None)
+    sids = sorted({*heirs, *(child for child, _ in shown)})
+    rows = (yield Select("session", _COLUMNS, {"sid in": sids}, order="sid")) if sids else []
+    return next(_open(row for row in rows if owner in (None, row[2])), None)
+
+
+def _session_of(log: int | str) -> Job[Row | None]:
+    """Return the session whose log it is; None if it is gone or hidden, or if that is not known for sure."""
+    for sid, name, crc in (yield Select("log", ("sid", "name", "crc"), {"log": log})):
+        if is_log_sound(log, sid, name, crc):
+            return next(_open((yield Select("session", _COLUMNS, {"sid": sid}))), None)
+    return None
+
+
+def _open(rows: Iterable[Row] | Sequence[Row]) -> Iterator[Row]:
+    return (row for row in rows if row[3] != SessionStatus.DELETED.value)
