@@ -44,8 +44,8 @@ model.state model.step model.stop model.tool_refs model.transcript model.usage m
 runtime.bus runtime.hooks
 runtime.repository runtime.runtime runtime.under_way stores stores.cache stores.checked stores.claims stores.engine
 stores.file_lock stores.folder stores.format stores.format.blocks stores.format.gathering stores.format.heads
-stores.format.packing stores.format.placement stores.format.rows stores.format.settled stores.jobs
-stores.jobs.attachments stores.jobs.claiming stores.jobs.lines stores.jobs.listing stores.jobs.loading
+stores.format.metadata stores.format.packing stores.format.placement stores.format.rows stores.format.settled
+stores.jobs stores.jobs.attachments stores.jobs.claiming stores.jobs.lines stores.jobs.listing stores.jobs.loading
 stores.jobs.record stores.jobs.saving stores.jobs.values stores.pages stores.sql
 stores.sqlite stores.sqlite.deferred stores.sqlite.engine stores.sqlite.glimpse stores.sqlite.readers
 stores.sqlite.schema stores.sqlite.steps

@@ -1313,3 +1313,10 @@ class BulkErasure(Protocol):
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         """Erase sessions, except those that are being run or are not there. Return the ids erased."""
         ...
+
+    async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
+        """Erase a session with those of its sub-agents, and of theirs, in one commit. Return the ids, its own last.
+
+        Raise SessionNotFound if there is none, SessionBusy while one of them is being run; then nothing was erased.
+        """
+        ...

@@ -210,6 +210,6 @@ async def test_a_session_without_runs_stores_nothing_of_it() -> None:
     async with MemoryStore() as store:
         session = await store.create(new_session("Hello"))
         session = await store.save(session.with_tags(["vip"]))
-        head, _ = encode_head(session, "")
+        head, *_ = encode_head(session, "")
         assert b"usage" not in head
         assert b"spent" not in head

@@ -238,13 +238,20 @@ async def test_erasing_a_session_erases_its_sub_agents(kind: str, tmp_path: Path
         assert await sessions.purge(status="failed") == 3
 
 
-async def test_a_session_that_runs_is_not_erased(tmp_path: Path) -> None:
-    """Nor are its sub-agents' sessions."""
-    async with connect("memory://") as sessions:
+@pytest.mark.parametrize("is_bulk", [True, False])
+@pytest.mark.parametrize("running", ["boss", "leaf"])
+async def test_none_is_erased_while_one_runs(running: str, is_bulk: bool) -> None:
+    """Neither a session nor those of its sub-agents, whichever of them runs; also where a store erases one by one."""
+    store: Any = MemoryStore() if is_bulk else FailingStore(MemoryStore())
+    async with connect(store) as sessions:
         session = await waiting(sessions.runtime)
         journal = sessions.runtime.journal
         assert journal is not None
-        await journal.claim(session.id, version=session.version, owner=owner_here())
+        runs = (await family(sessions.runtime))[running]
+        claim, _ = await journal.claim(runs.id, version=runs.version, owner=owner_here())
         with pytest.raises(SessionBusy):
             await sessions.erase(session.id)
         assert len(await family(sessions.runtime)) == 3
+        await journal.release(claim)
+        assert [*await sessions.erase(session.id)][-1] == session.id
+        assert [info.id for info in await sessions.list()] == [FORK]

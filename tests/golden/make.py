@@ -58,10 +58,10 @@ from perdure.testing import FrozenClock
 from perdure.testing.samples import fork, new_session, note, run_of, say, seen, show, tell, texts
 
 HERE = Path(__file__).parent
-CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}-totals"
+CURRENT = f"format-{codec.FORMAT}-head-{heads.FORMAT}-schema-{newest_schema()}"
 """Values have a format, heads one besides, and SQLite files a schema. What is not named was the first of its kind.
 
-The last word stands for what came without a new number: `totals` are the usage of all runs and the indexed metadata in
+A last word stands for what came without a new number: `totals` are the usage of all runs and the indexed metadata in
 headers, and runs that stand in their heads.
 """
 RECORD = "record-2"
@@ -125,6 +125,7 @@ async def _converse(store: Any) -> AgentSession:
     session = await store.save(tell(session, *_content()).with_name("Order 7"))
     noted = note(note(session, "ticket", "OPS-142"), "notes", ["a long note"] * 40)
     session = await store.save(noted.with_indexed(("ticket",)))
+    session = await store.save(note(note(session, "draft", ["a much longer note"] * 300), "ticket", "OPS-143"))
     view = session.state.transcript.cover(
         0, 4, [Message.assistant("They asked for order 7.")], by="test", tokens_before=90
     )

@@ -56,6 +56,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "load": {"session_id": ID, "version": (*without(None, 5, -1, HUGE), True)},
     "exists": {"session_id": ID},
     "delete": {"session_id": ID},
+    "delete_tree": {"session_id": ID},
     "delete_many": {"session_ids": (*without([], {}), ["a b"], [None])},
     "redact": {
         "session_id": ID,

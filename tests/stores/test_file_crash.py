@@ -36,7 +36,7 @@ from perdure.errors import (
 from perdure.model.session import AgentSession
 from perdure.protocols import Change, Entry
 from perdure.stores.file import FileStore
-from perdure.stores.file.group import Step, encoded
+from perdure.stores.file.group import Growth, encoded
 from perdure.testing.samples import fork, new_session, say, show, texts
 
 
@@ -272,7 +272,7 @@ class TestFailingGroup:
             a, b = [await store.create(small("Hi", id=each)) for each in ("a", "b")]
             end = len(files_in(tmp_path)["a.jsonl"])
             kept = await store.save(say(a, "elsewhere"))
-            left = encoded([Step("a", "a.jsonl", end, b"stale"), Step("b", "b.jsonl", 9, b"x")])
+            left = encoded([Growth("a", "a.jsonl", end, b"stale"), Growth("b", "b.jsonl", 9, b"x")])
             _restored(tmp_path, {".group": left})
             assert [await store.load(each.id) for each in (a, b)] == [kept, b]
         assert ".group" not in names(tmp_path)
@@ -400,7 +400,7 @@ class TestPowerCut:
     """What was acknowledged is on the disk, and what was not is whole or not there."""
 
     @needs_proc
-    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "note", "delete"])
+    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "note", "delete", "delete-many"])
     def test_the_power_fails_at_any_moment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
         """Whatever had been synced when it failed, the store opens, and after the answer it holds what was asked."""
         where = tmp_path / "d"
@@ -423,7 +423,9 @@ def _restored(where: Path, state: dict[str, bytes]) -> Path:
 class TestKilled:
     """A process killed at any step leaves what was before, or what was to be."""
 
-    @pytest.mark.parametrize("verb", ["create", "save", "save-all", "append", "note", "delete", "delete-child"])
+    @pytest.mark.parametrize(
+        "verb", ["create", "save", "save-all", "append", "note", "delete", "delete-child", "delete-many"]
+    )
     def test_killed_at_any_step(self, tmp_path: Path, verb: str) -> None:
         """Each session loads as before or as after, others as before, and the next write passes."""
         asyncio.run(_prepare_family(tmp_path / "before"))
@@ -476,6 +478,7 @@ async def _inspect(where: Path, verb: str) -> str:
             "save-all": lambda: _outcome_of_all(found),
             "append": lambda: "after" if _claimed_by_the_dead(where) else "before",
             "delete": lambda: "before" if "parent" in found else "after",
+            "delete-many": lambda: {0: "after", 2: "before"}[len(found)],
             "delete-child": lambda: "before" if "child" in found else "after",
         }[verb]()
         if "parent" in found:

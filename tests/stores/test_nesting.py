@@ -26,7 +26,7 @@ from perdure.model.session import AgentSession
 from perdure.model.transcript import Block, Transcript
 from perdure.stores.format import blocks
 from perdure.stores.format.gathering import gathered
-from perdure.stores.format.heads import FORMAT, StoredHead
+from perdure.stores.format.heads import StoredHead
 from perdure.stores.format.packing import pack
 from perdure.stores.format.rows import hash_of
 from perdure.testing.samples import fork, new_session, run_of, say, show, texts
@@ -161,7 +161,7 @@ def test_a_head_says_its_format_only_if_it_names_blocks() -> None:
     while not any(name.startswith("block") for name in head_of(rows, large).head.hashed):
         assert b'"format"' not in rows.heads[large.id, large.version]
         large = rows.keep(deeper(large, large.version))
-    assert msgspec.json.decode(rows.heads[large.id, large.version])["format"] == FORMAT == 2
+    assert msgspec.json.decode(rows.heads[large.id, large.version])["format"] == 2
     assert large.version > small.version
 
 

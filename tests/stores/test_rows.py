@@ -42,7 +42,7 @@ class Rows:
         rows = self.logs.setdefault(log, [])
         settled = placement.settle(LogRef(ORIGIN, log), len(rows))
         kept = AgentSession.reconstitute(settled, version=session.version + 1, updated_at=now())
-        head, values = encode_head(kept, "op")
+        head, values, _ = encode_head(kept, "op")
         rows.extend(placement.new)
         self.heads[kept.id, kept.version] = head
         self.values.update(values)

@@ -18,6 +18,7 @@ from tests import postgres_server
 from tests.crash import grouping_process
 from tests.crash.addresses import wait_for_server
 from tests.stores.files import ENVIRONMENT, TORTURE
+from tests.stories import KINDS, opened
 
 import perdure
 from perdure.errors import PerdureError, SessionConflict, StoreError
@@ -32,12 +33,6 @@ NAMES = "abcd"
 ROUNDS = 60 if TORTURE else 6
 
 
-def url_of(kind: str, where: Path) -> str:
-    if kind == "postgresql":
-        return postgres_server.url_of(where)
-    return {"memory": "memory://", "sqlite": f"sqlite:///{where}/s.db", "file": f"file://{where}/sessions"}[kind]
-
-
 WISHES = st.lists(
     st.tuples(st.sampled_from(NAMES), st.sampled_from(["new", "current", "stale"]), st.booleans()),
     max_size=4,
@@ -46,7 +41,7 @@ WISHES = st.lists(
 """Sessions to be saved together: each one's name, what the caller has of it, and whether it has a key."""
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "file", "postgresql"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(rounds=st.lists(WISHES, min_size=1, max_size=4))
 async def test_any_mixture_is_kept_whole_or_not_at_all(
     kind: str, rounds: list[Any], tmp_path_factory: pytest.TempPathFactory
@@ -55,8 +50,7 @@ async def test_any_mixture_is_kept_whole_or_not_at_all(
     model: dict[str, int] = {}
     example = new_id()
     names = [f"{name}-{example}" for name in NAMES]
-    store: Any = perdure.store_of(url_of(kind, tmp_path_factory.getbasetemp()))
-    async with store:
+    async with opened(kind, tmp_path_factory.getbasetemp()) as store:
         for wishes in rounds:
             changes = [await _wished(store, f"{name}-{example}", *wish) for name, *wish in wishes]
             is_good = all(each.session.version == model.get(each.session.id, 0) for each in changes)
@@ -88,7 +82,8 @@ async def _wished(store: Any, name: str, has: str, has_key: bool) -> Change:
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "file"])
 async def test_a_fault_leaves_nothing_or_everything(kind: str, after: bool, tmp_path: Path) -> None:
     """A commit that fails has changed nothing; one whose answer is lost has changed all, and may be repeated once."""
-    async with FailingStore(perdure.store_of(url_of(kind, tmp_path))) as store:
+    async with opened(kind, tmp_path) as kept_in:
+        store = FailingStore(kept_in)
         pair = [await store.create(new_session("Hi", id=name)) for name in "ab"]
         changes = [*(Change(say(each, "x")) for each in pair), Change(new_session(id="c"))]
         store.fail("save_all", after=after)
@@ -118,15 +113,21 @@ async def test_what_is_at_hand_changes_with_the_commit_alone(kind: str, tmp_path
         assert [store._cache[each.id].session for each in kept] == kept
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "file", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", "file", "postgres"])
 def test_killed_they_are_kept_whole_or_not_at_all(kind: str, tmp_path: Path) -> None:
     """Wherever SIGKILL strikes, the sessions are at one version, and none that was acknowledged is missing."""
-    url, chance, acknowledged = url_of(kind, tmp_path), random.Random(kind), 0
+    url, chance, acknowledged = _url_of(kind, tmp_path), random.Random(kind), 0
     for _ in range(ROUNDS):
         acknowledged = max(acknowledged, _run_and_kill(url, chance.random() * 0.08))
         versions, rounds = asyncio.run(_state(url))
         assert len(set(versions)) == len(set(rounds)) == 1
         assert versions[0] >= acknowledged
+
+
+def _url_of(kind: str, where: Path) -> str:
+    if kind == "postgres":
+        return postgres_server.url_of(where)
+    return f"sqlite:///{where}/sessions.db" if kind == "sqlite" else f"file://{where}/sessions"
 
 
 def _run_and_kill(url: str, delay: float) -> int:

@@ -207,8 +207,7 @@ class Keeping(Looking):
         session_ids = await self._with_children(session_ids)
         store = self.store
         erased = await (store.delete_many(session_ids) if isinstance(store, BulkErasure) else self._each(session_ids))
-        for session_id in erased:
-            self.live.close(session_id)
+        self._close(erased)
         return erased
 
     async def _each(self, session_ids: Sequence[SessionId]) -> Sequence[SessionId]:
@@ -223,15 +222,26 @@ class Keeping(Looking):
     async def erase(self, session_id: str) -> Sequence[SessionId]:
         """Erase a session for good, and the sessions of its sub-agents with it; what its forks show stays.
 
-        Return the ids erased.
+        Return the ids erased. Raise SessionBusy while one of them is being run; then nothing is erased.
         """
         key = (await self.info(session_id)).id
-        if self.runtime.journal is not None and await self.runtime.journal.is_claimed(key):
-            raise SessionBusy(key)
-        erased = await self._erase([key])
-        if key not in erased:  # somebody has begun to run it, or has erased it: the store says which
-            await self.store.delete(key)
+        erased = await (self.store.delete_tree(key) if isinstance(self.store, BulkErasure) else self._each_of_tree(key))
+        self._close(erased)
         return erased
+
+    async def _each_of_tree(self, session_id: SessionId) -> Sequence[SessionId]:
+        """Erase a session and those of its sub-agents one by one, as `BulkErasure` does at once."""
+        *children, _ = await self._with_children([session_id])
+        for each in (session_id, *children):
+            if self.runtime.journal is not None and await self.runtime.journal.is_claimed(each):
+                raise SessionBusy(each)
+        erased = await self._each(children)
+        await self.store.delete(session_id)
+        return [*erased, session_id]
+
+    def _close(self, erased: Iterable[SessionId]) -> None:
+        for session_id in erased:
+            self.live.close(session_id)
 
     async def erase_owner(self, owner: str | None = None, *, wait: float = 10.0) -> ErasureReceipt:
         """Erase a person: every session of an owner, hidden ones and forks too, with records, keys and index.

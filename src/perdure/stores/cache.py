@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from perdure.model.session import AgentSession
+from perdure.model.value import EMPTY
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -75,6 +77,14 @@ class SessionCache(LRU[str, "CachedSession"]):
                 super().keep(key, entry)
 
 
+class StoredMetadata(msgspec.Struct, frozen=True):
+    """Metadata in bytes, with null in the place of each value that stands apart."""
+
+    rest: bytes
+    apart: Mapping[str, str] = EMPTY
+    """The names of those values, by their keys."""
+
+
 class CachedSession(msgspec.Struct, frozen=True):
     """A session as it was last seen in the store, with what a save would otherwise have to look up."""
 
@@ -88,3 +98,5 @@ class CachedSession(msgspec.Struct, frozen=True):
     at_hand: bool = True
     is_waited_for: bool | None = None
     """Whether the save that it comes from left items in the inbox; None if it was loaded."""
+    metadata: StoredMetadata | None = None
+    """Its metadata as it is stored; None if it has none."""

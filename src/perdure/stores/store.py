@@ -259,7 +259,8 @@ class Store:
             return cached.session
         session = self._assembled(load, loaded)
         if version is None or (cached is not None and version == cached.session.version):
-            self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values)))
+            metadata = loaded.head.stored_metadata(loaded.values)
+            self._cache.keep(key, CachedSession(session, loaded.erasures, frozenset(loaded.values), metadata=metadata))
         return session
 
     def _assembled(self, load: Load, loaded: Loaded) -> AgentSession:
@@ -532,6 +533,13 @@ class Store:
         keys = checked.session_ids(session_ids)
         self._forget_all()
         return await self._engine.run(partial(erasing.delete_many, keys), "erase", long=True)
+
+    async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs import erasing
+
+        key = SessionId(session_id)
+        self._forget_all()
+        return await self._engine.run(partial(erasing.delete_tree, key), "erase", long=True)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs import redaction

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perdure.testing.contract import (
         ArchiveContract,
         AttachmentsContract,
+        BulkErasureContract,
         CheckContract,
         ChronicleContract,
         ErasureContract,
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "clock": "FrozenClock",
-    "contract": "ArchiveContract AttachmentsContract CheckContract ChronicleContract ErasureContract FindContract "
-    "ForgetContract HeadsContract JournalContract NamesContract PreviewsContract SaveAllContract SearchContract "
-    "SketchContract StoreContract VersionsContract",
+    "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
+    "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
+    "SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -51,6 +52,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "ArchiveContract",
     "AttachmentsContract",
+    "BulkErasureContract",
     "CheckContract",
     "ChronicleContract",
     "Chunks",

@@ -9,7 +9,7 @@
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
 `NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
-`VersionsContract`, `ForgetContract` and `SaveAllContract`.
+`VersionsContract`, `ForgetContract`, `SaveAllContract` and `BulkErasureContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -37,6 +37,7 @@ from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
 from perdure.testing.parts.together import Together
+from perdure.testing.parts.trees import Trees
 from perdure.testing.parts.version_lists import VersionLists
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
@@ -104,3 +105,7 @@ class ForgetContract(Forgetting):
 
 class FindContract(Finding):
     """The contract of `perdure.protocols.FindsMessages`, for a store with a journal, an erasure and an archive."""
+
+
+class BulkErasureContract(Trees):
+    """The contract of `perdure.protocols.BulkErasure`, for a store with a journal and a check."""

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -93,24 +93,41 @@ class FileStore(Store):
         key = SessionId(session_id)
         with suppress(CorruptRecord, InvalidSessionFile):  # what is damaged can be erased, too
             await self._finish_redaction(key)
-        try:
+        async with self._sweeping(key):
             await super().delete(key)
-        except SessionNotFound:
-            await self._engine.sweep(key)
-            await super().gc()
-            raise
 
     async def delete_many(self, session_ids: Iterable[str]) -> Sequence[SessionId]:
         keys = checked.session_ids(session_ids)
-        for key in keys:
-            with suppress(CorruptRecord, InvalidSessionFile, SessionBusy):
-                await self._finish_redaction(key)
+        await self._finish_redactions(keys)
         return await super().delete_many(keys)
 
     async def forget(self, session_id: str, *, before: int) -> Forgotten:
         """Forget versions. A redaction of the session that was cut short is finished first."""
         await self._finish_redaction(SessionId(session_id))
         return await super().forget(session_id, before=before)
+
+    async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
+        from perdure.stores.jobs.erasing import tree_of
+
+        key = SessionId(session_id)
+        await self._finish_redactions(await self._engine.run(partial(tree_of, key)))
+        async with self._sweeping(key):
+            return await super().delete_tree(key)
+
+    async def _finish_redactions(self, session_ids: Iterable[SessionId]) -> None:
+        for each in session_ids:
+            with suppress(CorruptRecord, InvalidSessionFile, SessionBusy):
+                await self._finish_redaction(each)
+
+    @asynccontextmanager
+    async def _sweeping(self, session_id: SessionId) -> AsyncIterator[None]:
+        """Remove what is left of a session, if a block finds out that there is none."""
+        try:
+            yield
+        except SessionNotFound:
+            await self._engine.sweep(session_id)
+            await super().gc()
+            raise
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs.redaction import Request

@@ -18,7 +18,7 @@ from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
-from perdure.stores.file.group import Step, decided
+from perdure.stores.file.group import Growth, Removal, Step, decided
 from perdure.stores.file.log import (
     Line,
     SessionLog,
@@ -71,15 +71,15 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
         written = [each for each in written if not desk.look(each.stem).log.damage]
     is_rewrite = any(each.is_rewrite for each in written)
     rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
-    appends = [(each.stem, *lines_of(each, desk)) for each in written if not is_rewrite]
+    operations = {each.stem: [*filter(None, lines_of(each, desk))] for each in written if not is_rewrite}
     sketches = [write for each in changes if not each.is_erasure for write in _sketch_writes(desk, each)]
     desk.tables.take_back()
     if rewrites:
         _rewrite(desk, rewrites)
-    _append_all(desk, [(stem, [*filter(None, both)]) for stem, *both in appends], _kept_in(result))
-    # After all appends: forks have noted by then what they have shown by the line of one that goes.
     for stem, left in erased:
-        _erase(desk, stem, left)
+        _keep_left(desk, stem, left)
+    appends = [(stem, each) for stem, each in operations.items() if each]
+    _append_and_erase(desk, appends, [stem for stem, _ in erased], _kept_in(result))
     # After all erasures: what a log has for others only, it has as long as they are there.
     if forgetting:
         _rewrite(desk, [_Rewrite(stem, _whole(*lines), is_session=True) for stem, lines in forgetting])
@@ -113,18 +113,30 @@ def _left_of(desk: Desk, stem: str) -> list[Line]:
     return [opening(rows.key), *found] if found else []
 
 
-def _erase(desk: Desk, session_id: str, left: list[Line]) -> None:
-    """Erase a session's files. What others show of it stays."""
-    directory, rows = desk.directory, desk.look(session_id)
+def _keep_left(desk: Desk, session_id: str, left: list[Line]) -> None:
+    """Write what others show of a session that is about to be erased. While the session is there, its log counts."""
+    rows = desk.look(session_id)
     if rows.key:
-        _keep(directory, rows.key, left)
-    directory.folder.remove(document_file(session_id), intent_file(session_id), *directory.leftovers(session_id))
-    directory.folder.sync()
+        _keep(desk.directory, rows.key, left)
+
+
+def _erase(desk: Desk, session_id: str) -> None:
+    """Erase a session's files."""
+    folder = desk.directory.folder
+    *beside, log = _files_of(desk, session_id)
+    folder.remove(*beside)
+    folder.sync()
     # The session is gone when its log is. Killed before that, a deletion can be repeated; killed after it, gc and the
     # next deletion that finds nothing to delete erase what was left too long.
-    directory.folder.remove(rows.log.file)
-    directory.folder.sync()
+    folder.remove(log)
+    folder.sync()
     desk.forget(session_id)
+
+
+def _files_of(desk: Desk, session_id: str) -> list[str]:
+    """Return the names of a session's files, its log last."""
+    leftovers = desk.directory.leftovers(session_id)
+    return [document_file(session_id), intent_file(session_id), *leftovers, log_file(session_id)]
 
 
 def trim(desk: Desk, remainders: Iterable[tuple[str, list[Line]]]) -> None:
@@ -190,15 +202,21 @@ Operations = Sequence[tuple[str, Sequence[Sequence[Line]]]]
 """What is to be appended to logs: for each stem its operations."""
 
 
-def _append_all(desk: Desk, appends: Operations, kept: Mapping[str, AgentSession]) -> None:
-    """Append operations to all logs, or to none. The documents are ready before, and put in place after."""
+def _append_and_erase(desk: Desk, appends: Operations, erased: Sequence[str], kept: Mapping[str, AgentSession]) -> None:
+    """Append operations to logs and erase sessions: all of it or nothing.
+
+    The documents are ready before, and put in place after.
+    """
     folder, documents = desk.directory.folder, dict[str, None]()
     with ExitStack() as undo:
         undo.callback(lambda: folder.discard(*map(temporary, documents)))
-        with _together(desk, appends):
+        with _together(desk, appends, erased):
             for stem, operations in appends:
                 for lines in operations:
                     _append(desk, desk.look(stem).log, lines, kept.get(stem), documents)
+            # After all appends: forks have noted by then what they have shown by the line of one that goes.
+            for stem in erased:
+                _erase(desk, stem)
         undo.pop_all()
     for document in documents:
         # What was appended is kept, whatever becomes of the document: the next write makes it anew.
@@ -207,15 +225,17 @@ def _append_all(desk: Desk, appends: Operations, kept: Mapping[str, AgentSession
 
 
 @contextmanager
-def _together(desk: Desk, appends: Operations) -> Iterator[None]:
-    """Have a block append to all logs, or to none. If there is one alone, it does so anyway."""
-    if len(appends) < 2:
+def _together(desk: Desk, appends: Operations, erased: Sequence[str]) -> Iterator[None]:
+    """Have a block change all logs, or none. Where one alone is changed, it does so anyway."""
+    if len(appends) < 2 and len(erased) < 2:
         yield
         return
     with ExitStack() as undo:
         for stem, _ in appends:
             undo.callback(desk.forget, stem)
-        with decided(desk.directory.folder, [_step(desk, *each) for each in appends], desk.directory.lock_timeout):
+        steps = [_step(desk, *each) for each in appends]
+        steps += [Removal(stem, name) for stem in erased for name in _files_of(desk, stem)]
+        with decided(desk.directory.folder, steps, desk.directory.lock_timeout):
             yield
         undo.pop_all()
 
@@ -228,7 +248,7 @@ def _step(desk: Desk, stem: str, operations: Iterable[Sequence[Line]]) -> Step:
     for lines in operations:
         body += encode_operation(lines, first)
         first += len(lines)
-    return Step(owner_of(stem), log.file, log.end, body)
+    return Growth(owner_of(stem), log.file, log.end, body)
 
 
 def _append(

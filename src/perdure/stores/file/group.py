@@ -21,7 +21,7 @@ GROUP = ".group"
 """The name of the file, and of the lock that keeps groups apart: there is one at a time."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class Growth(msgspec.Struct, frozen=True):
     """Bytes to be put at the end of a session's file, which is at `end`."""
 
     session_id: str
@@ -29,12 +29,42 @@ class Step(msgspec.Struct, frozen=True):
     end: int
     body: bytes
 
+    def carry_out(self, folder: Folder) -> None:
+        """Append what is missing. A file that has moved on was written by a release that knows no groups."""
+        written = (folder.read(self.file) or b"")[self.end :]
+        is_here = (folder.size(self.file) or 0) >= self.end
+        if is_here and self.body != written and self.body.startswith(written):
+            if written:
+                folder.cut(self.file, self.end)
+            folder.append(self.file, self.end, self.body)
+
+    def take_back(self, folder: Folder) -> None:
+        size = folder.size(self.file)
+        if size is not None and size > self.end:
+            folder.cut(self.file, self.end)
+        if self.end == 0:
+            folder.remove(self.file)
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """A file of a session that is erased."""
+
+    session_id: str
+    file: str
+
+    def carry_out(self, folder: Folder) -> None:
+        folder.remove(self.file)
+
+
+Step = Growth | Removal
+
 
 class _Header(msgspec.Struct, frozen=True):
-    """The first line of the file. The bodies of the steps follow it, one after the other."""
+    """The first line of the file. The bytes that files grow by follow it, one after the other."""
 
-    steps: list[tuple[str, str, int, int]]
-    """Each step's session, file, end, and how many bytes its body has."""
+    grows: list[tuple[str, str, int, int]]
+    """Sessions with their files, where these end, and by how many bytes they grow."""
+    removes: list[tuple[str, str]] = []
     format: int = codec.FORMAT
 
 
@@ -55,14 +85,15 @@ def members(folder: Folder) -> frozenset[str]:
     """Return the sessions whose files are being changed together, or were when their writer was killed."""
     if folder.size(GROUP) is None:
         return frozenset()
-    return frozenset(step.session_id for step in steps_left(folder) or ())
+    return frozenset(step.session_id for step in _steps_left(folder))
 
 
 def finish(folder: Folder, timeout: float) -> None:
     """Do what a killed writer has left, while all locks are held that it held."""
     with folder.locked([GROUP], timeout):
-        for step in steps_left(folder) or ():
-            _append(folder, step)
+        for step in _steps_left(folder):
+            step.carry_out(folder)
+        folder.sync()
         _forget(folder)
 
 
@@ -73,19 +104,19 @@ def clear(folder: Folder, timeout: float) -> None:
             folder.remove(temporary(GROUP))
 
 
-def steps_left(folder: Folder) -> list[Step] | None:
-    """Return what was decided; None if there is nothing, or nothing that can be read."""
+def _steps_left(folder: Folder) -> Sequence[Step]:
+    """Return what was decided; nothing if that cannot be read."""
     try:
         return read_steps(folder)
     except CorruptRecord:  # which `faults` tells of. Each session is sound by itself
-        return None
+        return ()
 
 
-def read_steps(folder: Folder) -> list[Step] | None:
-    """Return what was decided; None if there is nothing, CorruptRecord if it is damaged."""
+def read_steps(folder: Folder) -> Sequence[Step]:
+    """Return what was decided; CorruptRecord if it is damaged."""
     raw = folder.read(GROUP)
     if raw is None:
-        return None
+        return ()
     seal, _, rest = raw.partition(b" ")
     if seal != b"%08x" % checksum(rest):
         raise CorruptRecord(None, GROUP, "its checksum does not match")
@@ -93,37 +124,36 @@ def read_steps(folder: Folder) -> list[Step] | None:
     header = codec.decode(_Header, first)
     codec.check_format(header.format)
     steps, at = list[Step](), 0
-    for session_id, file, end, size in header.steps:
-        steps.append(Step(session_id, file, end, bodies[at : at + size]))
+    for session_id, file, end, size in header.grows:
+        steps.append(Growth(session_id, file, end, bodies[at : at + size]))
         at += size
+    steps += [Removal(*each) for each in header.removes]
+    if any("/" in step.file for step in steps):
+        raise CorruptRecord(None, GROUP, "it names a file of another directory")
     return steps
 
 
 def encoded(steps: Sequence[Step]) -> bytes:
-    header = _Header([(step.session_id, step.file, step.end, len(step.body)) for step in steps])
-    rest = b"%b\n%b" % (msgspec.json.encode(header), b"".join(step.body for step in steps))
+    grows = [step for step in steps if isinstance(step, Growth)]
+    header = _Header(
+        [(step.session_id, step.file, step.end, len(step.body)) for step in grows],
+        [(step.session_id, step.file) for step in steps if isinstance(step, Removal)],
+    )
+    rest = b"%b\n%b" % (msgspec.json.encode(header), b"".join(step.body for step in grows))
     return b"%08x %b" % (checksum(rest), rest)
 
 
-def _append(folder: Folder, step: Step) -> None:
-    """Append what is missing of a step. A file that has moved on was written by a release that knows no groups."""
-    size = folder.size(step.file) or 0
-    written = (folder.read(step.file) or b"")[step.end :] if size > step.end else b""
-    if size < step.end or written.startswith(step.body) or not step.body.startswith(written):
-        return
-    if written:
-        folder.cut(step.file, step.end)
-    folder.append(step.file, step.end, step.body)
-
-
 def _take_back(folder: Folder, steps: Sequence[Step]) -> None:
-    """Undo steps, since one of them has failed. If that fails too, all are done by whoever comes next."""
+    """Undo steps, since one of them has failed. If that fails too, all are done by whoever comes next.
+
+    So are they if a session is erased already, which can only have happened after all logs had grown.
+    """
+    logs = [step.file for step in steps if isinstance(step, Removal) and step.file.endswith(".jsonl")]
+    if any(folder.size(name) is None for name in logs):
+        return
     for step in steps:
-        size = folder.size(step.file)
-        if size is not None and size > step.end:
-            folder.cut(step.file, step.end)
-        if size is not None and step.end == 0:
-            folder.remove(step.file)
+        if isinstance(step, Growth):
+            step.take_back(folder)
     _forget(folder)
 
 

@@ -20,8 +20,9 @@ from perdure.model.transcript import Transcript
 from perdure.model.usage import Usage
 from perdure.model.value import EMPTY, Value
 from perdure.protocols import SessionHead
-from perdure.stores.cache import LRU
+from perdure.stores.cache import LRU, CachedSession, StoredMetadata
 from perdure.stores.format.blocks import BlocksApart, BlocksAtHand, names_in, stored_name
+from perdure.stores.format.metadata import apart_in, parts_of, put_together, stored_metadata
 from perdure.stores.format.packing import unpack
 from perdure.stores.format.rows import Stretch, Values, check_row, hash_of
 from perdure.stores.format.settled import Settled
@@ -31,8 +32,10 @@ INLINE_RUN = 2048
 """How long a run may be that stands in the first head which tells of it. Later heads name it by hash, as all do that
 is longer: most runs are told of by one head alone, and a row for them with its indexes takes four pages more."""
 PREFIX = 32
-FORMAT = 2
-"""The newest format of a head. One that names no block is in the first, which every release reads."""
+FORMAT = 3
+"""The newest format of a head: metadata has values that stand apart. One that has none is in the second if it names a
+block, and else in the first, which every release reads."""
+_WITH_BLOCKS = 2
 _BLOCK = "block "
 """What the names of blocks in `hashed` begin with. A number follows."""
 
@@ -41,7 +44,7 @@ class Head(Value, frozen=True):
     """One version of a session, as it is stored. A part over INLINE bytes is named by hash in `hashed`; a new run over
     INLINE_RUN bytes.
 
-    So are the blocks that its views name; and these may name further ones.
+    So are large values of the metadata, and the blocks that its views name; and these may name further ones.
     """
 
     info: AgentSessionInfo
@@ -98,14 +101,24 @@ class _SpawnedHead(msgspec.Struct, frozen=True):
     info: _SpawnedInfo
 
 
-def encode_head(session: AgentSession, op: str, *, tells_of_new_run: bool = False) -> tuple[bytes, Values]:
-    """Return the head of a settled session, and the values it takes to read it."""
+def encode_head(
+    session: AgentSession, op: str, *, tells_of_new_run: bool = False, at_hand: CachedSession | None = None
+) -> tuple[bytes, Values, StoredMetadata | None]:
+    """Return the head of a settled session, the values it takes to read it, and the metadata in it.
+
+    The version at hand has to be in the store: values of the metadata that are the same there are left out.
+    """
     blocks = BlocksApart()
     inline_run = INLINE_RUN if tells_of_new_run else INLINE
     values: Values = {}
     parts: dict[str, msgspec.Raw] = {}
     hashed: dict[str, str] = {}
-    for name, raw in _parts_of(session, blocks):
+    metadata = None
+    if session.state.context.metadata:
+        metadata, values = stored_metadata(session.state.context.metadata, at_hand)
+        if metadata.apart:
+            hashed = parts_of(metadata.apart)
+    for name, raw in _parts_of(session, metadata, blocks):
         if len(raw) > (inline_run if name == "execution" else INLINE) and name != "transcript":
             hashed[name] = key = hash_of(raw)
             values[key] = raw
@@ -117,17 +130,20 @@ def encode_head(session: AgentSession, op: str, *, tells_of_new_run: bool = Fals
         values |= blocks.values()
     definition, raw = _definition_stored(session.definition)
     values[definition] = raw
-    format = FORMAT if named else codec.FORMAT
+    format = _WITH_BLOCKS if named else codec.FORMAT
+    if metadata is not None and metadata.apart:
+        format = FORMAT
     head = _NewHead(session.info, definition, _slim(session.state), op, parts, hashed, format)
     body = None if session.unknown else codec.encode_if_sound(head)
-    return body or _joined_head(head, session.unknown), values
+    return body or _joined_head(head, session.unknown), values, metadata
 
 
 def _joined_head(head: _NewHead, unknown: Mapping[str, Any]) -> bytes:
     """Return a head put together from parts that are checked one by one; a `Head` is what it is read as."""
     if unknown:
         codec.encode_json(unknown)
-    optional = {"parts": head.parts, "hashed": head.hashed, "format": head.format if head.format == FORMAT else None}
+    format = None if head.format == codec.FORMAT else head.format
+    optional = {"parts": head.parts, "hashed": head.hashed, "format": format}
     return codec.join(
         {
             **unknown,
@@ -172,12 +188,11 @@ def _slim(state: AgentState) -> AgentState:
     return replace(state, context=AgentContext(unknown=unknown) if unknown else _BLANK.context, execution=None)
 
 
-def _parts_of(session: AgentSession, blocks: BlocksApart) -> list[tuple[str, bytes]]:
+def _parts_of(session: AgentSession, metadata: StoredMetadata | None, blocks: BlocksApart) -> list[tuple[str, bytes]]:
     state, context = session.state, session.state.context
     parts = [*_parts_of_view(context.transcript, blocks)]
-    if context.metadata:
-        codec.check_json(context.metadata, "$.state.metadata")
-        parts.append(("metadata", codec.encode(context.metadata)))
+    if metadata is not None:
+        parts.append(("metadata", metadata.rest))
     if context.system_prompt != session.definition.system_prompt:
         parts.append(("system_prompt", codec.encode(context.system_prompt)))
     if context.response_format is not None:
@@ -294,14 +309,25 @@ class StoredHead:
 
     def named_beside_view(self) -> list[str]:
         """Return the values that it takes to read the definition and the metadata."""
-        return [self.head.definition, *(key for part, key in self.head.hashed.items() if part == "metadata")]
+        whole = (key for part, key in self.head.hashed.items() if part == "metadata")
+        return [self.head.definition, *whole, *self.apart.values()]
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """Return the names of the values of the metadata that stand apart, by their keys."""
+        return apart_in(self.head.hashed)
+
+    def stored_metadata(self, values: Mapping[str, bytes]) -> StoredMetadata | None:
+        """Return the metadata as the head has it; None if there is none."""
+        rest = self._part("metadata", values)
+        return None if rest is None else StoredMetadata(rest, self.apart)
 
     def metadata(self, values: Mapping[str, bytes]) -> Mapping[str, Any]:
         with self._damage():
             found = self._decoded("metadata", values, EMPTY)
             if not isinstance(found, Mapping):
                 raise InvalidData("$.metadata", "it is not an object")
-            return found
+            return put_together(found, self.apart, values)
 
     def without_view(
         self, values: Mapping[str, bytes], definitions: MutableMapping[str, AgentDefinition]
@@ -339,7 +365,7 @@ class StoredHead:
             context = replace(
                 state.context,
                 transcript=Transcript(codec.load_pieces(self._pieces(values), span_of, block_of)),
-                metadata=self._decoded("metadata", values, EMPTY),
+                metadata=self.metadata(values),
                 system_prompt=self._decoded("system_prompt", values, definition.system_prompt),
                 response_format=self._decoded("response_format", values, None),
             )

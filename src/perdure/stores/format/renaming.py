@@ -98,8 +98,8 @@ class OpenHead:
             codec.load_pieces(self._pieces(), span_of, block_of)
             if "execution" in self._parts:
                 codec.decode(ExecutionState, self._parts["execution"], span_of, block_of)
-            for name in ("metadata", "system_prompt", "response_format"):
-                codec.decode_plain(self._parts.get(name, b"null"))
+            for name in self._parts.keys() - {"prefix", "transcript", "execution"}:
+                codec.decode_plain(self._parts[name])
 
 
 @contextmanager

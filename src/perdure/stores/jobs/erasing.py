@@ -22,27 +22,51 @@ _AT_ONCE = 1_000
 
 def delete(session_id: SessionId) -> Job[None]:
     yield Lock((session_id,))
-    erasure = Erasure()
-    yield from erasure.erase([(yield from _free(session_id))])
-    yield from erasure.finish()
-    yield from count_erasure()
+    yield from _erase([(yield from _free(session_id))])
 
 
 def delete_many(session_ids: Sequence[SessionId]) -> Job[list[SessionId]]:
     """Erase sessions, and return which; those that are being run, or gone already, are left."""
     yield Lock(tuple(session_ids))
     free: dict[int, SessionId] = {}
-    erasure = Erasure()
     for session_id in session_ids:
         try:
             free.setdefault((yield from _free(session_id)), session_id)
         except (SessionBusy, SessionNotFound):
             continue
-    yield from erasure.erase(free)
-    yield from erasure.finish()
-    for _ in free:
-        yield from count_erasure()
+    yield from _erase(free)
     return [*free.values()]
+
+
+def delete_tree(session_id: SessionId) -> Job[list[SessionId]]:
+    """Erase a session and those of its sub-agents, and return which; none of them if one is being run."""
+    tree = yield from tree_of(session_id)
+    yield Lock(tuple(tree))
+    if tree != (yield from tree_of(session_id)):
+        raise Interfered("there is one more session of a sub-agent, or one less")
+    sids: list[int] = []
+    for each in tree:
+        sids.append((yield from _free(each)))
+    yield from _erase(sids)
+    return tree
+
+
+def tree_of(session_id: SessionId) -> Job[list[SessionId]]:
+    """Return the ids of a session and those of its sub-agents, and of theirs: each after those that it has spawned."""
+    found = last = {str(session_id): None}
+    while last:
+        rows = yield Select("session", ("id",), {"parent in": [*last], "spawned": 1}, order="sid")
+        last = {each: None for (each,) in rows if each not in found}
+        found = found | last
+    return [SessionId(each) for each in reversed(found)]
+
+
+def _erase(sids: Collection[int]) -> Job[None]:
+    erasure = Erasure()
+    yield from erasure.erase(sids)
+    yield from erasure.finish()
+    for _ in sids:
+        yield from count_erasure()
 
 
 def gc() -> Job[int]:

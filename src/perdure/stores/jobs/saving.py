@@ -20,7 +20,7 @@ from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession, tag_rows
 from perdure.model.transcript import LogRef
 from perdure.protocols import Appended, Claim, Key, StoredAt
-from perdure.stores.cache import CachedSession
+from perdure.stores.cache import CachedSession, StoredMetadata
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Count, Delete, Insert, Job, Later, Lock, Row, Select, Update
 from perdure.stores.format.heads import PREFIX, encode_head
@@ -109,7 +109,7 @@ class Draft(msgspec.Struct, frozen=True):
     session: AgentSession
     place: Place
     head: bytes
-    values: Values
+    hashes: tuple[str, ...]
     """All that its head names by hash."""
     new_values: Values
     """Those that may not be there yet, as they are written."""
@@ -119,6 +119,8 @@ class Draft(msgspec.Struct, frozen=True):
     """Those that may not be noted yet."""
     tags: tuple[str, ...] | None
     """Its tags, and marks for indexed metadata; None if they are as they were."""
+    metadata: StoredMetadata | None
+    """Its metadata as it is stored."""
 
 
 class Keep(Change):
@@ -210,7 +212,7 @@ class Keep(Change):
         settled = self._placement.settle(own, place.msg_end)
         kept = AgentSession.reconstitute(settled, version=self.version, updated_at=self.at)
         note_settled(kept.state.transcript, self.origin)
-        body, values = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run)
+        body, values, metadata = encode_head(kept, self.op, tells_of_new_run=self._tells_of_new_run, at_hand=known)
         is_fork = self.is_new and kept.info.parent_id is not None
         if is_fork or kept.state.execution is not None or len(kept.state.transcript.pieces) > PREFIX:
             # What has run has a record, whose disk counts more than the time to pack; a view of many pieces packs well.
@@ -224,11 +226,12 @@ class Keep(Change):
             kept,
             place,
             body,
-            values,
+            tuple(values if metadata is None or not metadata.apart else {*values, *metadata.apart.values()}),
             {key: self._pack(values[key]) for key in values if key not in there},
             named,
             tuple(named - _noted(known, own)) if named else (),
             None if is_tagged else tags,
+            metadata,
         )
 
     @property
@@ -367,12 +370,18 @@ class Keep(Change):
     def made(self, draft: Draft, facts: Facts) -> CachedSession:
         """Return what the save came to. `facts` are those from before it."""
         is_waited_for = facts.inbox_end > max(facts.taken, self.taken)
-        hashes = frozenset(draft.values)
+        hashes = frozenset(draft.hashes)
         began_with = draft.named if self.is_new else None
         if self.known is not None:
             began_with = known_beginning(self.known, LogRef(self.origin, draft.place.log))
         return CachedSession(
-            draft.session, facts.erasures, hashes, draft.named, began_with=began_with, is_waited_for=is_waited_for
+            draft.session,
+            facts.erasures,
+            hashes,
+            draft.named,
+            began_with=began_with,
+            is_waited_for=is_waited_for,
+            metadata=draft.metadata,
         )
 
 

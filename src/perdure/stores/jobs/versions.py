@@ -57,7 +57,7 @@ class _Page:
             except CorruptRecord:
                 if self._is_strict:
                     raise
-        yield from self._read_values({key for head in heads for key in head.hashes_of_header})
+        yield from self._read_values({key for head in heads for key in head.named_beside_view()})
         for head in heads:
             try:
                 self.found.append(self._read(head))
@@ -78,7 +78,7 @@ class _Page:
                     self._values[key] = damage
 
     def _read(self, head: StoredHead) -> SessionHead:
-        needed = [key for key in head.hashes_of_header if key not in self._definitions]
+        needed = [key for key in head.named_beside_view() if key not in self._definitions]
         return head.without_view({key: self._value(key) for key in needed}, self._definitions)
 
     def _value(self, key: str) -> bytes:

@@ -188,7 +188,7 @@ class Order:
             "head_crc": checksum(draft.head, sid, change.version),
             "head_from": parcel.bytes_at(draft.head),
             "head_size": len(draft.head),
-            "hashes": [*draft.values],
+            "hashes": [*draft.hashes],
             "wanted": wanted_of(draft.session),
             "tags": None if draft.tags is None else [plain(tag) for tag in draft.tags],
             "erasures": self._known.erasures if self._known else None,

@@ -11,7 +11,8 @@ import msgspec
 from perdure import codec
 from perdure.model.indexed import indexed_in
 from perdure.redaction.replacement import Replacement
-from perdure.stores.format.heads import INLINE
+from perdure.stores.format.heads import FORMAT, INLINE
+from perdure.stores.format.metadata import apart_in, parts_of, put_together, taken_apart
 from perdure.stores.format.rows import Values, hash_of, operation_id
 
 
@@ -44,26 +45,60 @@ def next_version(raw: bytes, at: datetime, *, first_version: int | None = None) 
 def _replaced(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
     """Replace what a head says. Return the parts that it names then, or none if it says nothing of the kind."""
     before = msgspec.json.encode(plain)
-    kept = dict(values)
     for holder, field in ((plain["info"], "name"), (plain["state"], "task")):
         if isinstance(holder.get(field), str):
             holder[field] = replacement.scrubbed(holder[field])
-    parts, hashed = plain.setdefault("parts", {}), plain.setdefault("hashed", {})
-    for name, change in (("metadata", replacement.scrubbed), ("execution", replacement.execution)):
-        part = codec.decode_plain(values[hashed[name]]) if name in hashed else parts.get(name)
-        if part is None or (changed := change(part)) == part:
-            continue
-        raw = msgspec.json.encode(changed)
-        kept.pop(hashed.pop(name, ""), None)
-        parts.pop(name, None)
-        if len(raw) > INLINE:
-            hashed[name] = hash_of(raw)
-            kept[hashed[name]] = raw
-        else:
-            parts[name] = changed
-        if name == "metadata" and "indexed" in plain["info"]:
-            plain["info"]["indexed"] = indexed_in(changed, plain["info"]["indexed"])
+    plain.setdefault("parts", {})
+    plain.setdefault("hashed", {})
+    new = {**_replaced_metadata(replacement, plain, values), **_replaced_run(replacement, plain, values)}
     for name in ("parts", "hashed"):
         if not plain[name]:
             del plain[name]
-    return kept if msgspec.json.encode(plain) != before else {}
+    if msgspec.json.encode(plain) == before:
+        return {}
+    every = {**values, **new}
+    named = (plain["definition"], *plain.get("hashed", {}).values())
+    return {key: every[key] for key in named if key in every}  # blocks are not among them
+
+
+def _replaced_metadata(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
+    """Replace what the metadata of a head says. Return the values that it names then."""
+    hashed, apart = plain["hashed"], apart_in(plain["hashed"])
+    metadata = put_together(_part(plain, "metadata", values) or {}, apart, values)
+    changed = replacement.scrubbed(metadata)
+    if changed == metadata:
+        return {}
+    for part in parts_of(apart):
+        del hashed[part]
+    found, new = taken_apart(changed)
+    hashed |= parts_of(found.apart)
+    if found.apart:
+        plain["format"] = FORMAT
+    if "indexed" in plain["info"]:
+        plain["info"]["indexed"] = indexed_in(changed, plain["info"]["indexed"])
+    return {**new, **_put(plain, "metadata", found.rest)}
+
+
+def _replaced_run(replacement: Replacement, plain: dict[str, Any], values: Mapping[str, bytes]) -> Values:
+    """Replace what the last run of a head says. Return the value that it is named by then, if it is."""
+    run = _part(plain, "execution", values)
+    if run is None or (changed := replacement.execution(run)) == run:
+        return {}
+    return _put(plain, "execution", msgspec.json.encode(changed))
+
+
+def _part(plain: Mapping[str, Any], name: str, values: Mapping[str, bytes]) -> Any:
+    hashed = plain["hashed"]
+    return codec.decode_plain(values[hashed[name]]) if name in hashed else plain["parts"].get(name)
+
+
+def _put(plain: Mapping[str, Any], name: str, raw: bytes) -> Values:
+    """Put a part into a head in place of what is there: by its hash if it is large. Return it then."""
+    parts, hashed = plain["parts"], plain["hashed"]
+    parts.pop(name, None)
+    hashed.pop(name, None)
+    if len(raw) <= INLINE:
+        parts[name] = codec.decode_plain(raw)
+        return {}
+    hashed[name] = hash_of(raw)
+    return {hashed[name]: raw}
