@@ -134,6 +134,21 @@ def test_erasing(perdure: Callable[..., Any], session: str) -> None:
     assert perdure("gc").out == "messages erased: 0\n"
 
 
+def test_forgetting(perdure: Callable[..., Any], session: str) -> None:
+    """It takes --yes where nobody can be asked, unless there is nothing to erase."""
+    newest = perdure("show", session, "--json").json["version"]
+    assert "erase versions 1 to" in perdure("forget", session, "--before", str(newest), code=2).err
+    told = perdure("forget", session, "--before", str(newest), "--yes", "--json").json
+    assert (told["session"], told["versions"]) == (session, newest - 1)
+    assert perdure("forget", session, "--before", "2").out == "versions erased: 0, messages: 0, bytes: 0\n"
+    assert "was forgotten" in perdure("show", session, "--version", "1", code=3).err
+    assert [each["version"] for each in perdure("versions", session, "--json").json_lines] == [newest + 1, newest]
+    assert perdure("show", session, "--json").json["first_version"] == newest
+    assert "no problems" in perdure("fsck").out
+    perdure("forget", session, code=2)
+    perdure("forget", "nobody", "--before", "2", "-y", code=3)
+
+
 def test_a_redaction_names_the_sessions_that_may_have_copies(perdure: Callable[..., Any], home: Path) -> None:
     """A sub-agent and its caller have each other's texts in messages of their own; the search shows which."""
     clerk = AgentDefinition("clerk", description="Books.", system_prompt="Book it.", tools=())

@@ -171,9 +171,8 @@ async def _recorded(world: World, session: AgentSession) -> str:
 
 
 async def _shown_ever(world: World, session: AgentSession) -> str:
-    versions = [
-        await world.look.load(session.id, version) for version in range(session.info.first_version, session.version + 1)
-    ]
+    kept = range(session.info.first_version, session.version + 1)
+    versions = [await world.look.load(session.id, version) for version in kept]
     return str([version.state.messages for version in versions if version is not None])
 
 

@@ -44,10 +44,10 @@ async def act(verb: str, where: Path, prepare: Callable[[], None] = lambda: None
             await store.delete("parent")
         elif verb == "delete-child":
             await store.delete("child")
-        elif verb == "delete-many":
-            assert len(await store.delete_many(["parent", "child"])) == 2
         elif verb == "forget":
             await store.forget("parent", before=2)
+        elif verb == "delete-many":
+            assert len(await store.delete_many(["parent", "child"])) == 2
         elif verb == "redact":
             await store.redact("parent", [parent.state.messages[0].id])
 

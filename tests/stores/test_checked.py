@@ -72,11 +72,11 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "after": without(None),
     },
     "previews": {"session_ids": (*without([], {}), ["a b"], [None])},
-    "heads": {"session_ids": (*without([], {}), ["a b"], [None])},
-    "find_message": {"message_id": TEXT, "owner": (*without(None, "x"), HALF), "limit": (*COUNT, 0)},
     "forget": {"session_id": ID, "before": (*COUNT, 0)},
     "kept_of_log": {"session_id": ID},
     "versions": {"session_id": ID, "before": without(None, 5), "limit": (*COUNT, 0)},
+    "heads": {"session_ids": (*without([], {}), ["a b"], [None])},
+    "find_message": {"message_id": TEXT, "owner": (*without(None, "x"), HALF), "limit": (*COUNT, 0)},
     "ids_with_prefix": {"prefix": (*without("x"), "a b"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "ids_with_suffix": {"suffix": (*TEXT, "a b", "abc"), "owner": without(None, "x"), "deleted": FLAG, "limit": COUNT},
     "search": {

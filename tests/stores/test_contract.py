@@ -47,9 +47,9 @@ class EveryContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
-    SaveAllContract,
-    HeadsContract,
     FindContract,
+    HeadsContract,
+    SaveAllContract,
     SketchContract,
     VersionsContract,
 ):

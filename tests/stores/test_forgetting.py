@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -236,3 +237,44 @@ async def test_a_session_that_forgets_needs_no_more_space(tmp_path: Path) -> Non
             sizes.append(db.pragma("page_count") - db.pragma("freelist_count"))
             db.close()
     assert max(sizes[1:]) <= sizes[0] + 2
+
+
+_KEPT = "log = (SELECT log FROM session WHERE id = 's')"
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (f"DELETE FROM msg WHERE {_KEPT} AND pos = 3", "it is missing|they are missing"),
+        (f"UPDATE ref SET start = 4 WHERE {_KEPT} AND child = (SELECT sid FROM session WHERE id = 's')", "not noted"),
+        ("DELETE FROM head WHERE version = 3", "not numbered from 3 on|head 3"),
+    ],
+)
+async def test_damage_is_told_from_what_was_forgotten(tmp_path: Path, damage: str, told: str) -> None:
+    """A version or a message that should be there, and is not, is damage all the same."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _told(store)
+        await store.forget("s", before=3)
+    db = apsw.Connection(str(path))
+    db.execute(damage)
+    db.close()
+    async with SqliteStore(path) as store:
+        problems = [f"{each.where}: {each.what}" for each in (await fsck(store)).problems]
+        assert [each for each in problems if re.search(told, each)], problems
+
+
+async def test_gc_erases_what_is_left_of_forgotten_versions(tmp_path: Path) -> None:
+    """A process may be killed before it has erased what a fork was the last to show."""
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path) as store:
+        await _told(store)
+        await store.forget("s", before=4)
+        db = apsw.Connection(str(path))
+        db.execute(f"DELETE FROM ref WHERE {_KEPT} AND child <> (SELECT sid FROM session WHERE id = 's')")
+        db.execute("DELETE FROM session WHERE id <> 's'")
+        db.close()
+        assert "nobody shows them" in str([*await store.check()])
+        assert await store.gc() == 2
+        assert "nobody shows them" not in str([*await store.check()])
+        assert texts(await store.load("s")) == ["five"]

@@ -156,21 +156,10 @@ async def _selection(
             return event
         if not isinstance(event, Redacted | UnknownEvent):  # which may be told at any time
             return None
-        found = await _next_told(journal, session_id, entry.seq)
+        found = await next_of_run(journal, session_id, entry.seq)
         if found is None:
             return None
         entry = found
-
-
-async def _next_told(journal: Journal, session_id: str, after: int) -> JournalEntry | None:
-    """Return the next entry behind a number that was not forgotten."""
-    entries = await journal.read(session_id, after=after, limit=1)
-    while entries:
-        found = next((entry for entry in entries if entry.kind != FORGOTTEN), None)
-        if found is not None:
-            return found
-        entries = await journal.read(session_id, after=entries[-1].seq, limit=PAGE)
-    return None
 
 
 async def read_stretches(

@@ -95,17 +95,17 @@ class HeadsContract(Heading):
     """The contract of `perdure.protocols.Heads`, for a store with a journal."""
 
 
-class FindContract(Finding):
-    """The contract of `perdure.protocols.FindsMessages`, for a store with a journal, an erasure and an archive."""
-
-
 class SaveAllContract(Grouping):
     """The contract of `perdure.protocols.SavesTogether`, for a store with a journal."""
 
 
-class BulkErasureContract(Trees):
-    """The contract of `perdure.protocols.BulkErasure`, for a store with a journal and a check."""
-
-
 class ForgetContract(Forgetting):
     """The contract of `perdure.protocols.Forgets`, for a store with all the others' ports."""
+
+
+class FindContract(Finding):
+    """The contract of `perdure.protocols.FindsMessages`, for a store with a journal, an erasure and an archive."""
+
+
+class BulkErasureContract(Trees):
+    """The contract of `perdure.protocols.BulkErasure`, for a store with a journal and a check."""

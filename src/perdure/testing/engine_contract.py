@@ -54,9 +54,9 @@ class EngineContract(
     ChronicleContract,
     NamesContract,
     PreviewsContract,
-    SaveAllContract,
-    HeadsContract,
     FindContract,
+    HeadsContract,
+    SaveAllContract,
     SketchContract,
     VersionsContract,
 ):

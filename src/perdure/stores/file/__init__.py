@@ -101,6 +101,11 @@ class FileStore(Store):
         await self._finish_redactions(keys)
         return await super().delete_many(keys)
 
+    async def forget(self, session_id: str, *, before: int) -> Forgotten:
+        """Forget versions. A redaction of the session that was cut short is finished first."""
+        await self._finish_redaction(SessionId(session_id))
+        return await super().forget(session_id, before=before)
+
     async def delete_tree(self, session_id: str) -> Sequence[SessionId]:
         from perdure.stores.jobs.erasing import tree_of
 
@@ -123,11 +128,6 @@ class FileStore(Store):
             await self._engine.sweep(session_id)
             await super().gc()
             raise
-
-    async def forget(self, session_id: str, *, before: int) -> Forgotten:
-        """Forget versions. A redaction of the session that was cut short is finished first."""
-        await self._finish_redaction(SessionId(session_id))
-        return await super().forget(session_id, before=before)
 
     async def redact(self, session_id: str, message_ids: Sequence[str], *, replacement: str = "[redacted]") -> int:
         from perdure.stores.jobs.redaction import Request

@@ -383,8 +383,9 @@ def _check_references(survey: _Survey, session: _Session, heads: Mapping[int, by
     survey.problems += wrong_references(session.id, (named, uses), (foreign, noted))
     in_part = {log for log, _, _ in kept}
     for log, start, stop in without([each for each in shown if each[0] in in_part], kept):
-        what = "the session shows it, and that is not noted where erasures look"
-        survey.note(session.id, f"messages {start} to {stop} of log {log}", what, _BACKUP)
+        where = f"what it keeps of log {log}"
+        what = f"it shows messages {start} to {stop}, and that is not noted where erasures look"
+        survey.note(session.id, where, what, _REFS)
 
 
 def wrong_references(
