@@ -15,6 +15,7 @@ _FILES = (
     "tests/test_transcript_mirror.py",
 )
 _SETS_TIMES = "sets the times of sessions in the dictionary that the in-memory class has them in"
+_AT_ONCE = "wants an answer within a few `sleep(0)`, which no store with input and output gives"
 _RESUME = "tests/test_session_resume.py::TestHappyPath::test_continue_"
 
 SUITES = (
@@ -27,25 +28,19 @@ SUITES = (
             f"{_RESUME}picks_most_recent*": _SETS_TIMES,
             f"{_RESUME}skips_sidechain_sessions*": _SETS_TIMES,
             f"{_RESUME}tie_break_is_deterministic*": _SETS_TIMES,
+            "*gap_fill_bounded_concurrency*": _AT_ONCE,
+            "*load_concurrency_is_bounded*": _AT_ONCE,
+            "*cancelled_after_mkdtemp*": _AT_ONCE,
         },
     ),
 )
-_PAUSE = 0.02
-"""How many seconds `sleep(0)` takes here: some tests want an answer within a few, which no store with I/O gives."""
 
 
 def pytest_configure() -> None:
-    """Put PerdureSessionStore where the tests look for InMemorySessionStore, and give it time to answer."""
-    import anyio
+    """Put PerdureSessionStore where the tests look for InMemorySessionStore."""
     import claude_agent_sdk
     from claude_agent_sdk._internal import session_store
 
-    pause = anyio.sleep
-
-    async def sleep(delay: float) -> None:
-        await pause(delay or _PAUSE)
-
-    anyio.sleep = sleep
     store = _store()
     for module in (claude_agent_sdk, session_store):
         module.InMemorySessionStore = store  # type: ignore[misc]

@@ -328,8 +328,11 @@ class Threads:
         return {channel: _history(writes[channel], seeds, channel) for channel in channels}
 
     async def delete(self, thread: str) -> None:
-        """Erase a thread and all its namespaces."""
-        await self._store.delete_many(await self.tree(thread))
+        """Erase a thread and all its namespaces, in one commit. SessionBusy if one of them is being run by perdure."""
+        try:
+            await self._store.delete_tree(self.id_of(Place(thread)))
+        except SessionNotFound:  # there may be namespaces all the same, whose thread has no checkpoint yet
+            await self._store.delete_many(await self.tree(thread))
 
     async def copy(self, source: str, target: str) -> None:
         """Copy a thread with all its namespaces. What was said is not stored again. SessionConflict if there is one."""
