@@ -154,8 +154,8 @@ class PerdureSessionService(BaseSessionService):
     ) -> Session:
         """Return a new session that begins with the events of another, and copies nothing.
 
-        With `at`, it has the events before that number, or up to the event of that id. With `version`, it has the events
-        and the state of that version: the first is that of the new session, and each event has made another.
+        With `at`, it has so many events, or those up to the event of that id. With `version`, it has the events and the
+        state of that version: a new session is at version 1, and each event makes the next.
         """
         names = Names.of(app_name, user_id, session_id)
         if await self._home.run(self._found(names)) is None:
