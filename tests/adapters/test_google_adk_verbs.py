@@ -79,6 +79,27 @@ async def test_a_runner_goes_on_from_a_fork() -> None:
     assert await scene.load() == own
 
 
+async def test_a_fork_begins_at_any_event_or_version() -> None:
+    """Its state is that of the version; at an event, the one of now."""
+    scene = Scene()
+    session = await scene.begin()
+    names = {"app_name": APP, "user_id": USER, "session_id": "s"}
+    forks = [
+        await scene.service.fork_session(**names),
+        await scene.service.fork_session(**names, at=2),
+        await scene.service.fork_session(**names, at=session.events[0].id),
+        await scene.service.fork_session(**names, version=3),
+    ]
+    assert [len(fork.events) for fork in forks] == [3, 2, 1, 2]
+    assert [fork.state for fork in forks] == [{"n": 2}, {"n": 2}, {"n": 2}, {"n": 1}]
+    assert all(fork.id.startswith(FORKED) for fork in forks)
+    await scene.service.append_event(forks[1], said("else"))
+    again = await scene.service.fork_session(**{**names, "session_id": forks[1].id})
+    assert texts(again) == ["text 0", "text 1", "else"]
+    with pytest.raises(SessionNotFoundError):
+        await scene.service.fork_session(**{**names, "user_id": "bob"})
+
+
 async def test_a_fork_is_shown_to_its_user_alone() -> None:
     """Though anybody may ask for any id; what another agent has is not there either."""
     store = MemoryStore()

@@ -143,6 +143,28 @@ class PerdureSessionService(BaseSessionService):
         metadata = await self._home.run(self._metadata_of([scope.id]))
         return state_in(metadata.get(scope.id, {}))
 
+    async def fork_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        at: int | str | None = None,
+        version: int | None = None,
+    ) -> Session:
+        """Return a new session that begins with the events of another, and copies nothing.
+
+        With `at`, it has so many events, or those up to the event of that id. With `version`, it has the events and the
+        state of that version: a new session is at version 1, and each event makes the next.
+        """
+        names = Names.of(app_name, user_id, session_id)
+        if await self._home.run(self._found(names)) is None:
+            raise SessionNotFoundError(_not_found(names))
+        fork = await self.chat(*names).fork(at=at, version=version)
+        made = await self.get_session(app_name=app_name, user_id=user_id, session_id=FORKED + fork.id)
+        assert made is not None
+        return made
+
     async def append_event(self, session: Session, event: Event) -> Event:
         """Store an event and what it changes in all states, or nothing. StaleSessionError if somebody else did.
 

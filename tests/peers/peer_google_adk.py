@@ -1,0 +1,26 @@
+"""Google ADK. Its source distribution has no tests, so perdure's own words for its contracts are run instead.
+
+They are in `tests/adapters/test_google_adk*.py`: what ADK's own backends are held to, a lock-step with its in-memory
+service, stale writers and kills. `make test` runs the same with fewer rounds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from suite import Suite
+
+_TESTS = Path(__file__).parents[1] / "adapters"
+_FILES = tuple(str(path) for path in sorted(_TESTS.glob("test_google_adk*.py")))
+
+SUITES = (
+    Suite(
+        "google-adk",
+        "google-adk",
+        _FILES,
+        bar=130,
+        arguments=(f"--rootdir={_TESTS.parents[1]}", f"--confcutdir={_TESTS.parent}"),
+        environment={"PERDURE_TORTURE": "1"},
+        minutes=30,
+    ),
+)
