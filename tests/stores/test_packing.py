@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure import AgentDefinition, SessionFactory, SqliteStore
 from perdure.errors import InvalidData
 from perdure.protocols import Entry
 from perdure.stores.format import packing
+from perdure.stores.sqlite.schema import connect
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec="utf-8")),
@@ -75,3 +78,18 @@ def test_what_is_no_batch_is_refused(stored: bytes) -> None:
     """Entries have a kind, a body, and perhaps a run."""
     with pytest.raises(InvalidData):
         packing.unpack_entries("run", stored)
+
+
+async def test_the_heads_of_a_session_with_metadata_are_packed(tmp_path: Path) -> None:
+    """They are what a framework's session is saved as, message by message, and take half the space."""
+    path = tmp_path / "a.db"
+    async with SqliteStore(path) as store:
+        new = SessionFactory().create(AgentDefinition("a"), session_id="a")
+        plain = await store.create(new)
+        kept = await store.save(plain.with_state(plain.state.with_metadata("customer", 7)))
+        assert await store.load("a") == kept
+    with closing(connect(path)) as db:
+        first, second = [body for (body,) in db.execute("SELECT body FROM head ORDER BY version")]
+    assert first[:1] == b"{"
+    assert len(second) < len(packing.unpack(second)) / 2
+    assert b'"customer":7' in packing.unpack(second)
