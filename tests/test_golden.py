@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden.make import CURRENT, HERE, RECORD, STORES, describe, describe_record
+from tests.golden.make import CURRENT, FORGETFUL, HERE, RECORD, STORES, describe, describe_record
 
 from perdure import MemoryStore, load_session, save_session
 from perdure.archive import import_sessions
+from perdure.errors import VersionForgotten
 from perdure.model.session import AgentSession
 from perdure.protocols import said_in
 from perdure.testing.samples import say, show, texts
@@ -73,6 +74,32 @@ async def test_a_store_of_any_format_loads(directory: Path, name: str, tmp_path:
     opened: Callable[[Path], Any] = STORES[name]
     async with opened(copied(directory, name, tmp_path)) as store:
         assert as_values(json.loads(json.dumps(await describe(store)))) == as_values(expected(directory))
+
+
+@pytest.mark.parametrize("name", [*STORES, "export.jsonl"])
+async def test_a_session_that_has_forgotten_loads_and_goes_on(name: str, tmp_path: Path) -> None:
+    """What is left is what was left then, nothing is taken for damaged, and more can be forgotten."""
+    directory = HERE / FORGETFUL
+    opened: Callable[[Path], Any] = STORES.get(name, lambda path: MemoryStore())
+    async with opened(copied(directory, name, tmp_path)) as store:
+        if name not in STORES:
+            await import_sessions(store, directory / name)
+        found = as_values(json.loads(json.dumps(await describe(store))))
+        assert found["sessions"] == as_values(expected(directory))["sessions"]
+        assert [*await store.check()] == []
+        for version in range(1, 10):
+            with pytest.raises(VersionForgotten):
+                await store.load("theta", version)
+        for run in await store.runs("theta"):
+            said = [message.text for message in await store.messages(run.log, run.start, run.stop)]
+            assert f"Said by {run.loop_id}" in said
+        assert [run.loop_id for run in await store.runs("theta")] == ["run-5", "run-6"]
+        assert texts(await store.load("iota")) == ["First", "Asked of run-1", "Said by run-1"]
+        session = await store.save(say(await store.load("theta"), "Still here"))
+        assert (await store.forget("theta", before=session.version)).versions == 3
+        await store.delete("iota")
+        assert await store.search("run-1") == []
+        assert [*await store.check()] == []
 
 
 @pytest.mark.parametrize(("directory", "name"), STORED, ids=named)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -73,6 +73,7 @@ FOREIGN = {
 }
 """The frameworks whose items are in a directory. A new one goes into a new directory."""
 LANGGRAPH = "langgraph-1"
+FORGETFUL = "forgetful-1"
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
     "files": FileStore,
@@ -190,7 +191,7 @@ async def describe(store: Any) -> dict[str, Any]:
 
 async def _describe(store: Any, name: str) -> dict[str, Any]:
     newest = await store.load(name)
-    versions = [await store.load(name, version) for version in range(1, newest.version + 1)]
+    versions = [await store.load(name, version) for version in range(newest.info.first_version, newest.version + 1)]
     return {
         "versions": [_version(session) for session in versions],
         "record": [[entry.seq, entry.kind, entry.body, entry.run] for entry in await store.read(name)],
@@ -209,11 +210,50 @@ def _version(session: AgentSession) -> dict[str, Any]:
     }
 
 
+async def furnish_forgetful(store: Any) -> None:
+    """A session that has forgotten versions, twice, with runs before and behind; a fork that shows what it forgot."""
+    session = await store.create(new_session("First", id="theta"))
+    for number in range(1, 4):
+        session = await _ran(store, session, f"run-{number}")
+        if number == 1:
+            await store.create(fork(session, id="iota"))
+    await store.post("theta", Entry("queued", {"message": "dealt with"}))
+    session = await store.save(show(session, session.state.transcript.trim(2)), taken=1, key=Key("k", "digest"))
+    await store.forget("theta", before=session.version)
+    session = await _ran(store, await store.load("theta"), "run-4")
+    session = await store.save(show(session, session.state.transcript.reset()))
+    session = await store.save(note(await _ran(store, session, "run-5"), "mood", "calm"))
+    await store.forget("theta", before=session.version)
+    await _ran(store, await store.load("theta"), "run-6")
+
+
+async def _ran(store: Any, session: AgentSession, run: str) -> AgentSession:
+    asked, answer = Message.user(f"Asked of {run}"), Message.assistant(f"Said by {run}")
+    start = Entry("agent_start", {"base_version": session.version, "message": {"id": asked.id}}, run)
+    given = {"messages": [asked], "entries": [start]}
+    claim, first = await store.claim(session.id, version=session.version, owner="ann", **given)
+    second = await store.append(claim, messages=[answer], entries=[Entry("told", {"message": {"id": answer.id}}, run)])
+    written, ended = {**first.written, **second.written}, [Entry("agent_end", {}, run)]
+    saved: AgentSession = await store.save(tell(session, asked, answer), claim=claim, written=written, entries=ended)
+    return saved
+
+
+async def write_forgetful(directory: Path) -> None:
+    await _write(directory, furnish_forgetful, tick=0)  # stores look at the clock when they load, more or less often
+
+
 async def write(directory: Path) -> None:
-    described = []
+    session = await _write(directory, furnish)
+    assert session is not None
+    (directory / "session.json").write_text(_json(session.to_dict()))
+
+
+async def _write(directory: Path, furnish: Callable[[Any], Awaitable[None]], *, tick: float = 1) -> AgentSession | None:
+    """Write stores, an export, and what is to be read there. Return a session of the last store, if it has that."""
+    described, session = list[dict[str, Any]](), None
     for name, opened in STORES.items():
         numbers = count(1)
-        with ids.use(clock=FrozenClock(tick=1), ids=lambda numbers=numbers: f"id-{next(numbers):05}"):
+        with ids.use(clock=FrozenClock(tick=tick), ids=lambda numbers=numbers: f"id-{next(numbers):05}"):
             async with opened(directory / name) as store:
                 await furnish(store)
                 described.append(await describe(store))
@@ -222,7 +262,7 @@ async def write(directory: Path) -> None:
                     await export_sessions(store, directory / "export.jsonl")
     assert all(each == described[0] for each in described), "the stores do not agree"
     (directory / "expected.json").write_text(_json(described[0]))
-    (directory / "session.json").write_text(_json(session.to_dict()))
+    return session
 
 
 def record() -> SessionRecord:
@@ -441,7 +481,7 @@ def _json(plain: Any) -> str:
 def main() -> None:
     wanted: dict[str, Callable[[Path], None]] = {CURRENT: lambda path: asyncio.run(write(path)), RECORD: write_record}
     wanted |= {name: partial(write_foreign, forms) for name, forms in FOREIGN.items()}
-    wanted |= {LANGGRAPH: write_langgraph}
+    wanted |= {LANGGRAPH: write_langgraph, FORGETFUL: lambda path: asyncio.run(write_forgetful(path))}
     missing = {HERE / name: writes for name, writes in wanted.items() if not (HERE / name).exists()}
     if not missing:
         there = " and ".join(wanted)

@@ -19,7 +19,7 @@ from perdure.model.session import SessionStatus
 from perdure.model.transcript import LogRef
 from perdure.protocols import MessagePlace
 from perdure.stores.engine import Job, Row, Select
-from perdure.stores.jobs.lines import with_descendants
+from perdure.stores.jobs.lines import noted_by_owners, with_descendants
 from perdure.stores.jobs.loading import is_message_sound
 from perdure.stores.jobs.saving import is_log_sound
 
@@ -101,9 +101,12 @@ def _shown_by(log: int | str, pos: int, owner: str | None) -> Job[Row | None]:
 
 
 def _session_of(log: int | str) -> Job[Row | None]:
-    """Return the session whose log it is; None if it is gone or hidden, or if that is not known for sure."""
+    """Return the session whose log it is; None if it is gone or hidden, or if that is not known for sure.
+
+    One that has forgotten some of the log notes what it shows of it, as others do.
+    """
     for sid, name, crc in (yield Select("log", ("sid", "name", "crc"), {"log": log})):
-        if is_log_sound(log, sid, name, crc):
+        if is_log_sound(log, sid, name, crc) and not (yield from noted_by_owners({log: sid})):
             return next(_open((yield Select("session", _COLUMNS, {"sid": sid}))), None)
     return None
 

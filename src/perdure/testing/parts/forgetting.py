@@ -34,6 +34,7 @@ from perdure.protocols import (
     CountsErasures,
     Entry,
     Erasure,
+    FindsMessages,
     Forgets,
     Forgotten,
     Key,
@@ -49,7 +50,17 @@ HASH = codec.hash_of_bytes(PHOTO)
 
 
 class ForgettingStore(
-    Erasure, JournaledStore, Forgets, Versions, BulkErasure, Archive, Attachments, Search, Checkable, Protocol
+    Erasure,
+    JournaledStore,
+    Forgets,
+    Versions,
+    BulkErasure,
+    Archive,
+    Attachments,
+    Search,
+    FindsMessages,
+    Checkable,
+    Protocol,
 ):
     """A store with all that a forgotten version has to do with."""
 
@@ -107,6 +118,8 @@ class Forgetting(Contract):
     async def test_what_only_they_show_is_gone(self, store: ForgettingStore) -> None:
         """Messages that were trimmed away, and their words in the search; also if it was the last of them."""
         session = await store.create(new_session("first", "second", id="s"))
+        gone = session.state.messages[0]
+        assert [place.position for place in await store.find_message(gone.id)] == [0]
         session = await store.save(say(session, "third"))
         session = await store.save(show(session, session.state.transcript.trim(1)))
         assert await _found(store, "first", "second", "third") == ["s", "s", "s"]
@@ -116,6 +129,7 @@ class Forgetting(Contract):
         session = await store.save(show(session, session.state.transcript.reset()))
         assert (await store.forget("s", before=session.version)).messages == 1
         assert await _found(store, "first", "second", "third") == []
+        assert not await store.find_message(gone.id)
         await _assert_sound(store)
 
     @in_store
@@ -158,13 +172,17 @@ class Forgetting(Contract):
         assert (await store.forget("s", before=2)).messages == 1
         assert texts(await store.load("one", 1)) == texts(await store.load("two", 1)) == ["shared"]
         assert await _found(store, "shared", "own", "later") == ["one", "s"]
+        shared = one.state.messages[0].id
+        assert [place.session_id for place in await store.find_message(shared)] == ["one"]
         await store.save(say(one, "more"))
         await store.delete("one")
         assert await _found(store, "shared") == ["two"]
+        assert [place.session_id for place in await store.find_message(shared)] == ["two"]
         await _assert_sound(store)
         assert await store.gc() == 0
         await store.delete(two.id)
         assert await _found(store, "shared") == []
+        assert not await store.find_message(shared)
         assert texts(await store.load("s")) == ["later"]
         await _assert_sound(store)
 
