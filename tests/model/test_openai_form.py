@@ -120,3 +120,14 @@ def test_an_envelope_is_left_out() -> None:
     envelope = Envelope("acme", {"type": "message"})
     assert openai_messages([Message.user("Hi", envelope)]) == [{"role": "user", "content": "Hi"}]
     assert openai_messages([Message("assistant", (envelope,))]) == []
+
+
+def test_a_blank_text_goes_with_the_opaque_part_it_belongs_to() -> None:
+    """What is written can be taken in and written again: without its opaque part, a blank text says nothing."""
+    blank = Text("")
+    assert openai_messages(compile_prompt([Message("assistant", (Opaque("acme"), blank))])) == []
+    call = ToolCall("look", {}, id="c1")
+    forms = openai_messages(compile_prompt([Message("assistant", (Opaque("acme"), blank, Text("Hi"), call))]))
+    assert forms[0]["content"] == "Hi"
+    assert openai_messages(compile_prompt(messages_of(forms, "$"))) == forms
+    assert openai_messages([Message("assistant", (blank,))]) == [{"role": "assistant", "content": ""}]

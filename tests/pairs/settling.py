@@ -36,7 +36,17 @@ async def settle(world: World, *, has_died: bool = False) -> None:
     await _repeat_keys(world, at)
     for session_id in (world.main, *world.model.forks):
         await _end(world, at, session_id)
-    await world.idle()
+    await _end_what_was_queued(world, at)
+
+
+async def _end_what_was_queued(world: World, at: Process) -> None:
+    """Decide what waits in the runs that a decision lets begin: what was queued behind it is sent in the background."""
+    for _ in range(ROUNDS):
+        await world.idle()
+        session = await world.shown()
+        if session is None or not pending_in(session):
+            return
+        await _end(world, at, world.main)
 
 
 async def _require_no_claim(world: World) -> None:

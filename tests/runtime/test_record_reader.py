@@ -33,6 +33,7 @@ from perdure import (
     MessageEnd,
     ModelReply,
     ModelRequest,
+    Outcome,
     SendMessage,
     SendParallel,
     SessionNotFound,
@@ -127,6 +128,24 @@ async def test_a_record_has_a_header_for_each_loop(home: Home) -> None:
             assert loop.ended_at is not None
             assert loop.ended_at >= loop.started_at
             assert (loop.turns, loop.events) == ((), ())
+
+
+async def test_a_header_tells_what_a_run_that_waits_has_used(home: Home) -> None:
+    """Its steps so far, and what tools have charged, as the session's own total counts them; once it ends, no more."""
+    pay = tool(name="pay", needs_approval=True)(lambda: "paid")
+    dear = tool(name="dear")(lambda: Outcome("seen", usage=Usage(1, 1)))
+    script = [ToolCall("dear", {}), [ToolCall("dear", {}), ToolCall("pay", {})], "done"]
+    loops = LoopFactory(driver=ScriptedDriver(lambda request: script[request.step]), tools=[pay, dear])
+    async with home.runtime() as runtime:
+        session = await runtime.create(AgentDefinition("agent", tools=("pay", "dear")))
+        waits = await runtime.execute(session.id, SendMessage("go on", loops))
+        record = await runtime.record(session.id)
+        (header,) = record.loops
+        assert header.usage == (await runtime.loop(session.id, header.loop_id)).usage == Usage(22, 12)
+        assert record.total_usage() == waits.info.usage
+        assert (header.status, header.messages, header.turns, header.events) == (LoopStatus.RUNNING, (), (), ())
+        after = await runtime.execute(session.id, ApproveToolCalls(loops))
+        assert (await runtime.record(session.id)).total_usage() == after.info.usage == Usage(32, 17)
 
 
 async def test_loops_are_linked_to_a_tree(home: Home) -> None:

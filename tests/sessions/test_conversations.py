@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.loop.drivers import wire
 from tests.loop.drivers.asking import KEY, KEY_ENV
@@ -18,7 +18,18 @@ from tests.loop.drivers.loopback import Loopback, Stream
 from tests.strategies import exchanges
 
 import perdure
-from perdure import AgentDefinition, InvalidData, Message, ModelConfig, SessionNotFound, StoreError, ToolCall, tool
+from perdure import (
+    AgentDefinition,
+    InvalidData,
+    Message,
+    ModelConfig,
+    Opaque,
+    SessionNotFound,
+    StoreError,
+    Text,
+    ToolCall,
+    tool,
+)
 from perdure.sessions.conversations import ImportReport
 from perdure.testing import ScriptedDriver
 
@@ -253,6 +264,7 @@ async def test_blocking_verbs_take_the_formats_too(tmp_path: Path) -> None:
     await asyncio.to_thread(work)
 
 
+@example(said=[Message("assistant", (Opaque("acme"), Text("")))])
 @given(said=st.lists(exchanges(), max_size=2).map(lambda several: [each for some in several for each in some]))
 async def test_any_session_there_and_back(said: list[Message]) -> None:
     """What was exported is taken in, and is exported as the same again."""

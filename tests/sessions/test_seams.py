@@ -4,6 +4,7 @@ runs, and a context that cannot be made."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from perdure import (
     tool,
 )
 from perdure.actions.inbox import QUEUE, Inbox
+from perdure.protocols import ModelReply, ModelRequest, OnDelta
 from perdure.stores.engine import Update
 from perdure.testing import Delay, ScriptedDriver
 
@@ -41,10 +43,21 @@ def texts(session: AgentSession) -> list[str]:
 class Fails(ScriptedDriver):
     """Fails the first time that something is asked, and answers it the second time."""
 
-    def __init__(self, *, after: float = 0.0) -> None:
+    def __init__(self, *, after: float = 0.0, held: Sequence[str] = ()) -> None:
         self.asked: list[str] = []
         self._after = after
+        self._held = {text: asyncio.Event() for text in held}
         super().__init__(self._answer)
+
+    def release(self, text: str) -> None:
+        """Let a text that is held be answered; until then its run is under way, however slow the machine is."""
+        self._held[text].set()
+
+    async def respond(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        held = self._held.get(request.messages[-1].text)
+        if held is not None:
+            await held.wait()
+        return await super().respond(request, on_delta)
 
     def _answer(self, request: Any) -> Any:
         text = request.messages[-1].text
@@ -74,10 +87,12 @@ async def _is_shown(chat: perdure.Chat, text: str) -> bool:
 
 
 async def test_a_retry_while_a_queued_message_is_answered_changes_nothing(url: str) -> None:
-    async with perdure.connect(url, driver=Fails(after=0.2)) as app:
+    driver = Fails(held=["First.", "Second."])
+    async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
         run = await chat.start("First.")
         await chat.send("Second.", when_busy="queue")
+        driver.release("First.")
         with pytest.raises(RunFailed):
             await run.result()
         await until(lambda: app.runtime.journal.is_claimed(chat.id))  # type: ignore[union-attr]
@@ -85,12 +100,14 @@ async def test_a_retry_while_a_queued_message_is_answered_changes_nothing(url: s
         with pytest.raises(SessionBusy):
             await chat.retry()
         assert texts(await chat.session()) == before
+        driver.release("Second.")
         await until(lambda: _is_shown(chat, "to Second."))
 
 
 async def test_a_retry_that_is_overtaken_changes_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run begins in the very moment: the failed one is still shown, and can be retried later."""
-    async with perdure.connect(url, driver=Fails(after=0.1)) as app:
+    driver = Fails(held=["Other."])
+    async with perdure.connect(url, driver=driver) as app:
         chat = await app.open("s")
         with pytest.raises(RunFailed):
             await chat.send("First.")
@@ -105,6 +122,7 @@ async def test_a_retry_that_is_overtaken_changes_nothing(url: str, monkeypatch: 
         monkeypatch.setattr(app.runtime, "execute", overtaken)
         with pytest.raises(SessionBusy):
             await chat.retry(when_busy="queue")
+        driver.release("Other.")
         await others[0].result()
         assert texts(await chat.session()) == ["First.", "Other.", "to Other."]
 

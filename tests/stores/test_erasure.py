@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from collections.abc import Collection
 from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from perdure import (
     ModelRequest,
     Redacted,
     SendMessage,
+    SessionId,
     SessionRuntime,
     SqliteStore,
     StoreError,
@@ -37,7 +41,7 @@ from perdure import (
     recover,
     tool,
 )
-from perdure.archive import copy, export_sessions, import_sessions
+from perdure.archive import copy, export_sessions, fsck, import_sessions
 from perdure.errors import CorruptRecord, InvalidData
 from perdure.loop.compaction.summary import INSTRUCTIONS
 from perdure.model.ids import use
@@ -248,6 +252,84 @@ async def test_what_an_earlier_release_has_redacted_is_the_same_session(
         await export_sessions(store, tmp_path / "export.jsonl")
         for each in (store, target):
             assert (await import_sessions(each, tmp_path / "export.jsonl")).skipped == 2
+
+
+FAMILY = {"s": None, "f": "s", "g": "f", "h": "s"}
+"""Sessions, and what each was forked from."""
+
+
+async def a_family(store: Any) -> dict[str, bytes]:
+    """Create a session that says something secret, and its forks; return the export of each by itself."""
+    made: dict[str, AgentSession] = {}
+    for name, parent in FAMILY.items():
+        new = new_session(f"Pay with {SECRET}", id=name) if parent is None else fork(made[parent], id=name)
+        made[name] = await store.save(say(await store.create(new), f"{name} speaks"))
+    exports = {}
+    for name in FAMILY:
+        file = io.BytesIO()
+        await export_sessions(store, file, [SessionId(name)])
+        exports[name] = file.getvalue()
+    return exports
+
+
+async def redacted_through(store: Any, name: str, present: Collection[str]) -> None:
+    session = await store.load(name)
+    assert await store.redact(name, [session.state.messages[0].id]) == 1
+    for each in present:
+        assert texts(await store.load(each))[0] == "[redacted]", f"{each}, through {name}"
+    assert await store.search(SECRET) == []
+    assert (await fsck(store)).problems == ()
+
+
+@pytest.mark.parametrize(
+    "order", [*permutations(FAMILY, 2), *permutations(FAMILY, 3), *permutations(FAMILY)], ids="".join
+)
+async def test_copies_that_came_one_by_one_are_redacted_through_any_of_them(order: tuple[str, ...]) -> None:
+    """A fork without its parent has a copy of what it shows: the parent that comes later, and other forks, have theirs."""
+    async with MemoryStore() as source:
+        exports = await a_family(source)
+    for name in order:
+        async with MemoryStore() as store:
+            for each in order:
+                await import_sessions(store, io.BytesIO(exports[each]))
+            await redacted_through(store, name, order)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_copies_are_redacted_in_every_store(tmp_path: Path, kind: str) -> None:
+    """Also where the session that they were copied from was erased before one of them came."""
+    async with MemoryStore() as source:
+        exports = await a_family(source)
+    async with opened(kind, tmp_path) as store:
+        for name in "hsf":
+            await import_sessions(store, io.BytesIO(exports[name]))
+        await store.delete("s")
+        await redacted_through(store, "f", "hf")
+
+
+@pytest.mark.parametrize("order", ["gf", "fg"])
+async def test_copies_of_copies_are_redacted(order: str) -> None:
+    """Forks that were copied twice, each time without the session that they were forked from."""
+    async with MemoryStore() as source, MemoryStore() as between, MemoryStore() as store:
+        exports = await a_family(source)
+        for name in "fg":
+            await import_sessions(between, io.BytesIO(exports[name]))
+        for name in order:
+            file = io.BytesIO()
+            await export_sessions(between, file, [SessionId(name)])
+            file.seek(0)
+            await import_sessions(store, file)
+        await redacted_through(store, "g", "fg")
+
+
+async def test_another_message_of_the_same_id_is_not_redacted() -> None:
+    """Ids that callers give may come again: only copies of one log have the same message at the same place."""
+    async with MemoryStore() as store:
+        for name in ("a", "b"):
+            session = new_session(id=name)
+            await store.create(session.with_state(session.state.with_messages(Message.user("Hi", id="0"))))
+        assert await store.redact("a", ["0"]) == 1
+        assert texts(await store.load("b")) == ["Hi"]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from perdure.model.given_messages import AUDIO, BESIDE
-from perdure.model.message import Media, Message, Text, ToolCall
+from perdure.model.message import Media, Message, Opaque, Text, ToolCall
 
 _MEDIA_TYPE = re.compile(r"[^\s,;]+/[^\s,]+")
 """What may stand in a `data:` URL, where a comma ends it."""
@@ -64,9 +64,16 @@ def _with_beside(message: Message, beside: Mapping[str, Any]) -> Iterator[tuple[
     """Yield the parts that are said or shown, each with what OpenAI says beside it."""
     of_parts = beside.get("parts")
     for place, part in enumerate(message.parts):
-        if isinstance(part, Text | Media):
+        if isinstance(part, Text | Media) and not _belongs_to_opaque(message, place):
             of = of_parts.get(str(place)) if isinstance(of_parts, Mapping) else None
             yield part, of if isinstance(of, Mapping) else {}
+
+
+def _belongs_to_opaque(message: Message, place: int) -> bool:
+    """Tell whether a part is a blank text that an answer has only for the opaque part before it, which is left out."""
+    part, before = message.parts[place], message.parts[place - 1] if place else None
+    is_blank = isinstance(part, Text) and not part.text.strip()
+    return is_blank and isinstance(before, Opaque) and message.role == "assistant"
 
 
 def _short(content: list[dict[str, Any]]) -> Any:

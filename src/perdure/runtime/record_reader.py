@@ -20,7 +20,7 @@ from perdure.model.loop_events import (
     UnknownEvent,
 )
 from perdure.model.message import Message
-from perdure.model.record import LoopRecord, SessionRecord, with_children
+from perdure.model.record import LoopFold, LoopRecord, SessionRecord, with_children
 from perdure.model.session import AgentSessionInfo
 from perdure.model.tool_refs import Said
 from perdure.protocols import FORGOTTEN, Journal, JournalEntry, RunOnRecord, Watch, check_page
@@ -37,6 +37,8 @@ RUNS_AT_ONCE = 200
 RUNS_WHILE_IT_WAITED = 20
 STRANGERS_PASSED = 8
 """How many loops in a row may continue from others before one loop's children are no longer looked for."""
+_OF_HEADERS = frozenset({"agent_start", "compaction", "agent_end"})
+_OF_USAGE = frozenset({"turn_start", "message_end", "tool_execution_end", "turn_end"})
 
 
 async def read_record(
@@ -191,7 +193,8 @@ def _joined(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 async def _told(journal: Journal, session_id: str, runs: Sequence[RunOnRecord]) -> dict[str, list[JournalEntry]]:
     """Return the entries that headers are made of: a run's start and its end, and its compactions.
 
-    Only runs that say that they have compacted are read whole, and those that begin or end with what we do not know.
+    Only runs that say that they have compacted are read whole, those that have not ended, and those that begin or end
+    with what we do not know.
     """
     told = {run.loop_id: [run.first, run.last] if run.last.seq > run.first.seq else [run.first] for run in runs}
     whole = {run.loop_id: run for run in runs if _is_read_whole(told[run.loop_id])}
@@ -204,28 +207,39 @@ async def _told(journal: Journal, session_id: str, runs: Sequence[RunOnRecord]) 
 
 
 def _is_read_whole(ends: Sequence[JournalEntry]) -> bool:
-    return not all(map(tells_of_run, ends)) or (len(ends) > 1 and _has_compacted(ends[0], ends[-1]))
+    if not all(map(tells_of_run, ends)):
+        return True
+    return len(ends) > 1 and (not _has_ended(ends[-1]) or _has_compacted(ends[0], ends[-1]))
 
 
 def _ends_and_compactions(entries: list[JournalEntry]) -> list[JournalEntry]:
-    if len(entries) < 2:
+    if len(entries) < 2 or not _has_ended(entries[-1]):
         return entries
     first, *_, last = entries
     made = [entry for entry in entries if entry.kind == "compaction"] if _has_compacted(first, last) else []
     return [first, *made, last]
 
 
-def _header(session_id: str, loop_id: str, told: Iterable[JournalEntry]) -> LoopRecord:
-    """Return the header of a run, which is made of its start and its end, and of its last compaction."""
-    record = LoopRecord(loop_id=loop_id, session_id=session_id)
+def _header(session_id: str, loop_id: str, told: Sequence[JournalEntry]) -> LoopRecord:
+    """Return the header of a run, which is made of its start and its end, and of its last compaction.
+
+    A run that has not ended, because it waits for a person, say, tells step by step what it has used so far.
+    """
+    fold = LoopFold(LoopRecord(loop_id=loop_id, session_id=session_id))
+    kinds = _OF_HEADERS if told and _has_ended(told[-1]) else _OF_HEADERS | _OF_USAGE
     for entry in told:
-        if entry.kind in ("agent_start", "compaction", "agent_end"):
-            record = record.after(event_of(entry, session_id, "", _unread), keep_event=False)
-    return record
+        if entry.kind in kinds:
+            fold.take(event_of(entry, session_id, "", _unread), keep_event=False)
+    header = fold.record()
+    return header if header.status.is_over else replace(header, messages=(), turns=(), child_loop_refs=())
+
+
+def _has_ended(last: JournalEntry) -> bool:
+    return last.kind == "agent_end"
 
 
 def _has_compacted(first: JournalEntry, last: JournalEntry) -> bool:
-    if last.kind != "agent_end":
+    if not _has_ended(last):
         return False
     is_compaction = first.kind == "agent_start" and first.body.get("continuation", {}).get("kind") == "compaction"
     # Older releases do not count compactions; what one has used tells of it.

@@ -16,7 +16,8 @@ from perdure.stores.engine import Job
 from perdure.stores.jobs.claiming import Facts, facts_of
 from perdure.stores.jobs.record import read_by_batch
 from perdure.stores.jobs.redaction.blocks import BlocksMet, MetBlock, stretch_of
-from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_of
+from perdure.stores.jobs.redaction.copies import copies_of
+from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_at, messages_of
 from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.request import Request
 
@@ -33,6 +34,8 @@ class Findings:
         self.facts: dict[str, Facts] = {}
         """How the sessions concerned stood before anything of them was read."""
         self._places = Places()
+        self._copied: set[Log] = set()
+        """The logs of which copies have been looked for."""
         self._sessions: list[str] = []
 
     def find(self) -> Job[None]:
@@ -73,6 +76,7 @@ class Findings:
         seen: set[str] = set()
         while True:
             before = len(self._places)
+            yield from self._find_copies()
             sessions = self._sessions = yield from concerned(self._places)
             for session_id in sessions:
                 if session_id not in seen:
@@ -85,6 +89,18 @@ class Findings:
                 yield from self._look_beyond_versions(session_id)
             if len(self._places) == before:
                 return sessions
+
+    def _find_copies(self) -> Job[None]:
+        """Take the same messages in copies of the logs that have them."""
+        for log in self._places.logs():
+            if log in self._copied:
+                continue
+            self._copied.add(log)
+            for copy in (yield from copies_of(log)):
+                for row in (yield from messages_at(copy, self._places.in_log(log))):
+                    plain = codec.decode_plain(row.body)
+                    if plain.get("id") in self._request.ids:  # else it is another log of the same name
+                        self._take(row, plain)
 
     def _note_facts(self, session_id: str) -> Job[None]:
         if session_id not in self.facts:

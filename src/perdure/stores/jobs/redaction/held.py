@@ -109,6 +109,12 @@ def message_at(log: Log, position: int) -> Job[Row]:
     return _sound(None, log, *rows[0])
 
 
+def messages_at(log: Log, positions: Collection[int]) -> Job[list[Row]]:
+    """Return the messages of a log that are there at these positions."""
+    rows = yield Select("msg", ("pos", "crc", "body"), {"log": log, "pos in": sorted(positions)}, order="pos")
+    return [_sound(None, log, *row) for row in rows]
+
+
 def _sound(session_id: str | None, log: Log, position: int, crc: int | None, body: bytes) -> Row:
     if not is_message_sound(log, position, crc, body):
         raise CorruptRecord(session_id, f"message {position} of log {log}", "its checksum does not match")

@@ -29,6 +29,10 @@ class Places:
     def logs(self) -> Iterator[Log]:
         return iter([*self._positions])
 
+    def in_log(self, log: Log) -> list[int]:
+        """Return the positions in a log."""
+        return [*self._positions.get(log, ())]
+
     def touch(self, stretch: Stretch) -> bool:
         """Tell whether one of them is in a stretch."""
         log, start, stop = stretch
