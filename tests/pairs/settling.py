@@ -9,6 +9,8 @@ from perdure import PerdureError, ResumeSession, RunFailed, SessionStatus
 
 CLOSED = (SessionStatus.COMPLETED, SessionStatus.FAILED)
 ROUNDS = 8
+MOST_QUEUED = 200
+"""More than a process that is killed after a second has left in the inbox."""
 SHORT = 60
 """How often to look whether those who live have done their work, where the claims of the dead may stand for ever."""
 
@@ -41,12 +43,13 @@ async def settle(world: World, *, has_died: bool = False) -> None:
 
 async def _end_what_was_queued(world: World, at: Process) -> None:
     """Decide what waits in the runs that a decision lets begin: what was queued behind it is sent in the background."""
-    for _ in range(ROUNDS):
+    for _ in range(MOST_QUEUED):
         await world.idle()
         session = await world.shown()
         if session is None or not pending_in(session):
             return
         await _end(world, at, world.main)
+    world.model.note("broken", what=f"5: runs of {world.main} still wait after {MOST_QUEUED} were brought to their end")
 
 
 async def _require_no_claim(world: World) -> None:

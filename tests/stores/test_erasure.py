@@ -285,7 +285,7 @@ async def redacted_through(store: Any, name: str, present: Collection[str]) -> N
     "order", [*permutations(FAMILY, 2), *permutations(FAMILY, 3), *permutations(FAMILY)], ids="".join
 )
 async def test_copies_that_came_one_by_one_are_redacted_through_any_of_them(order: tuple[str, ...]) -> None:
-    """A fork without its parent has a copy of what it shows: the parent that comes later, and other forks, have theirs."""
+    """A fork without its parent has a copy of what it shows; so has a parent that comes later, and every other fork."""
     async with MemoryStore() as source:
         exports = await a_family(source)
     for name in order:

@@ -1,4 +1,4 @@
-"""Copies of a log: a session that came without the one it was forked from keeps what it shows of that in a log of its own.
+"""Copies of logs: a session that came without the one it was forked from keeps what it shows of that in its own logs.
 
 Such a log is named after the one that it was copied from, and has its messages at the same positions. So a copy and its
 original find each other, and two copies too, whichever sessions between them are in the store.
