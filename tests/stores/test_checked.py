@@ -178,6 +178,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "piece": Sketch("r", "m", "half", seq=1),
                 "message_ids": [free.state.messages[0].id],
                 "message_id": free.state.messages[0].id,
+                "before": 1,
                 "entries": [],
                 "after": 0,
                 "most": 0.0,

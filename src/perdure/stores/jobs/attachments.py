@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from perdure import codec
 from perdure.errors import CorruptRecord, InvalidData
@@ -15,7 +16,9 @@ from perdure.stores.engine import Delete, Insert, Job, Select
 from perdure.stores.format.rows import LAST, Attachments, Stretch
 from perdure.stores.jobs.claiming import sid_of
 from perdure.stores.jobs.lines import noted, own_stretches
-from perdure.stores.jobs.tally import Tally
+
+if TYPE_CHECKING:
+    from perdure.stores.jobs.tally import Tally
 
 _AT_ONCE = 512
 Place = tuple[int | str, int]

@@ -27,7 +27,6 @@ from perdure.stores.cache import CachedSession
 from perdure.stores.engine import Job, Select
 from perdure.stores.format.placement import foreign_stretches
 from perdure.stores.format.rows import LAST, Stretch
-from perdure.stores.jobs.oldest import oldest_head
 from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import without
 
@@ -82,14 +81,15 @@ def began_with(session_id: str, sid: int, line: int | None) -> Job[Stretches]:
 
 def shown_by_first(session_id: str, sid: int) -> Job[Stretches]:
     """Return the stretches of others' logs that the head of the first version names; CorruptRecord if it is damaged."""
+    from perdure.stores.format.renaming import OpenHead, RenamedBlocks  # a first save does without them
+    from perdure.stores.jobs.oldest import oldest_head
+
     head = yield from oldest_head(session_id, sid)
     found: set[Stretch] = set()
 
     def meet(log: int | str, start: int, stop: int) -> int | str:
         found.add((log, start, stop))
         return log
-
-    from perdure.stores.format.renaming import OpenHead, RenamedBlocks  # a first save does without it
 
     OpenHead(head.raw, head, (yield from gather(session_id, head))).renamed(RenamedBlocks(meet))
     own = {log for (log,) in (yield Select("log", ("log",), {"sid": sid}))}

@@ -19,7 +19,6 @@ from perdure.stores.format.placement import has_end
 from perdure.stores.format.rows import Stretch, Values, checksum, seed_of
 from perdure.stores.jobs.claiming import count_of_erasures, number, require_absent
 from perdure.stores.jobs.lines import noted_by_owners
-from perdure.stores.jobs.oldest import first_version
 from perdure.stores.jobs.saving import Place, end_of_log, owner_of_log
 from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import TapeCache
@@ -125,6 +124,8 @@ def _load(asked: Load) -> Job[Loaded | None]:
 
 def _require_unforgotten(session_id: str, sid: int, version: int) -> Job[None]:
     """Raise VersionForgotten if a version that is not there was forgotten. What is damaged is for others to tell."""
+    from perdure.stores.jobs.oldest import first_version  # most versions that are asked for are there
+
     with suppress(CorruptRecord):
         first = yield from first_version(session_id, sid)
         if version < first:
