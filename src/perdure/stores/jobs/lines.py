@@ -18,19 +18,20 @@ lines as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from perdure.errors import CorruptRecord
 from perdure.model.transcript import LogRef
 from perdure.stores.cache import CachedSession
-from perdure.stores.engine import Job, Select
+from perdure.stores.engine import Job, Select, Where
 from perdure.stores.format.placement import foreign_stretches
 from perdure.stores.format.rows import LAST, Stretch
 from perdure.stores.jobs.values import gather
 from perdure.stores.tapes import without
 
 Stretches = frozenset[Stretch]
+_FEW, _MANY = 8, 1_000
 
 
 class Inherited(NamedTuple):
@@ -98,8 +99,18 @@ def shown_by_first(session_id: str, sid: int) -> Job[Stretches]:
 
 def noted_by_owners(owners: Mapping[int | str, int]) -> Job[set[int | str]]:
     """Return those of logs, given with their sessions, of which these note what they keep: the rest was forgotten."""
-    rows = (yield Select("ref", ("log", "child"), {"child in": sorted({*owners.values()})})) if owners else []
-    return {log for log, child in rows if owners.get(log) == child}
+    found: set[int | str] = set()
+    for where in _of_children(sorted({*owners.values()})):
+        rows = yield Select("ref", ("log", "child"), where)
+        found |= {log for log, child in rows if owners.get(log) == child}
+    return found
+
+
+def _of_children(sids: Sequence[int]) -> Iterable[Where]:
+    """Return what rows of sessions meet: one by one if they are few, which every engine has an index for."""
+    if len(sids) <= _FEW:
+        return [{"child": sid} for sid in sids]
+    return [{"child in": sids}] if len(sids) <= _MANY else [{}]
 
 
 def own_stretches(sid: int) -> Job[list[Stretch]]:
