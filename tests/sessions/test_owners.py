@@ -29,6 +29,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "message_ids": ["x"],
     "reason": "no",
     "loop_id": "x",
+    "before": 1,
     "text": "hello",
     "name": "a name",
     "key": "k",

@@ -181,8 +181,8 @@ async def test_what_another_process_has_come_to_show_is_not_removed(
         await one.create(tell(new_session(id="old"), photo()))
         forgotten: Any = attachments.forget_unused
 
-        def late(hashes: Any) -> Any:
-            yield from forgotten(hashes)
+        def late(*given: Any) -> Any:
+            yield from forgotten(*given)
             for log in [*tmp_path.glob("old.jsonl")]:  # as if another had written it just now
                 (tmp_path / "late.jsonl").write_bytes(log.read_bytes())
 

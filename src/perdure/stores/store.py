@@ -286,7 +286,10 @@ class Store:
 
         It waits for nothing and may be called in any thread.
         """
-        cached = self._cache.recall(SessionId(session_id))
+        key = SessionId(session_id)
+        if last is not None:
+            expect_count(last, "$.last")
+        cached = self._cache.recall(key)
         if cached is None or not self._engine.origin:
             return None
         load = Load(cached.session.id, None, self._engine.origin, cached, last=last)
