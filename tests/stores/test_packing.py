@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import AgentDefinition, SessionFactory, SqliteStore
+from perdure import AgentDefinition, AgentSession, Message, SessionFactory, SqliteStore
 from perdure.errors import InvalidData
 from perdure.protocols import Entry
 from perdure.stores.format import packing
@@ -80,13 +80,18 @@ def test_what_is_no_batch_is_refused(stored: bytes) -> None:
         packing.unpack_entries("run", stored)
 
 
+def said(session: AgentSession) -> AgentSession:
+    """A session in which so much more is said that its head alone is no reason to pack it."""
+    return session.with_state(session.state.with_messages(*(Message.user("x") for _ in range(9))))
+
+
 async def test_the_heads_of_a_session_with_metadata_are_packed(tmp_path: Path) -> None:
     """They are what a framework's session is saved as, message by message, and take half the space."""
     path = tmp_path / "a.db"
     async with SqliteStore(path) as store:
         new = SessionFactory().create(AgentDefinition("a"), session_id="a")
-        plain = await store.create(new)
-        kept = await store.save(plain.with_state(plain.state.with_metadata("customer", 7)))
+        plain = await store.create(said(new))
+        kept = await store.save(said(plain.with_state(plain.state.with_metadata("customer", 7))))
         assert await store.load("a") == kept
     with closing(connect(path)) as db:
         first, second = [body for (body,) in db.execute("SELECT body FROM head ORDER BY version")]

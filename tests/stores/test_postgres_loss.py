@@ -374,11 +374,11 @@ from perdure.testing.samples import new_session
 
 forget = erasing.forget_unused
 
-def stopped(hashes):
+def stopped(*given):
     erasing.forget_unused = forget
     print("stopped", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
-    yield from forget(hashes)
+    yield from forget(*given)
 
 async def main():
     async with PostgresStore(sys.argv[1], schema=sys.argv[2]) as store:

@@ -105,7 +105,7 @@ def _load(asked: Load) -> Job[Loaded | None]:
     wanted = newest if version is None else version
     found = yield Select("head", ("version", "crc", "body"), {"sid": sid, "version": wanted})
     if version is None or not found:
-        if not found:
+        if not found and version is not None:  # the newest is never forgotten: without it the session is damaged
             yield from _require_unforgotten(session_id, sid, wanted)
         last = yield Select("head", ("version",), {"sid": sid}, order="-version", limit=1)
         if not is_there(session_id, version, newest, last[0][0] if last else None, bool(found)):
