@@ -28,6 +28,16 @@ class Bar:
         return value >= self.must if self.at_least else value <= self.must
 
 
+def adapter_bars(key: str, framework: str, theirs: str, slowest: float | None, most: float) -> tuple[Bar, ...]:
+    """Return the bars of a framework's turns. What writes without fsync and reads nothing has none for its time."""
+    times = tuple(
+        Bar(f"adapters.{key}_{name}", f"{framework}: processor time of a turn at {size} messages", theirs, slowest)
+        for name, size in (("1k", "1,000"), ("10k", "10,000"))
+        if slowest is not None
+    )
+    return *times, Bar(f"adapters.{key}_bytes", f"{framework}: bytes on disk of a turn", theirs, most)
+
+
 BARS = (
     # What a turn costs. A turn is a question, a tool call, its result and an answer.
     Bar("save.bare", "save of a turn", "the same rows in a bare transaction, through one thread", 1.35, 1.2),
@@ -199,19 +209,20 @@ BARS = (
             "session": "a word in all messages, in one session",
         }.items()
     ),
-    # Other frameworks' sessions on perdure, beside the framework's own store.
+    # Other frameworks' turns on perdure, beside the framework's own store.
     *(
-        Bar(
-            f"google_adk.{size}{key}",
-            f"Google ADK, {name} events: processor time of `get_session` and 4 `append_event`",
-            f"ADK's {theirs}",
-            0.3,
+        bar
+        for key, framework, theirs, slowest, most in (
+            ("openai", "OpenAI Agents, view of 50", "`SQLiteSession`", 1.2, 1.5),
+            ("langgraph", "LangGraph, as a run", "`AsyncSqliteSaver`", 0.3, 0.05),
+            ("adk", "Google ADK", "`DatabaseSessionService`", 0.3, 1.5),
+            ("adk_sqlite", "Google ADK", "`SqliteSessionService`", 0.3, 1.5),
+            ("claude", "Claude Agent SDK", "Claude's own file of lines, without fsync", None, 1.5),
+            ("pydantic", "Pydantic AI", "one JSON file, without fsync", 1, 1.5),
+            ("strands", "Strands", "`FileSessionManager`, without fsync", 2, 1.5),
         )
-        for size, name in (("1k", "1,000"), ("10k", "10,000"))
-        for key, theirs in (("", "DatabaseSessionService"), ("_sqlite", "SqliteSessionService"))
+        for bar in adapter_bars(key, framework, theirs, slowest, most)
     ),
-    Bar("google_adk.bytes", "Google ADK: bytes on disk of a turn", "ADK's DatabaseSessionService", 1.5, 1.1),
-    Bar("google_adk.bytes_sqlite", "Google ADK: bytes on disk of a turn", "ADK's SqliteSessionService", 1.5, 1.1),
     Bar("cli.help", "`perdure --help`", "`python -c 'import click'`", 1.5),
     Bar("cli.list", "`perdure ls` of 10,000 sessions", "the same of 10", 1.5),
 )

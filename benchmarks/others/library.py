@@ -1,4 +1,4 @@
-"""What a library has to do to be measured: its class is `Subject` in a module of this package."""
+"""What a library has to do to be measured: its class is a `Store`, or a `Subject` that runs agents too."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import perdure
 from benchmarks.others.turns import Turn
 
+ON_PERDURE = "perdure on SQLite, WAL, synchronous=FULL: fsync at every commit"
 Kind = Literal["question", "call", "result", "answer"]
 Write = Callable[[Turn], Awaitable[None]]
 
@@ -18,19 +20,10 @@ class CannotFork(Exception):
     """The library has no call that makes a second session out of a first."""
 
 
-class Subject(ABC):
+class Store(ABC):
     """A store of sessions in a folder. Blocking libraries block here too: nothing else runs while one is measured."""
 
     name: ClassVar[str]
-    packages: ClassVar[tuple[str, ...]]
-    durability: ClassVar[str]
-    """What the library does by default before a write counts as done."""
-    run_settings: ClassVar[tuple[str, ...]] = ("default",)
-    """The settings under which a run is killed: as the library comes, and what it offers for going on.
-
-    None for a second way to write with the same library, whose runs are the same.
-    """
-
     folder: Path
 
     @abstractmethod
@@ -46,6 +39,23 @@ class Subject(ABC):
     @abstractmethod
     async def append_turn(self, session_id: str, turn: Turn) -> None:
         """Four messages onto a session that is open, saved when this returns."""
+
+    async def turn(self, session_id: str, turn: Turn) -> None:
+        """What a run of the library's own agent asks of the store: to read what the model is shown, and to write."""
+        await self.append_turn(session_id, turn)
+
+
+class Subject(Store):
+    """A store that is measured beside all others, and an agent that uses it."""
+
+    packages: ClassVar[tuple[str, ...]]
+    durability: ClassVar[str]
+    """What the library does by default before a write counts as done."""
+    run_settings: ClassVar[tuple[str, ...]] = ("default",)
+    """The settings under which a run is killed: as the library comes, and what it offers for going on.
+
+    None for a second way to write with the same library, whose runs are the same.
+    """
 
     @abstractmethod
     async def load(self, session_id: str) -> Sequence[Any]:
@@ -77,6 +87,20 @@ class Subject(ABC):
     @abstractmethod
     async def go_on(self, session_id: str, setting: str, model: ScriptedModel) -> str:
         """After such a run was killed: finish it if the library can, else answer a next message. Says which."""
+
+
+class OnPerdure:
+    """A library whose sessions are kept by perdure's adapter for it."""
+
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.folder / 'perdure.db'}"
+
+    async def close(self) -> None:
+        """Close the store that the process shares, so that whoever opens it again reads the file."""
+        perdure.shared(self.url).close()
 
 
 class ScriptedModel:

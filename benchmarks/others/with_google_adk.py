@@ -1,8 +1,10 @@
-"""Google ADK: DatabaseSessionService on SQLite."""
+"""Google ADK: DatabaseSessionService on SQLite, SqliteSessionService, and perdure's service for it."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,15 @@ from google.adk.models import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
-from google.adk.sessions import DatabaseSessionService, Session
+from google.adk.sessions import BaseSessionService, DatabaseSessionService, Session
+from google.adk.sessions.schemas.v1 import StorageEvent
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
-from sqlalchemy import event
 
-from benchmarks.others.library import NEXT_MESSAGE, Kind, ScriptedModel, Subject, Write
+from benchmarks.others.library import NEXT_MESSAGE, ON_PERDURE, Kind, OnPerdure, ScriptedModel, Subject, Write
 from benchmarks.others.turns import TOOL, Turn
+from perdure.adapters.google_adk import PerdureSessionService
+from perdure.adapters.google_adk_events import message_of
 
 APP = "bench"
 USER = "user"
@@ -69,32 +74,44 @@ class Database(Subject):
     durability = "SQLite, rollback journal, synchronous=FULL (SQLite's defaults): four commits a turn, one an event"
     run_settings = ("default", RESUMABLE)
 
+    service: Any
+
     async def open(self, folder: Path) -> None:
         self.folder = folder
-        self.url = f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
-        self.service = DatabaseSessionService(self.url)
+        self.service = self._service()
         self.loaded: dict[str, Session] = {}
+
+    def _service(self) -> BaseSessionService:
+        return DatabaseSessionService(f"sqlite+aiosqlite:///{self.folder / 'sessions.db'}")
 
     async def close(self) -> None:
         await self.service.close()
 
     async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """Without fsync, so that 10,000 commits do not take minutes."""
-        quick = DatabaseSessionService(self.url)
-        engine = quick.db_engine.sync_engine
-        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
-        session = await quick.create_session(app_name=APP, user_id=USER, session_id=session_id)
-        for turn in turns:
-            await self._append(quick, session, turn)
-        await quick.close()
-        self.loaded[session_id] = session
+        """In one commit: a commit an event would take minutes."""
+        session = await self.service.create_session(app_name=APP, user_id=USER, session_id=session_id)
+        await self._fill(session, [event for turn in turns for event in events(turn)])
+        filled = await self._load(session_id)
+        assert filled is not None
+        self.loaded[session_id] = filled
 
-    async def _append(self, service: DatabaseSessionService, session: Session, turn: Turn) -> None:
+    async def _fill(self, session: Session, said: Sequence[Event]) -> None:
+        async with self.service.database_session_factory() as sql:
+            sql.add_all([StorageEvent.from_event(session, event) for event in said])
+            await sql.commit()
+
+    async def _append(self, session: Session, turn: Turn) -> None:
         for said in events(turn):
-            await service.append_event(session, said)
+            await self.service.append_event(session, said)
 
     async def append_turn(self, session_id: str, turn: Turn) -> None:
-        await self._append(self.service, self.loaded[session_id], turn)
+        await self._append(self.loaded[session_id], turn)
+
+    async def turn(self, session_id: str, turn: Turn) -> None:
+        """A read of the session, and a write for each of four events."""
+        session = await self._load(session_id)
+        assert session is not None
+        await self._append(session, turn)
 
     async def _load(self, session_id: str) -> Session | None:
         return await self.service.get_session(app_name=APP, user_id=USER, session_id=session_id)
@@ -111,7 +128,7 @@ class Database(Subject):
         assert session is not None
 
         async def write(turn: Turn) -> None:
-            await self._append(self.service, session, turn)
+            await self._append(session, turn)
 
         return write
 
@@ -140,4 +157,41 @@ class Database(Subject):
         return "the run is finished"
 
 
-SUBJECTS = (Database,)
+class Sqlite(Database):
+    name = "Google ADK, SqliteSessionService"
+    packages = ("google-adk", "aiosqlite")
+    run_settings = ()
+
+    def _service(self) -> BaseSessionService:
+        return SqliteSessionService(str(self.folder / "sessions.db"))
+
+    async def close(self) -> None:
+        """It opens the file for each call."""
+
+    async def _fill(self, session: Session, said: Sequence[Event]) -> None:
+        rows = [
+            (e.id, APP, USER, session.id, e.invocation_id, e.timestamp, e.model_dump_json(exclude_none=True))
+            for e in said
+        ]
+        with closing(sqlite3.connect(self.folder / "sessions.db")) as file, file:
+            file.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+class Kept(OnPerdure, Database):
+    name = "Google ADK, PerdureSessionService"
+    packages = ("google-adk", "perdure")
+    durability = f"{ON_PERDURE}; four commits a turn, one an event"
+
+    def _service(self) -> BaseSessionService:
+        return PerdureSessionService(store=self.url)
+
+    async def _fill(self, session: Session, said: Sequence[Event]) -> None:
+        messages = [message_of(event) for event in said]
+        home, key = self.service._home, self.service.id_of(APP, USER, session.id)
+        await home.run(home.change(key, lambda each: each.with_state(each.state.with_messages(*messages))))
+
+    async def fork(self, session_id: str) -> None:
+        await self.service.chat(APP, USER, session_id).fork()
+
+
+SUBJECTS = (Database, Sqlite, Kept)

@@ -1,4 +1,4 @@
-"""LangGraph: a graph with messages as its state, and AsyncSqliteSaver as its checkpointer."""
+"""LangGraph: a graph with messages as its state, and AsyncSqliteSaver or perdure's saver as its checkpointer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Annotated, Any, TypedDict
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from benchmarks.others.library import Kind, ScriptedModel, Subject, Write
+from benchmarks.others.library import ON_PERDURE, Kind, OnPerdure, ScriptedModel, Subject, Write
 from benchmarks.others.turns import TOOL, Turn
+from perdure.adapters.langgraph import PerdureSaver
 
 
 def call(turn: Turn) -> AIMessage:
@@ -50,7 +52,7 @@ class OneUpdate(Subject):
         self.graph = self._graph(await self.saving.__aenter__())
         self.models: dict[str, ScriptedModel] = {}
 
-    def _graph(self, saver: AsyncSqliteSaver) -> Any:
+    def _graph(self, saver: BaseCheckpointSaver[Any]) -> Any:
         async def model(state: Any, config: RunnableConfig) -> dict[str, Any]:
             script: ScriptedModel = self.models[config["configurable"]["run"]]
             done = await script.next(kind(state["messages"][-1])) == "answer"
@@ -158,4 +160,26 @@ class Delta(Run):
     state = DeltaState
 
 
-SUBJECTS = (OneUpdate, Run, Delta)
+class Kept(OnPerdure, OneUpdate):
+    name = "LangGraph, PerdureSaver"
+    packages = ("langgraph", "perdure")
+    durability = f"{ON_PERDURE}; update_state, one checkpoint"
+
+    async def open(self, folder: Path) -> None:
+        self.folder = folder
+        self.saver = PerdureSaver(store=self.url)
+        self.graph = self._graph(self.saver)
+        self.models = {}
+
+    async def fork(self, session_id: str) -> None:
+        await self.saver.chat(session_id).fork()
+
+
+class KeptRun(Kept):
+    name = "LangGraph, PerdureSaver, as a run"
+    durability = Run.durability
+    run_settings = ()
+    append_turn = Run.append_turn
+
+
+SUBJECTS = (OneUpdate, Kept, Run, KeptRun, Delta)

@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK: SQLiteSession, and AdvancedSQLiteSession, which has branches."""
+"""OpenAI Agents SDK: SQLiteSession, AdvancedSQLiteSession, which has branches, and perdure's session for it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from agents import Agent, ModelResponse, Runner, SQLiteSession, Usage, function_tool, set_tracing_disabled
 from agents.extensions.memory import AdvancedSQLiteSession
 from agents.models.interface import Model
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-from benchmarks.others.library import NEXT_MESSAGE, CannotFork, Kind, ScriptedModel, Subject, Write
+from benchmarks.others.library import (
+    NEXT_MESSAGE,
+    ON_PERDURE,
+    CannotFork,
+    Kind,
+    OnPerdure,
+    ScriptedModel,
+    Subject,
+    Write,
+)
 from benchmarks.others.turns import TOOL, Turn
+from perdure.adapters.openai_agents import PerdureSession
 
+SHOWN = 50
+"""How many items a bounded turn reads."""
 Item = dict[str, Any]
 
 
@@ -68,12 +81,12 @@ class Plain(Subject):
     async def open(self, folder: Path) -> None:
         set_tracing_disabled(True)
         self.folder = folder
-        self.open_sessions: dict[str, SQLiteSession] = {}
+        self.open_sessions: dict[str, Any] = {}
 
-    def _new(self, session_id: str) -> SQLiteSession:
+    def _new(self, session_id: str) -> Any:
         return SQLiteSession(session_id, self.folder / "sessions.db")
 
-    def _session(self, session_id: str) -> SQLiteSession:
+    def _session(self, session_id: str) -> Any:
         if session_id not in self.open_sessions:
             self.open_sessions[session_id] = self._new(session_id)
         return self.open_sessions[session_id]
@@ -83,10 +96,17 @@ class Plain(Subject):
             session.close()
 
     async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
-        await self._session(session_id).add_items([item for turn in turns for item in items(turn)])  # type: ignore[misc]  # dicts will do
+        await self._session(session_id).add_items([item for turn in turns for item in items(turn)])
 
     async def append_turn(self, session_id: str, turn: Turn) -> None:
-        await self._session(session_id).add_items(items(turn))  # type: ignore[arg-type]  # dicts will do
+        await self._session(session_id).add_items(items(turn))
+
+    async def turn(self, session_id: str, turn: Turn) -> None:
+        """A read of the newest items, and three writes: the question, a step with its result, the answer."""
+        session, said = self._session(session_id), items(turn)
+        await session.get_items(limit=SHOWN)
+        for step in (said[:1], said[1:3], said[3:]):
+            await session.add_items(step)
 
     async def load(self, session_id: str) -> Sequence[Any]:
         return await self._session(session_id).get_items()
@@ -99,7 +119,7 @@ class Plain(Subject):
         await session.get_items()
 
         async def write(turn: Turn) -> None:
-            await session.add_items(items(turn))  # type: ignore[arg-type]  # plain dicts, as its docs pass them
+            await session.add_items(items(turn))
 
         return write
 
@@ -119,7 +139,7 @@ class Advanced(Plain):
     name = "OpenAI Agents, AdvancedSQLiteSession"
     run_settings = ()
 
-    def _new(self, session_id: str) -> SQLiteSession:
+    def _new(self, session_id: str) -> Any:
         return AdvancedSQLiteSession(session_id=session_id, db_path=self.folder / "sessions.db", create_tables=True)
 
     async def fork(self, session_id: str) -> None:
@@ -131,4 +151,16 @@ class Advanced(Plain):
         await session.switch_to_branch("main")
 
 
-SUBJECTS = (Plain, Advanced)
+class Kept(OnPerdure, Plain):
+    name = "OpenAI Agents, PerdureSession"
+    packages = ("openai-agents", "perdure")
+    durability = f"{ON_PERDURE}; one commit for add_items"
+
+    def _new(self, session_id: str) -> PerdureSession:
+        return PerdureSession(session_id, store=self.url)
+
+    async def fork(self, session_id: str) -> None:
+        await self._session(session_id).fork(f"{session_id}-{uuid4().hex}")
+
+
+SUBJECTS = (Plain, Advanced, Kept)

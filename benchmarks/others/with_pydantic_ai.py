@@ -1,4 +1,4 @@
-"""Pydantic AI: no store of its own; its message history as JSON, written whole into a file of the session's."""
+"""Pydantic AI: its message history as JSON, written whole into a file, and perdure's store of its conversations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic_ai import Agent, ModelMessagesTypeAdapter
+from pydantic_ai.conversation import Conversation
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -17,8 +18,9 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from benchmarks.others.library import NEXT_MESSAGE, Kind, ScriptedModel, Subject, Write
+from benchmarks.others.library import NEXT_MESSAGE, ON_PERDURE, Kind, OnPerdure, ScriptedModel, Subject, Write
 from benchmarks.others.turns import TOOL, Turn
+from perdure.adapters.pydantic_ai import PerdureConversationStore
 
 
 def messages(turn: Turn) -> list[ModelMessage]:
@@ -41,6 +43,15 @@ def kind(message: ModelMessage) -> Kind:
     return "answer"
 
 
+def agent(model: ScriptedModel) -> Agent:
+    async def respond(history: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if await model.next(kind(history[-1])) == "answer":
+            return ModelResponse([TextPart(model.turn.answer)])
+        return ModelResponse([ToolCallPart(TOOL, model.turn.arguments, model.turn.call_id)])
+
+    return Agent(FunctionModel(respond), tools=[model.tool()])
+
+
 class JsonFile(Subject):
     name = "Pydantic AI, JSON file"
     packages = ("pydantic-ai-slim",)
@@ -61,6 +72,8 @@ class JsonFile(Subject):
         self._write(session_id, self.histories[session_id])
 
     async def append_turn(self, session_id: str, turn: Turn) -> None:
+        if session_id not in self.histories:
+            self.histories[session_id] = list(await self.load(session_id))
         self.histories[session_id].extend(messages(turn))
         self._write(session_id, self.histories[session_id])
 
@@ -84,13 +97,7 @@ class JsonFile(Subject):
         return write
 
     async def run(self, session_id: str, setting: str, model: ScriptedModel) -> None:
-        async def respond(history: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-            if await model.next(kind(history[-1])) == "answer":
-                return ModelResponse([TextPart(model.turn.answer)])
-            return ModelResponse([ToolCallPart(TOOL, model.turn.arguments, model.turn.call_id)])
-
-        agent = Agent(FunctionModel(respond), tools=[model.tool()])
-        result = await agent.run(model.turn.question, message_history=list(await self.load(session_id)))
+        result = await agent(model).run(model.turn.question, message_history=list(await self.load(session_id)))
         (self.folder / f"{session_id}.json").write_bytes(result.all_messages_json())
 
     async def go_on(self, session_id: str, setting: str, model: ScriptedModel) -> str:
@@ -98,4 +105,53 @@ class JsonFile(Subject):
         return "a next message is answered"
 
 
-SUBJECTS = (JsonFile,)
+class Kept(OnPerdure, Subject):
+    name = "Pydantic AI, PerdureConversationStore"
+    packages = ("pydantic-ai-slim", "perdure")
+    durability = f"{ON_PERDURE}; one commit a turn"
+
+    async def open(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = PerdureConversationStore(store=self.url)
+        self.conversations: dict[str, Conversation] = {}
+
+    async def _load(self, session_id: str) -> Conversation:
+        return await self.store.load(session_id) or Conversation(conversation_id=session_id)
+
+    async def fill(self, session_id: str, turns: Sequence[Turn]) -> None:
+        said = [message for turn in turns for message in messages(turn)]
+        await self.store.save(Conversation(messages=said, conversation_id=session_id))
+        self.conversations[session_id] = await self._load(session_id)
+
+    async def append_turn(self, session_id: str, turn: Turn) -> None:
+        if session_id not in self.conversations:
+            self.conversations[session_id] = await self._load(session_id)
+        await self._append(self.conversations[session_id], turn)
+
+    async def _append(self, conversation: Conversation, turn: Turn) -> None:
+        conversation.messages.extend(messages(turn))
+        await self.store.save(conversation)
+
+    async def load(self, session_id: str) -> Sequence[ModelMessage]:
+        return (await self._load(session_id)).messages
+
+    def kind(self, message: ModelMessage) -> Kind:
+        return kind(message)
+
+    async def fork(self, session_id: str) -> None:
+        await self.store.chat(session_id).fork()
+
+    async def writer(self, session_id: str) -> Write:
+        conversation = await self._load(session_id)
+        return lambda turn: self._append(conversation, turn)
+
+    async def run(self, session_id: str, setting: str, model: ScriptedModel) -> None:
+        conversation = await self._load(session_id)
+        await self.store.save(await agent(model).run(model.turn.question, conversation=conversation))
+
+    async def go_on(self, session_id: str, setting: str, model: ScriptedModel) -> str:
+        await self.run(session_id, setting, ScriptedModel(NEXT_MESSAGE))
+        return "a next message is answered"
+
+
+SUBJECTS = (JsonFile, Kept)

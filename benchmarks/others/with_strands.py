@@ -1,4 +1,4 @@
-"""Strands: FileSessionManager."""
+"""Strands: FileSessionManager, and perdure's session manager for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.models import Model
 from strands.session.file_session_manager import FileSessionManager
+from strands.session.repository_session_manager import RepositorySessionManager
 from strands.types.content import Message
 
-from benchmarks.others.library import NEXT_MESSAGE, Kind, ScriptedModel, Subject, Write
+from benchmarks.others.library import NEXT_MESSAGE, ON_PERDURE, Kind, OnPerdure, ScriptedModel, Subject, Write
 from benchmarks.others.turns import TOOL, Turn
+from perdure.adapters.strands import PerdureSessionManager
 
 AGENT = "bench"
 
@@ -74,14 +76,17 @@ class Files(Subject):
 
     async def open(self, folder: Path) -> None:
         self.folder = folder
-        self.agents: dict[str, tuple[FileSessionManager, Agent]] = {}
+        self.agents: dict[str, tuple[RepositorySessionManager, Agent]] = {}
 
     async def close(self) -> None:
         self.agents.clear()
 
-    def _load(self, session_id: str, model: ScriptedModel | None = None) -> tuple[FileSessionManager, Agent]:
+    def _manager(self, session_id: str) -> RepositorySessionManager:
+        return FileSessionManager(session_id, str(self.folder))
+
+    def _load(self, session_id: str, model: ScriptedModel | None = None) -> tuple[RepositorySessionManager, Agent]:
         """An agent with its session in it. It keeps the whole history; the default would keep the last 40 messages."""
-        manager = FileSessionManager(session_id, str(self.folder))
+        manager = self._manager(session_id)
         script = model or ScriptedModel(NEXT_MESSAGE)
         agent = Agent(
             model=Scripted(script),
@@ -93,7 +98,7 @@ class Files(Subject):
         )
         return manager, agent
 
-    def _append(self, manager: FileSessionManager, agent: Agent, turn: Turn, *, sync: bool = True) -> None:
+    def _append(self, manager: RepositorySessionManager, agent: Agent, turn: Turn, *, sync: bool = True) -> None:
         """What the manager does when an agent adds its messages."""
         for message in messages(turn):
             agent.messages.append(message)
@@ -108,6 +113,8 @@ class Files(Subject):
         manager.sync_agent(agent)
 
     async def append_turn(self, session_id: str, turn: Turn) -> None:
+        if session_id not in self.agents:
+            self.agents[session_id] = self._load(session_id)
         self._append(*self.agents[session_id], turn)
 
     async def load(self, session_id: str) -> Sequence[Message]:
@@ -132,4 +139,18 @@ class Files(Subject):
         return "a next message is answered"
 
 
-SUBJECTS = (Files,)
+class Kept(OnPerdure, Files):
+    name = "Strands, PerdureSessionManager"
+    packages = ("strands-agents", "perdure")
+    durability = f"{ON_PERDURE}; a commit a message, and one for what has changed of the agent"
+
+    def _manager(self, session_id: str) -> RepositorySessionManager:
+        return PerdureSessionManager(session_id, store=self.url)
+
+    async def fork(self, session_id: str) -> None:
+        manager, _ = self.agents[session_id]
+        assert isinstance(manager, PerdureSessionManager)
+        manager.chat.fork()
+
+
+SUBJECTS = (Files, Kept)

@@ -12,11 +12,22 @@ from tests.adapters.items import json_items
 
 from perdure import InvalidData, codec
 from perdure.adapters.foreign import Form, Lifter, as_metadata, is_plain, of_metadata, same
-from perdure.adapters.forms import openai
+from perdure.adapters.forms import claude, openai
 from perdure.loop.compaction.draft import with_results
 from perdure.model.message import Envelope, Message, Role, Text, ToolCall, ToolResult
 
 FORM = openai.FORM
+LINE = {
+    "parentUuid": "p-1",
+    "cwd": "/shop",
+    "isSidechain": False,
+    "type": "assistant",
+    "message": {"model": "m", "id": "msg_1", "role": "assistant", "content": [{"type": "text", "text": "Hi"}]},
+    "uuid": "u-1",
+    "version": "2",
+    "timestamp": "2026-01-01T00:00:00Z",
+}
+"""A line of Claude's, with keys of the frame in two stretches and in a message."""
 
 
 class Twice(Form):
@@ -136,3 +147,54 @@ def test_metadata_keeps_any_json(value: Any) -> None:
     for given_value in (value, {"$json": value}):
         kept = msgspec.json.decode(msgspec.json.encode(as_metadata(given_value)))
         assert same(of_metadata(kept), given_value)
+
+
+def test_keys_of_the_frame_that_follow_each_other_have_one_hole() -> None:
+    message = claude.FORM.message(LINE)
+    body = json.loads(_envelope(message).body)
+    assert list(body) == ["\x7f0:4\x7f", "message", "uuid", "\x7f4:6\x7f"]
+    assert next(iter(body["message"])) == "\x7f0:2message\x7f"
+    assert message.text == "Hi"
+    for _ in range(2):  # the second time by what was made for the first
+        assert same(claude.FORM.items(codec.decode_message(codec.encode_message(message))), [LINE])
+
+
+@pytest.mark.parametrize("value", [float("nan"), 10**30, "\ud83d"])
+def test_a_stretch_stands_beside_what_is_odd(value: Any) -> None:
+    """A body in Python's JSON has spaces where perdure's own has none. A key of the frame that is odd ends a stretch."""
+    for key in ("odd", "cwd"):
+        item = {**LINE, key: value}
+        message = claude.FORM.message(item)
+        assert message.text == "Hi"
+        assert same(claude.FORM.items(codec.decode_message(codec.encode_message(message))), [item])
+
+
+@pytest.mark.parametrize("key", ["\x7f0:1\x7f", "\x7f0:99\x7f", "\x7f0:1nobody\x7f"])
+@pytest.mark.parametrize("place", ["item", "message"])
+def test_a_key_that_looks_like_a_stretch_is_kept(key: str, place: str) -> None:
+    item = {**LINE, key: 0} if place == "item" else {**LINE, "message": {**LINE["message"], key: 0}}  # type: ignore[dict-item]
+    message = claude.FORM.message(item)
+    assert same(claude.FORM.items(codec.decode_message(codec.encode_message(message))), [item])
+
+
+def test_a_copy_has_the_keys_of_its_original() -> None:
+    """A compaction shows a copy of a message in its place, whose frame begins with the id of the original."""
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "long"}
+    line = {**LINE, "type": "user", "message": {"role": "user", "content": [result]}}
+    message = claude.FORM.message(line)
+    (item,) = claude.FORM.items(with_results(message, "short", strategy="observation_mask"))
+    assert same(item, {**line, "message": {"role": "user", "content": [{**result, "content": "short"}]}})
+
+
+def test_a_frame_that_has_lost_something_leaves_what_perdure_makes_of_the_message() -> None:
+    message = claude.FORM.message(LINE)
+    left = msgspec.structs.replace(message, metadata={"claude": {"cwd": "/shop"}})
+    (item,) = claude.FORM.items(left)
+    assert item["cwd"] == "/shop"
+    assert item["message"]["content"] == [{"type": "text", "text": "Hi"}]
+
+
+def _envelope(message: Message) -> Envelope:
+    envelope = message.parts[-1]
+    assert isinstance(envelope, Envelope)
+    return envelope

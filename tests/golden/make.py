@@ -70,8 +70,9 @@ RECORD = "record-2"
 FOREIGN = {
     "foreign-1": ("openai", "langchain", "adk", "claude", "pydantic-ai", "strands"),
     "foreign-2": ("agno",),
+    "foreign-3": ("claude",),
 }
-"""The frameworks whose items are in a directory. A new one goes into a new directory."""
+"""The frameworks whose items are in a directory. A new one goes into a new directory, as does a new kind of hole."""
 LANGGRAPH = "langgraph-1"
 FORGETFUL = "forgetful-1"
 STORES: dict[str, Callable[[Path], Any]] = {

@@ -15,6 +15,9 @@ read. A text in it that is enclosed by two DEL characters is a hole, and says wh
 | `f` and a name | what the object of that name in the frame has under the same key |
 | nothing | the message's id |
 
+A key that is a hole stands for several keys: `0:8` for the first eight of the frame with their values, and `0:3` and a
+name for three of the object of that name in the frame.
+
 A body that begins with a space has something that perdure's own JSON cannot say, such as NaN. One that begins with two
 is the item whole: it has no holes, though there may be a DEL in it.
 """
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -264,6 +267,27 @@ class Lifter:
         """Put those keys of an object that it has into the frame. Return what is left in their places."""
         return {key: self.keep(key, item[key]) for key in keys if key in item}
 
+    def keep_stretches(self, item: dict[str, Any], keys: Collection[str], name: str = "") -> dict[str, JSON]:
+        """Put those keys of an object into the frame, or into an object of that name in it, in the item's order.
+
+        Return the object with one hole for each stretch of them.
+        """
+        kept: dict[str, Any] = self.frame.setdefault(name, {}) if name else self.frame
+        left: dict[str, JSON] = {}
+        start = len(kept)
+        for key, value in (*item.items(), (None, None)):
+            if key in keys and key not in kept and value is not None and self.is_sound(value):
+                kept[key] = value
+                continue
+            if start < len(kept):
+                left[f"{MARK}{start}:{len(kept)}{name}{MARK}"] = 0
+                start = len(kept)
+            if key is not None:
+                left[key] = value
+        if name and not kept:
+            del self.frame[name]
+        return left
+
     def keep_in(self, name: str, item: dict[str, Any], keys: Sequence[str]) -> dict[str, JSON]:
         """Put those keys of an object that it has into an object of the frame. Return what is left in their places."""
         kept = {key: item[key] for key in keys if item.get(key) is not None}
@@ -374,15 +398,32 @@ class _Template:
 
     def of(self, value: Any, key: str) -> Fill:
         if type(value) is dict:
-            entries = [(name, *self._entry(inner, name)) for name, inner in value.items()]
-            return lambda message, frame: {
-                name: inner if fill is None else fill(message, frame) for name, inner, fill in entries
-            }
+            return self._object(value)
         if type(value) is list:
             places = [self._entry(inner, "") for inner in value]
             return lambda message, frame: [inner if fill is None else fill(message, frame) for inner, fill in places]
         _, fill = self._entry(value, key)
         return fill or (lambda message, frame: value)
+
+    def _object(self, value: dict[str, Any]) -> Fill:
+        entries = [(name, *self._entry(inner, name)) for name, inner in value.items()]
+        stretches = {name: stretch for name in value if (stretch := _stretch(name)) is not None}
+        if not stretches:
+            return lambda message, frame: {
+                name: inner if fill is None else fill(message, frame) for name, inner, fill in entries
+            }
+        self.marks += 2 * len(stretches)
+
+        def filled(message: Message, frame: Frame) -> JSON:
+            made: dict[str, JSON] = {}
+            for name, inner, fill in entries:
+                if name in stretches:
+                    made.update((key, _fresh(each)) for key, each in _entries(stretches[name], frame))
+                else:
+                    made[name] = inner if fill is None else fill(message, frame)
+            return made
+
+        return filled
 
     def _entry(self, value: Any, key: str) -> tuple[Any, Fill | None]:
         if type(value) in (dict, list):
@@ -415,15 +456,39 @@ def _filled(body: bytes, message: Message, frame: Mapping[str, Any]) -> bytes:
     """Return a body with its holes filled."""
     if _MARK not in body or body.startswith(_WHOLE):
         return body
-    is_pythons = body.startswith(_BY_PYTHON)
+    spelled = _spelled_by_python if body.startswith(_BY_PYTHON) else _encode
     pieces = body.split(_MARK)
-    for place in range(1, len(pieces), 2):  # the quotes of a hole belong to it
+    for place in range(1, len(pieces), 2):  # the quotes of a hole belong to it, and so does the 0 of a stretch
         hole = pieces[place].decode()
-        value = _framed(hole, pieces[place - 1], frame) if hole[:1] == "f" else _filling(hole, message, frame)
-        pieces[place - 1] = pieces[place - 1][:-1]
-        pieces[place] = json.dumps(value).encode() if is_pythons else _encode(value)
-        pieces[place + 1] = pieces[place + 1][1:]
+        before, after = pieces[place - 1][:-1], pieces[place + 1][1:]
+        stretch = _stretch(f"{MARK}{hole}{MARK}")
+        if stretch is not None:
+            pieces[place] = spelled(dict(_entries(stretch, frame)))[1:-1]
+            after = after[after.index(b"0") + 1 :]
+        else:
+            value = _framed(hole, pieces[place - 1], frame) if hole[:1] == "f" else _filling(hole, message, frame)
+            pieces[place] = spelled(value)
+        pieces[place - 1], pieces[place + 1] = before, after
     return b"".join(pieces)
+
+
+def _spelled_by_python(value: JSON) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _stretch(key: str) -> tuple[int, int, str] | None:
+    """Return which keys of a frame a key stands for: from where to where, and in which of its objects."""
+    found = _STRETCH.fullmatch(key)
+    return None if found is None else (int(found[1]), int(found[2]), found[3])
+
+
+def _entries(stretch: tuple[int, int, str], frame: Frame) -> Iterator[tuple[str, JSON]]:
+    start, stop, name = stretch
+    entries = [*(frame[name] if name else frame).items()]
+    first = 1 if not name and "" in frame else 0  # a copy's frame begins with the id of the original
+    if len(entries) < first + stop:
+        raise LookupError("the frame has lost something")
+    return iter(entries[first + start : first + stop])
 
 
 def _framed(hole: str, before: bytes, frame: Mapping[str, Any]) -> JSON:
@@ -444,6 +509,7 @@ def _filling(hole: str, message: Message, frame: Mapping[str, Any]) -> JSON:
 
 
 _DIGITS = re.compile("[0-9]+")
+_STRETCH = re.compile(f"{MARK}([0-9]+):([0-9]+)([^{MARK}]*){MARK}")
 
 
 def _from_part(part: Any, what: str) -> JSON:

@@ -11,24 +11,26 @@ from perdure.model.openai_form import described
 from perdure.model.value import JSON, thawed
 
 _ANTHROPIC = "anthropic"
-_FRAME = (
-    "parentUuid",
-    "logicalParentUuid",
-    "isSidechain",
-    "isMeta",
-    "isCompactSummary",
-    "userType",
-    "cwd",
-    "sessionId",
-    "version",
-    "gitBranch",
-    "agentId",
-    "requestId",
-    "timestamp",
-    "type",
-    "subtype",
-    "leafUuid",
-    "sourceToolAssistantUUID",
+_FRAME = frozenset(
+    (
+        "parentUuid",
+        "logicalParentUuid",
+        "isSidechain",
+        "isMeta",
+        "isCompactSummary",
+        "userType",
+        "cwd",
+        "sessionId",
+        "version",
+        "gitBranch",
+        "agentId",
+        "requestId",
+        "timestamp",
+        "type",
+        "subtype",
+        "leafUuid",
+        "sourceToolAssistantUUID",
+    )
 )
 """What ties entries together: each follows its parent, and the chain would break without it."""
 _MESSAGE_FRAME = ("id", "model", "type")
@@ -43,7 +45,7 @@ class ClaudeForm(Form):
     may_need_no_envelope = False
 
     def take(self, item: Any, lifter: Lifter) -> tuple[Role, JSON]:
-        skeleton = {**item, **lifter.keep_all(item, _FRAME)}
+        skeleton = lifter.keep_stretches(item, _FRAME)
         if "uuid" in item:
             skeleton["uuid"] = lifter.own_id(item["uuid"])
         kind, said = item["type"], item.get("message")
@@ -73,7 +75,7 @@ FORM = ClaudeForm()
 
 
 def _message(said: dict[str, Any], lifter: Lifter) -> JSON:
-    skeleton = {**said, **lifter.keep_in("message", said, _MESSAGE_FRAME)}
+    skeleton = lifter.keep_stretches(said, _MESSAGE_FRAME, "message")
     content = said["content"]
     if isinstance(content, list):
         skeleton["content"] = [_block(block, lifter) for block in content]
