@@ -132,6 +132,8 @@ async def rates(*sides: Callable[[int], Awaitable[object]], tasks: int, rounds: 
 
 
 def number(value: float) -> str:
+    if abs(value) < 0.095:
+        return f"{value:.2g}"
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
