@@ -28,11 +28,12 @@ def test_every_figure_is_taken_and_what_is_not_installed_is_said(others, tmp_pat
     given = ["--json", "--histories", "0", "8", "--rounds", "1", "--slow-rounds", "1", "--folder", str(tmp_path)]
     assert others.main(given) == 0
     report = json.loads(capsys.readouterr().out)
-    saved, run, json_file = report["libraries"]
+    saved, run, json_file, adapter = report["libraries"]
     assert [library["name"] for library in report["libraries"]] == [
         "perdure",
         "perdure, as a run",
         "Pydantic AI, JSON file",
+        "Pydantic AI, PerdureConversationStore",
     ]
     for library in report["libraries"]:
         assert library["errors"] == []
@@ -42,6 +43,7 @@ def test_every_figure_is_taken_and_what_is_not_installed_is_said(others, tmp_pat
     assert list(report["not_installed"]) == ["nowhere"]
     assert saved["two_writers"] == run["two_writers"] == "refused (SessionConflict)"
     assert json_file["two_writers"] == "the first is lost silently"
+    assert adapter["two_writers"] == "refused (ConversationConflict)"
     assert saved["killed"]["default"] == (
         "there: nothing, on record: question, call, result; then the run is finished;"
         " now: question, call, result, answer"
