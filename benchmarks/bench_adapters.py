@@ -95,12 +95,16 @@ async def growth(run: Run, kind: type[Store], turns: int) -> float:
 
 @asynccontextmanager
 async def filled(kind: type[Store], folder: Path, size: int) -> AsyncIterator[Store]:
-    folder.mkdir()
     store = kind()
-    await store.open(folder)
+    await store.open(made(folder))
     await store.fill(SESSION, [Turn(number) for number in range(1, size // MESSAGES + 1)])
     yield store
     await store.close()
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def size_of(folder: Path) -> int:

@@ -161,7 +161,7 @@ def test_keys_of_the_frame_that_follow_each_other_have_one_hole() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), 10**30, "\ud83d"])
 def test_a_stretch_stands_beside_what_is_odd(value: Any) -> None:
-    """A body in Python's JSON has spaces where perdure's own has none. A key of the frame that is odd ends a stretch."""
+    """A body in Python's JSON has spaces where perdure's own has none. A key of the frame that is odd ends one."""
     for key in ("odd", "cwd"):
         item = {**LINE, key: value}
         message = claude.FORM.message(item)

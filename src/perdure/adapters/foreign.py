@@ -28,6 +28,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -273,17 +274,17 @@ class Lifter:
         Return the object with one hole for each stretch of them.
         """
         kept: dict[str, Any] = self.frame.setdefault(name, {}) if name else self.frame
+
+        def may_be_kept(entry: tuple[str, Any]) -> bool:
+            key, value = entry
+            return key in keys and key not in kept and value is not None and self.is_sound(value)
+
         left: dict[str, JSON] = {}
-        start = len(kept)
-        for key, value in (*item.items(), (None, None)):
-            if key in keys and key not in kept and value is not None and self.is_sound(value):
-                kept[key] = value
-                continue
-            if start < len(kept):
+        for is_kept, entries in groupby(item.items(), may_be_kept):
+            start = len(kept)
+            (kept if is_kept else left).update(entries)
+            if is_kept:
                 left[f"{MARK}{start}:{len(kept)}{name}{MARK}"] = 0
-                start = len(kept)
-            if key is not None:
-                left[key] = value
         if name and not kept:
             del self.frame[name]
         return left
