@@ -6,8 +6,11 @@ import asyncio
 import functools
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,25 @@ from tests import postgres_server
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all the processes that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+MEMORY = Path("/dev/shm")
+_ENOUGH = 4 << 30
+
+
+def _is_roomy(directory: Path) -> bool:
+    """Tell whether a directory can take what tests write, and run what they write there."""
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        return False
+    room = os.statvfs(directory)
+    return room.f_bavail * room.f_frsize >= _ENOUGH and not room.f_flag & os.ST_NOEXEC
+
+
+# Files stand in memory, where there is enough of it: most of a test's time would be spent waiting for the disk. What
+# happens to a disk when the power fails is played by the tests themselves; torture uses the real one.
+_own_memory: Path | None = None
+if not os.environ.get("PERDURE_TORTURE") and "TMPDIR" not in os.environ and _is_roomy(MEMORY):
+    _own_memory = Path(tempfile.mkdtemp(prefix="perdure-tests-", dir=MEMORY))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_own_memory)
 
 # A busy machine is no reason for a property to fail, so neither profile looks at the clock.
 settings.register_profile("default", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -39,6 +61,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_unconfigure() -> None:
     """Let go of the PostgreSQL that tests may have started; at exit would be too late for xdist's workers."""
     postgres_server.stop()
+    if _own_memory is not None:
+        shutil.rmtree(_own_memory, ignore_errors=True)
 
 
 def _blocking(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from perdure.errors import ConfigurationError
@@ -63,20 +64,29 @@ class LoopThread:
         """Return what a coroutine comes to, to a task of any event loop. If that is cancelled, the work goes on."""
         if self.is_here:
             return await work
-        future = asyncio.wrap_future(self._begun(work, []))
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if future.cancelled():  # not by who waits for it
-                self._require_open_still()
-            raise
+        answer: asyncio.Future[asyncio.Task[T]] = asyncio.get_running_loop().create_future()
+        with self._beginning(work):
+            self._loop.call_soon_threadsafe(self._begin, work, answer)
+        task = await answer
+        if task.cancelled():  # by the end of the loop
+            self._require_open_still()
+        return task.result()
+
+    def _begin(self, work: Awaitable[T], answer: asyncio.Future[asyncio.Task[T]]) -> None:
+        task = self._loop.create_task(self._noted(work, []))
+        task.add_done_callback(lambda done: _tell(answer, done))
 
     def _begun(self, work: Awaitable[T], tasks: list[asyncio.Task[Any]]) -> Future[T]:
+        with self._beginning(work):
+            return asyncio.run_coroutine_threadsafe(self._noted(work, tasks), self._loop)
+
+    @contextmanager
+    def _beginning(self, work: Awaitable[Any]) -> Iterator[None]:
         with self._closing:  # what is begun before the end is cancelled by it, and nothing is begun after it
             if self._is_closed:
                 drop(work)
                 raise ConfigurationError(self._not_open)
-            return asyncio.run_coroutine_threadsafe(self._noted(work, tasks), self._loop)
+            yield
 
     def _require_open_still(self) -> None:
         if self._is_closed:
@@ -138,6 +148,19 @@ class LoopThread:
 
 
 _SECONDS_AT_EXIT = 10.0
+
+
+def _tell(answer: asyncio.Future[asyncio.Task[T]], done: asyncio.Task[T]) -> None:
+    """Tell a task of another event loop that work is done, if it still waits and its loop is still there."""
+    if not done.cancelled():
+        done.exception()  # nobody may be left to be told
+    with suppress(RuntimeError):  # which a loop that is closed raises
+        answer.get_loop().call_soon_threadsafe(_settle, answer, done)
+
+
+def _settle(answer: asyncio.Future[asyncio.Task[T]], done: asyncio.Task[T]) -> None:
+    if not answer.done():
+        answer.set_result(done)
 
 
 def drop(work: Awaitable[Any]) -> None:
