@@ -22,7 +22,11 @@ Shape = Callable[[Values], Any]
 _SHAPES = 4096
 _SHARED = frozenset({type(None), bool, int, float, str, bytes})
 """What cannot be changed, and so is not copied."""
-_set = object.__setattr__
+# What pydantic gives a model that it makes without validation.
+_set_fields, _set_names, _set_extra, _set_private = (
+    vars(BaseModel)[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 _copied_whole: Shape = lambda values: copy.deepcopy(next(values))  # noqa: E731  # they are compared by identity
 _copied_flat: Shape = lambda values: next(values).copy()  # noqa: E731
 _taken: Shape = next
@@ -94,10 +98,10 @@ def _model_shape(
             own[name] = {}
         for name, shape in inner:
             own[name] = shape(values)
-        _set(model, "__dict__", own)
-        _set(model, "__pydantic_fields_set__", names.copy())
-        _set(model, "__pydantic_extra__", None)
-        _set(model, "__pydantic_private__", None)
+        _set_fields(model, own)
+        _set_names(model, names.copy())
+        _set_extra(model, None)
+        _set_private(model, None)
         return model
 
     return made
