@@ -10,7 +10,17 @@ import pytest
 from tests.waiting import until
 
 import perdure
-from perdure import AgentDefinition, AgentStop, MemoryStore, Sessions, ToolCall, tool
+from perdure import (
+    AgentDefinition,
+    AgentSession,
+    AgentStop,
+    InvalidData,
+    MemoryStore,
+    Sessions,
+    SessionStage,
+    ToolCall,
+    tool,
+)
 from perdure.testing import Delay, ScriptedDriver
 
 BOSS = AgentDefinition("boss", tools=("clerk", "slow", "quit"))
@@ -26,10 +36,11 @@ class Office:
         self.is_slow = False
         self.is_busy = asyncio.Event()
         self.paid: list[int] = []
+        self.pay_tool = tool(needs_approval=True)(self.pay)
         self.store = MemoryStore()
 
     def connect(self, **options: Any) -> Sessions:
-        tools = [tool(needs_approval=True)(self.pay), tool(idempotent=True)(self.slow), self.quit_tool()]
+        tools = [self.pay_tool, tool(idempotent=True)(self.slow), self.quit_tool()]
         driver = ScriptedDriver(self.answer)
         return perdure.connect(
             self.store, driver=driver, tools=tools, subagents=[CLERK], **{"concurrency": "sequential", **options}
@@ -220,3 +231,34 @@ async def test_an_approval_that_comes_second_is_not_about_what_is_wanted_next() 
         with pytest.raises(perdure.PendingCallsChanged, match="5000"):
             await late
     assert paid == [5]
+
+
+class RefusesChildren:
+    """A controller that lets no run of a sub-agent be saved while it is on."""
+
+    is_on = False
+
+    def on_stage(self, stage: SessionStage, session: AgentSession) -> AgentSession:
+        is_run = session.info.spawn_ref is not None and session.state.execution is not None
+        if self.is_on and is_run and stage is SessionStage.BEFORE_SAVE:
+            raise InvalidData("$", "not today")
+        return session
+
+
+async def test_a_child_whose_end_cannot_be_saved_has_not_ended() -> None:
+    """Its caller, which could not be cancelled either, would else begin it again: nothing is done twice."""
+    office, refuses = Office(TWO_CLERKS[:1]), RefusesChildren()
+    refuses.is_on = True
+    office.pay_tool = tool(office.pay)
+    async with office.connect(controller=refuses) as sessions:
+        chat = await sessions.open("s", BOSS)
+        with pytest.raises(InvalidData, match="not today"):
+            await chat.send("Go.")
+        with pytest.raises(InvalidData, match="not today"):
+            await chat.cancel()
+        refuses.is_on = False
+        await sessions.recover()
+        assert office.paid == [1]
+        assert (await chat.history())[-1].text == "All done."
+        (clerk,) = await sessions.list(parent="s")
+        assert len((await sessions.record(clerk.id)).loops) == 1

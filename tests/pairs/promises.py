@@ -47,8 +47,9 @@ async def nothing_noted_is_lost(world: World) -> AsyncIterator[str]:
     for session_id, words in world.model.noted.items():
         if session_id not in world.model.erased | world.model.doubtful and await world.look.exists(session_id):
             told = {word for entry in await world.look.read(session_id) for word in words_in(str(entry.body))}
-            if words - told:
-                yield f"1: the record of {session_id} has lost {sorted(words - told)}"
+            lost = words - told - world.model.doubtful
+            if lost:
+                yield f"1: the record of {session_id} has lost {sorted(lost)}"
 
 
 async def _is_active(world: World, session_id: str) -> bool:

@@ -246,11 +246,13 @@ async def redact(world: World, at: Process) -> None:
 
 
 async def forget(world: World, at: Process) -> None:
-    """Forget some of the older versions. What was said by now may be shown by none of the others."""
+    """Forget some of the older versions. What was said or noted by now may belong to none of the others."""
     session = await world.shown()
     for message in await at.sessions.history(world.main):
         for word in sorted(words_in(message.text)):
             world.model.note("in_doubt", what=word)
+    for word in sorted(world.model.noted[world.main]):
+        world.model.note("in_doubt", what=word)
     world.views.lose()
     newest = 1 if session is None else session.version
     await at.sessions.forget(world.main, before=world.chance.randint(1, newest + 1))

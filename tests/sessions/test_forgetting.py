@@ -15,15 +15,18 @@ from perdure import (
     InvalidData,
     LongestAnswer,
     MemoryStore,
+    SendMessage,
     SendParallel,
     SessionBusy,
+    SessionRuntime,
     Sessions,
+    StoreError,
     ToolCall,
     VersionForgotten,
     tool,
 )
 from perdure.archive import fsck
-from perdure.testing import ScriptedDriver
+from perdure.testing import FailingStore, ScriptedDriver
 
 HELPER = AgentDefinition("helper", system_prompt="helper")
 
@@ -177,6 +180,37 @@ async def test_a_run_that_waits_for_a_person_goes_on() -> None:
         assert (await chat.approve()).text == "done"
         waited = (await chat.record()).loops[-1].loop_id
         assert [message.text for message in (await app.loop("chat", waited)).messages][-1] == "done"
+
+
+async def test_a_run_that_comes_after_it_can_be_recovered() -> None:
+    """Its messages stand behind a gap in the log, where those that were undone have been."""
+    async with connected() as app:
+        chat = await talked(app, "one", "two")
+        for _ in range(2):
+            await chat.undo()
+        await chat.forget(before=await newest(chat))
+        await interrupted(app, SendMessage("three", app.loops))
+        assert (await app.recover()).resumed == ("chat",)
+        assert await said(chat) == ["three", "About three"]
+
+
+async def test_a_group_that_comes_after_it_can_be_recovered() -> None:
+    async with connected() as app:
+        chat = await talked(app, "one", "two")
+        for _ in range(2):
+            await chat.undo()
+        await chat.forget(before=await newest(chat))
+        await interrupted(app, SendParallel("three", app.loops, configs=["a", "b"], strategy=LongestAnswer()))
+        assert (await app.recover()).resumed == ("chat",)
+        assert (await said(chat))[:2] == ["three", "About three"]
+
+
+async def interrupted(app: Sessions, action: Any) -> None:
+    """Run an action that cannot be saved."""
+    failing = FailingStore(app.store)
+    failing.fail("save")
+    with pytest.raises(StoreError):
+        await SessionRuntime(failing).execute("chat", action)
 
 
 async def test_branches_of_a_group_stay_together_or_go_together() -> None:

@@ -104,8 +104,7 @@ class ResumeExecution:
         events = list(_events(session, story, written))
         if isinstance(events[0], ParallelLoopStart):
             return await self._resumed_group(session, context, work, record, events[0], events[1:], written)
-        # A version that shows calls to decide about must not outlive their run: both end in one commit, or neither.
-        record.ends_anyway = self._give_up and not is_waiting(session)
+        record.ends_anyway = self._give_up and _may_end_alone(session)
         began = await _began_as(session, events[0], context)
         replay = Replay(began.state).apply_all(events)
         depth = await depth_of(session, context)
@@ -170,6 +169,15 @@ class ResumeExecution:
             why="The run that was killed was calling {name!r}",
             what_to_do="Recover it where its tools are (tools=[…], or --tools FILE.py), or end it with cancel.",
         )
+
+
+def _may_end_alone(session: AgentSession) -> bool:
+    """Tell whether a run may end on record though its session cannot be saved.
+
+    A version that shows calls to decide about must not outlive their run. A sub-agent that has come to no version would
+    be begun again by its caller, with all that it has done.
+    """
+    return not is_waiting(session) and session.info.spawn_ref is None
 
 
 async def _began_as(session: AgentSession, start: AnyLoopEvent, context: ActionContext) -> AgentSession:
@@ -283,8 +291,18 @@ async def _unsaved_messages(
 
 
 async def _messages_at(journal: Journal, log: LogRef, start: int, end: int) -> dict[str, tuple[Message, StoredAt]]:
-    messages = await journal.messages(log, start, end) if start < end else ()
-    return {message.id: (message, StoredAt(log, place)) for place, message in enumerate(messages, start)}
+    """Return what a log has there. If the session has forgotten something of it, that was before the run began."""
+    messages: Sequence[Message] = ()
+    first, looked_at = end, start
+    while start < first:
+        try:
+            messages = await journal.messages(log, looked_at, end)
+        except SessionNotFound:
+            start = looked_at + 1
+        else:
+            first = looked_at
+        looked_at = (start + first) // 2
+    return {message.id: (message, StoredAt(log, place)) for place, message in enumerate(messages, first)}
 
 
 def _events(

@@ -115,7 +115,9 @@ class ForgottenRuns:
         versions = dict((yield Select("key", ("name", "version"), {"sid": self._sid})))
         last_old = max((run.first_seq for run in self._runs if self._is_old(run)), default=0)
         for run in self._runs:
-            is_lost = run.first_seq <= last_old and not self._is_whole(run, kept, main)
+            # What an adapter has noted is no run: it stays as long as some of it was noted since.
+            seq = run.first_seq if run.told else run.last_seq
+            is_lost = seq <= last_old and not self._is_whole(run, kept, main)
             if run.loop not in shown and (is_lost or versions.get(run.loop, self._before) < self._before):
                 self._gone.add(run.loop)
         self._keep_groups()

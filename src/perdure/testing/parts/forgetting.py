@@ -314,6 +314,22 @@ class Forgetting(Contract):
         await _assert_sound(store)
 
     @in_store
+    async def test_what_was_noted_since_stays(self, store: ForgettingStore) -> None:
+        """Also under a name that was used before; what was noted only before a run that is forgotten goes with it."""
+        await store.create(new_session(id="s"))
+        await store.note("s", [Entry("early", {}, "past"), Entry("early", {}, "both")])
+        for run in ("one", "two"):
+            await _run(store, "s", run)
+        await store.note("s", [Entry("late", {}, "both"), Entry("late", {})])
+        session = await _loaded(store, "s")
+        await store.save(show(session, session.state.transcript.trim(1)))
+        await store.forget("s", before=4)
+        assert await store.read("s", run="past") == []
+        assert [entry.kind for entry in await store.read("s", run="both")] == ["early", "late"]
+        assert await kinds(store, "s", last=1) == ["late"]
+        await _assert_sound(store)
+
+    @in_store
     async def test_keys_stay(self, store: ForgettingStore) -> None:
         """A request is never answered twice; what it was answered with is forgotten."""
         session = await store.create(new_session(id="s"))
