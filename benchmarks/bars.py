@@ -213,7 +213,8 @@ BARS = (
     *(
         bar
         for key, framework, theirs, slowest, most in (
-            ("openai", "OpenAI Agents, view of 50", "`SQLiteSession`", 1.2, 1.5),
+            ("openai", "OpenAI Agents, as a run, view of 50", "`SQLiteSession`", 1.2, 1.5),
+            ("openai_calls", "OpenAI Agents, calls of a run, view of 50", "`SQLiteSession`", 1.2, 1.5),
             ("langgraph", "LangGraph, as a run", "`AsyncSqliteSaver`", 0.3, 0.05),
             ("adk", "Google ADK", "`DatabaseSessionService`", 0.3, 1.5),
             ("adk_sqlite", "Google ADK", "`SqliteSessionService`", 0.3, 1.5),

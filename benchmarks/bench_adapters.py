@@ -38,7 +38,8 @@ class Pair:
 
 
 PAIRS = (
-    Pair("openai", "openai_agents", "Plain", rounds=60),
+    Pair("openai", "openai_agents", "PlainRun", "KeptRun", rounds=60),
+    Pair("openai_calls", "openai_agents", "Plain", rounds=60),
     Pair("langgraph", "langgraph", "Run", "KeptRun", rounds=8, turns=20),
     Pair("adk", "google_adk", "Database"),
     Pair("adk_sqlite", "google_adk", "Sqlite"),

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from agents import Agent, ModelResponse, Runner, SQLiteSession, Usage, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelResponse,
+    RunConfig,
+    Runner,
+    SessionSettings,
+    SQLiteSession,
+    Usage,
+    function_tool,
+    set_tracing_disabled,
+)
 from agents.extensions.memory import AdvancedSQLiteSession
 from agents.models.interface import Model
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
@@ -28,6 +38,7 @@ from perdure.adapters.openai_agents import PerdureSession
 
 SHOWN = 50
 """How many items a bounded turn reads."""
+BOUNDED = RunConfig(session_settings=SessionSettings(limit=SHOWN))
 Item = dict[str, Any]
 
 
@@ -123,9 +134,9 @@ class Plain(Subject):
 
         return write
 
-    async def run(self, session_id: str, setting: str, model: ScriptedModel) -> None:
+    async def run(self, session_id: str, setting: str, model: ScriptedModel, config: RunConfig | None = None) -> None:
         agent = Agent("bench", model=Scripted(model), tools=[function_tool(model.tool())])
-        await Runner.run(agent, model.turn.question, session=self._session(session_id))
+        await Runner.run(agent, model.turn.question, session=self._session(session_id), run_config=config)
 
     async def go_on(self, session_id: str, setting: str, model: ScriptedModel) -> str:
         await self.run(session_id, setting, ScriptedModel(NEXT_MESSAGE))
@@ -133,6 +144,13 @@ class Plain(Subject):
 
     async def fork(self, session_id: str) -> None:
         raise CannotFork
+
+
+class PlainRun(Plain):
+    """A turn by the SDK's own runner, with the newest items as its history."""
+
+    async def turn(self, session_id: str, turn: Turn) -> None:
+        await self.run(session_id, "default", ScriptedModel(turn), BOUNDED)
 
 
 class Advanced(Plain):
@@ -161,6 +179,10 @@ class Kept(OnPerdure, Plain):
 
     async def fork(self, session_id: str) -> None:
         await self._session(session_id).fork(f"{session_id}-{uuid4().hex}")
+
+
+class KeptRun(Kept):
+    turn = PlainRun.turn
 
 
 SUBJECTS = (Plain, Advanced, Kept)
