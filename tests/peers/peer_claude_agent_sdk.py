@@ -31,6 +31,7 @@ SUITES = (
             "*gap_fill_bounded_concurrency*": _AT_ONCE,
             "*load_concurrency_is_bounded*": _AT_ONCE,
             "*cancelled_after_mkdtemp*": _AT_ONCE,
+            "*eager_flush_mode_appends_per_frame*": _AT_ONCE,
         },
     ),
 )

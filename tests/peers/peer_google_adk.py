@@ -19,7 +19,8 @@ SUITES = (
         "google-adk",
         _FILES,
         bar=130,
-        arguments=(f"--rootdir={_TESTS.parents[1]}", f"--confcutdir={_TESTS.parent}"),
+        # They need no plug-in for asyncio, and a warning of that one would be an error here.
+        arguments=("-p", "no:asyncio", f"--rootdir={_TESTS.parents[1]}", f"--confcutdir={_TESTS.parent}"),
         environment={"PERDURE_TORTURE": "1"},
         minutes=30,
     ),
