@@ -159,3 +159,35 @@ async def test_a_message_that_steers_is_answered_also_if_the_run_is_killed_then(
     async with perdure.connect(url, driver=ScriptedDriver(["", "Left."])) as sessions:
         await sessions.recover()
     assert await texts(url) == ["Where?", "Right.", "I meant left.", "Left."]
+
+
+async def test_a_verb_that_begins_when_all_others_have_ended_leaves_no_claim(url: str) -> None:
+    """It is refused, or ends before the store is closed: else the session would be busy until the claim lapses."""
+    for turns in range(30):
+        async with perdure.connect(url) as sessions:
+            chat = await sessions.open(f"s-{turns}")
+            for number in range(4):
+                await chat.inject({"role": "user", "content": str(number)})
+        async with perdure.connect(url, driver=ScriptedDriver([])) as sessions:
+            late = Late(sessions, chat.id, turns)
+            sessions._connection._exits.push_async_callback(late.begin)
+        await asyncio.gather(late.work, return_exceptions=True)
+        async with perdure.connect(url) as sessions:
+            journal = sessions.runtime.journal
+            assert journal is not None
+            assert not await journal.is_claimed(chat.id), f"after {turns} turns"
+
+
+class Late:
+    """Compacts a session at the last moment: when a connection lets go of what it has, before it closes its store."""
+
+    def __init__(self, sessions: Any, session_id: str, turns: int) -> None:
+        self._sessions = sessions
+        self._session_id = session_id
+        self._turns = turns
+
+    async def begin(self) -> None:
+        verb = self._sessions.compact(self._session_id, compact_strategy="truncate", keep_last=1)
+        self.work = asyncio.ensure_future(verb)
+        for _ in range(self._turns):
+            await asyncio.sleep(0)

@@ -189,10 +189,10 @@ class SessionRuntime:
         raise AssertionError("the last attempt returns or raises")
 
     async def _execute(self, session_id: str, action: Action, on_conflict: OnConflict) -> AgentSession:
-        before = await self.get_session(session_id)
         held = _Held()
-        under_way = self._under_way.begin()
+        under_way = self._under_way.begin()  # first of all: what has only read so far is waited for too
         try:
+            before = await self.get_session(session_id)
             return await self._applied(action, before, held, on_conflict)
         finally:
             try:

@@ -82,6 +82,8 @@ class Connection:
 
     def begin(self) -> None:
         """Use a store that is open, or that opens itself."""
+        # The last thing before the store is closed: a verb that began when all others had ended may have a claim.
+        self._exits.push_async_callback(self.runtime.close, 0.0)
         self._exits.push_async_callback(self.loops.aclose)
         self._exits.callback(self.events.wiretap(self._live.emit).cancel)
         self._is_open = True
@@ -91,8 +93,8 @@ class Connection:
         try:
             await self.end_runs(at_once=at_once)
         finally:
-            await self._exits.aclose()
             self._is_open = False
+            await self._exits.aclose()
 
     async def end_runs(self, *, at_once: bool = False) -> None:
         """Stop the runs of streams that were left, and wait for others, which are interrupted after their grace."""
