@@ -38,7 +38,9 @@ from perdure import MemoryStore, Message, PostgresStore, SessionBusy, SessionCon
 from perdure.adapters.claude_agent_sdk import PerdureSessionStore
 from perdure.adapters.home import Home
 from perdure.cli.family_tree import tree_of
+from perdure.model import ids
 from perdure.sessions.shared import SharedStore, shared
+from perdure.testing import FrozenClock
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
 SUB: Any = {**KEY, "subpath": SUBPATH}
@@ -156,6 +158,19 @@ async def test_a_project_with_a_long_name_is_listed(store: PerdureSessionStore) 
     await store.append({"project_key": project, "session_id": SESSION}, chain("a", 1))  # type: ignore[arg-type]
     assert [each["session_id"] for each in await store.list_sessions(project)] == [SESSION]
     assert await store.list_sessions(project[:-1]) == []
+
+
+async def test_transcripts_kept_within_a_millisecond_have_an_order(store: PerdureSessionStore) -> None:
+    """The SDK sorts by times in milliseconds, and shows the newest first."""
+    keys = [{**KEY, "session_id": f"{SESSION[:-2]}{number}"} for number in range(10, 40)]
+    with ids.use(clock=FrozenClock(tick=0.000_001)):
+        for key in keys:
+            await store.append(key, [entry("u", None, "Hi")])  # type: ignore[typeddict-item]
+    listed = await store.list_sessions(PROJECT)
+    assert len({each["mtime"] for each in listed}) == len(keys)
+    newest_first = sorted(listed, key=lambda each: -each["mtime"])
+    assert [each["session_id"] for each in newest_first] == [key["session_id"] for key in reversed(keys)]
+    assert [each["mtime"] for each in await store.list_session_summaries(PROJECT)] == [each["mtime"] for each in listed]
 
 
 async def test_a_fork_is_a_session_of_the_sdk(store: PerdureSessionStore) -> None:

@@ -193,11 +193,15 @@ class PerdureSessionStore(ClaudeSessionStore):
             self._home.store.list, agent=self._home.agent.name, owner=self._home.owner, metadata=asked, top_level=True
         )
         heads = await self._home.store.heads([info.id for info in infos])
-        return [self._summary(head) for head in heads.values()]
+        found: list[SessionSummaryEntry] = []
+        for head in sorted(heads.values(), key=lambda head: head.info.updated_at):
+            found.append(self._summary(head, after=found[-1]["mtime"] if found else 0))
+        return found[::-1]
 
-    def _summary(self, head: SessionHead) -> SessionSummaryEntry:
-        # One clock for both lists: the time at which the store kept this version.
-        at = int(head.info.updated_at.timestamp() * 1000)
+    def _summary(self, head: SessionHead, *, after: int) -> SessionSummaryEntry:
+        # One clock for both lists: the time at which the store kept this version. The SDK sorts by it, in milliseconds,
+        # and two may have been kept within one.
+        at = max(int(head.info.updated_at.timestamp() * 1000), after + 1)
         data = of_metadata(head.metadata.get(_SUMMARY, {}))
         return {"session_id": self._session_id(head.info, head.metadata), "mtime": at, "data": data}
 
