@@ -194,7 +194,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         )
         heads = await self._home.store.heads([info.id for info in infos])
         found: list[SessionSummaryEntry] = []
-        for head in sorted(heads.values(), key=lambda head: head.info.updated_at):
+        for head in sorted(heads.values(), key=lambda head: (head.info.updated_at, head.info.created_at)):
             found.append(self._summary(head, after=found[-1]["mtime"] if found else 0))
         return found[::-1]
 
