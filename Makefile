@@ -2,7 +2,7 @@
 # PYTHON3 names the interpreter that .venv is made with; EXTRAS what is installed besides perdure itself.
 PYTHON3 ?= python3
 EXTRAS ?= dev,llm,mcp,peers,postgres,serve
-JOBS ?= 4
+JOBS ?= 3
 ARGS ?=
 
 VENV := .venv

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Coroutine
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ def _is_roomy(directory: Path) -> bool:
 
 # Files stand in memory, where there is enough of it: most of a test's time would be spent waiting for the disk. What
 # happens to a disk when the power fails is played by the tests themselves; torture uses the real one.
-_own_memory: Path | None = None
 if not os.environ.get("PERDURE_TORTURE") and "TMPDIR" not in os.environ and _is_roomy(MEMORY):
-    _own_memory = Path(tempfile.mkdtemp(prefix="perdure-tests-", dir=MEMORY))
-    os.environ["TMPDIR"] = tempfile.tempdir = str(_own_memory)
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="perdure-tests-", dir=MEMORY)
+    # At the very end: multiprocessing has a directory of its own there, which it removes by itself.
+    Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-1_000)
 
 # A busy machine is no reason for a property to fail, so neither profile looks at the clock.
 settings.register_profile("default", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -61,8 +62,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_unconfigure() -> None:
     """Let go of the PostgreSQL that tests may have started; at exit would be too late for xdist's workers."""
     postgres_server.stop()
-    if _own_memory is not None:
-        shutil.rmtree(_own_memory, ignore_errors=True)
 
 
 def _blocking(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

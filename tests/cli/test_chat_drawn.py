@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -60,6 +61,11 @@ def streamed(text: str, *, is_broken: bool = False) -> Stream:
     return Stream(events(), "never" if is_broken else "whole")
 
 
+SCREENS = {"slow and narrow": (40, 0.002)}
+if os.environ.get("PERDURE_TORTURE"):
+    SCREENS["quick"] = (100, 0.0)
+
+
 def screens(terminal: TerminalSession, columns: int) -> list[str]:
     """What was on the screen between what was typed and the next prompt, for each message."""
     _, *asked = terminal.raw.replace(b"\r\n", b"\n").split(PROMPT)
@@ -67,7 +73,7 @@ def screens(terminal: TerminalSession, columns: int) -> list[str]:
     return [ScreenModel(columns, 40).feed(each).text for each in shown]
 
 
-@pytest.mark.parametrize(("columns", "pause"), [(100, 0.0), (40, 0.002)], ids=["quick", "slow and narrow"])
+@pytest.mark.parametrize(("columns", "pause"), SCREENS.values(), ids=SCREENS)
 async def test_every_answer_stands_on_the_screen_once(tmp_path: Path, columns: int, pause: float) -> None:
     """Nothing is lost or doubled, on a terminal that is slower than the model too."""
 

@@ -422,7 +422,7 @@ async def state_of(app: Sessions, session_ids: Sequence[str]) -> dict[str, Any]:
     return {each: (headers[each], await app.store.dump(each)) for each in session_ids}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", STORES if TORTURE else ("memory", "sqlite", "postgres"))
+@pytest.mark.parametrize("kind", STORES if TORTURE else ("memory", "sqlite"))
 async def test_nothing_of_anothers_is_read_changed_or_revealed(kind: str, tmp_path: Path) -> None:
     """Each verb, with each id, hash, key, cursor and word of another owner's."""
     async with connected(kind, tmp_path) as app:
