@@ -99,7 +99,7 @@ class OnPerdure:
         return f"sqlite:///{self.folder / 'perdure.db'}"
 
     async def close(self) -> None:
-        """Close the store that the process shares, so that whoever opens it again reads the file."""
+        """Close the store that the process shares, so that the next to open it reads the file."""
         perdure.shared(self.url).close()
 
 

@@ -53,7 +53,7 @@ def _uuid(turn: int, place: int) -> str:
 
 
 class Lines(Store):
-    """What Claude writes itself: a line an entry, without fsync."""
+    """What Claude writes itself: one line for each entry, without fsync."""
 
     name = "Claude Agent SDK, its file of lines"
 
