@@ -109,12 +109,26 @@ def test_any_list_of_messages_comes_back_whatever_came_before(wanted: list[list[
     views, base = MessageViews(), Transcript()
     for each in wanted:
         drawn = views.view(base, each, SERDE)
-        views.remember(drawn.transcript, drawn.new)
+        views.remember(drawn.transcript, drawn)
         assert dumped(views.messages(drawn.transcript, SERDE)) == dumped(each)
         assert dumped(MessageViews().messages(drawn.transcript, SERDE)) == dumped(each)
         again = views.view(drawn.transcript, views.messages(drawn.transcript, SERDE), SERDE)
         assert again.transcript is drawn.transcript
         base = drawn.transcript
+
+
+@pytest.mark.parametrize("changed", [0, 1, 127, 128, 129, 255, 256, 299])
+def test_one_message_of_many_that_was_changed_in_place_is_noticed(changed: int) -> None:
+    """It alone is stored again, wherever it stands; those before and after it are not."""
+    views, said = MessageViews(), [HumanMessage(f"{number}", id=f"id-{number}") for number in range(300)]
+    drawn = views.view(Transcript(), said, SERDE)
+    views.remember(drawn.transcript, drawn)
+    said[changed].additional_kwargs["edited"] = True
+    again = views.view(drawn.transcript, said, SERDE)
+    known = {message.id for message in drawn.transcript if message.id != f"id-{changed}"}
+    kept_as_they_are = set(map(id, drawn.transcript)) & set(map(id, again.transcript))
+    assert len(known) == len(kept_as_they_are) == 299
+    assert dumped(views.messages(again.transcript, SERDE)) == dumped(said)
 
 
 def dumped(found: list[BaseMessage]) -> list[Any]:

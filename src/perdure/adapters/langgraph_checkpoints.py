@@ -227,7 +227,7 @@ class NewCheckpoint(NamedTuple):
         is_shown = are_messages(wanted)
         is_known = not is_shown or (self.messages in same and base.shown == self.messages)
         own_view = base.session.state.transcript
-        drawn = View(own_view, ()) if is_known else codec.views.view(view, wanted, codec.serde)
+        drawn = View(own_view) if is_known else codec.views.view(view, wanted, codec.serde)
         stored = base.session.state.metadata
         channels = {
             key: stored[key] if name in same and key in stored else kept(value, codec.serde)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,6 +37,7 @@ from perdure.model.ids import new_id
 from perdure.model.message import Envelope, Message, Role, Text
 from perdure.model.transcript import Transcript
 from perdure.model.value import clean_text
+from perdure.stores.cache import LRU
 
 FORMAT = "langgraph"
 """The envelopes of messages that are kept as LangGraph's serializer writes them."""
@@ -71,6 +73,10 @@ _ROLES: tuple[tuple[type[BaseMessage], Role], ...] = (
 _LONGEST_ID = 200
 _MOST = 100_000
 """How many messages are remembered. Those of a thread that is used come first."""
+_MOST_VIEWS = 32
+_STRETCH = 128
+"""How many messages are compared in one call."""
+_EXTRA = attrgetter("__pydantic_extra__")
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -160,11 +166,51 @@ Casts = tuple[Cast, ...]
 """What one message of a store stands for: several, if perdure has put several results of tools into it."""
 
 
+class Shown:
+    """What the messages of a view stand for, in columns, so that very many are compared in a few calls."""
+
+    __slots__ = ("_fields", "_kinds", "casts")
+
+    def __init__(self, casts: Sequence[Casts] = ()) -> None:
+        self.casts: list[Casts] = []
+        self._kinds: list[type[BaseMessage] | None] = []
+        self._fields: list[Mapping[str, Any]] = []
+        self.extend(casts)
+
+    def extend(self, casts: Sequence[Casts]) -> None:
+        self.casts += casts
+        self._kinds += [each[0].plain_kind if len(each) == 1 else None for each in casts]
+        self._fields += [each[0].fields if each else {} for each in casts]
+
+    def first(self, count: int) -> Shown:
+        """Return the first of these, to be extended."""
+        shown = Shown()
+        shown.casts, shown._kinds, shown._fields = self.casts[:count], self._kinds[:count], self._fields[:count]
+        return shown
+
+    def common(self, wanted: Sequence[BaseMessage]) -> int:
+        """Return how many of these come first in what is wanted. It may be a few less: it looks at stretches."""
+        place, most = 0, min(len(self.casts), len(wanted))
+        while place < most and self._has(place, wanted[place : min(place + _STRETCH, most)]):
+            place += _STRETCH
+        return min(place, most)
+
+    def _has(self, place: int, given: Sequence[BaseMessage]) -> bool:
+        stop = place + len(given)
+        return (
+            list(map(type, given)) == self._kinds[place:stop]
+            and [message.__dict__ for message in given] == self._fields[place:stop]
+            and not any(map(_EXTRA, given))
+        )
+
+
 class View(NamedTuple):
     """A view to be saved, and what the messages at its end stand for that are not in the log yet."""
 
     transcript: Transcript
-    new: Sequence[Cast]
+    new: Sequence[Cast] = ()
+    shown: Shown | None = None
+    """What all its messages stand for, where that had to be found out."""
 
 
 class MessageViews:
@@ -173,37 +219,44 @@ class MessageViews:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Message, Casts]] = {}
         """By the identity of a stored message, which is kept with it so that no other takes its place."""
+        self._shown: LRU[int, tuple[Transcript, Shown]] = LRU(_MOST_VIEWS)
+        """By the identity of a view, in the same way."""
 
     def messages(self, view: Transcript, serde: SerializerProtocol) -> list[BaseMessage]:
         """Return the messages that a view shows. They are the caller's own."""
-        return [cast.make() for casts in self._all_casts(view, serde) for cast in casts]
+        return [cast.make() for casts in self._shown_by(view, serde).casts for cast in casts]
 
     def view(self, base: Transcript, wanted: Sequence[BaseMessage], serde: SerializerProtocol) -> View:
         """Return a view of these messages that takes from another what it has of them. Only what is new is stored."""
-        known = self._all_casts(base, serde)
+        known = self._shown_by(base, serde)
         place, at = _common(known, wanted)
         beginning = base.cut(0, place)
+        shown = known.first(place)
         if at == len(wanted):
-            return View(beginning, ())
+            return View(beginning, (), shown)
         pieces, new = list(beginning.pieces), list[Cast]()
-        for found, unknown in _found(known, place, wanted[at:]):
+        for found, unknown in _found(known.casts, place, wanted[at:]):
             drawn = [_drawn(message, serde) for message in unknown]
             pieces += base.cut(*found).pieces
             pieces += Transcript.of(stored for stored, _ in drawn).pieces
             new = [cast for _, cast in drawn]
-        return View(Transcript(pieces), new)
+            shown.extend([*known.casts[slice(*found)], *((cast,) for cast in new)])
+        return View(Transcript(pieces), new, shown)
 
-    def remember(self, saved: Transcript, new: Sequence[Cast]) -> None:
-        """Take note of what the last messages of a view stand for, once it is saved: they need not be read then."""
-        for stored, cast in zip(reversed(saved), reversed(new), strict=False):
+    def remember(self, saved: Transcript, view: View) -> None:
+        """Take note of what the messages of a view stand for, once it is saved: they need not be read then."""
+        for stored, cast in zip(reversed(saved), reversed(view.new), strict=False):
             self._keep(stored, (cast,))
+        if view.shown is not None:
+            self._shown.keep(id(saved), (saved, view.shown))
 
-    def _all_casts(self, view: Transcript, serde: SerializerProtocol) -> list[Casts]:
-        known, messages = self._known, list(view)
-        try:
-            return [known[id(stored)][1] for stored in messages]
-        except KeyError:
-            return [self._casts(stored, serde) for stored in messages]
+    def _shown_by(self, view: Transcript, serde: SerializerProtocol) -> Shown:
+        remembered = self._shown.recall(id(view))
+        if remembered is not None:
+            return remembered[1]
+        shown = Shown([self._casts(stored, serde) for stored in view])
+        self._shown.keep(id(view), (view, shown))
+        return shown
 
     def _casts(self, stored: Message, serde: SerializerProtocol) -> Casts:
         known = self._known.get(id(stored))
@@ -216,19 +269,10 @@ class MessageViews:
         return casts
 
 
-def _common(known: Sequence[Casts], wanted: Sequence[BaseMessage]) -> tuple[int, int]:
+def _common(known: Shown, wanted: Sequence[BaseMessage]) -> tuple[int, int]:
     """Return how many of what is known comes first in what is wanted, and how many messages that is."""
-    place = 0
-    for casts, message in zip(known, wanted, strict=False):
-        # As most are. There may be very many: a call for each would show.
-        cast = casts[0]
-        if len(casts) > 1 or type(message) is not cast.plain_kind or message.__dict__ != cast.fields:
-            break
-        if message.__pydantic_extra__:
-            break
-        place += 1
-    at = end = place
-    for casts in known[place:]:
+    place = at = end = known.common(wanted)
+    for casts in known.casts[place:]:
         for cast in casts:
             if end == len(wanted) or not cast.is_of(wanted[end]):
                 return place, at

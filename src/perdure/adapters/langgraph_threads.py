@@ -154,7 +154,7 @@ class Threads:
                 saved = await self._saved(session, Key(new.id, new.place.id or ""), erasures)
             except SessionConflict:
                 continue  # somebody came first: look again at what there is
-            codec.views.remember(saved.state.transcript, drawn.new)
+            codec.views.remember(saved.state.transcript, drawn)
             self._seen.keep((saved.id, new.id), saved.state.shown_since)
             return
 
