@@ -91,6 +91,29 @@ class UnderWay(Protocol):
         ...
 
 
+def check_lease(lease: object) -> None:
+    """Raise InvalidData unless a lease is a number of seconds that can be added to the time."""
+    if expect_number(lease, "$.lease") > _LONGEST_LEASE:
+        raise InvalidData("$.lease", f"a lease lasts at most {_LONGEST_LEASE} seconds, not {brief(lease)}")
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On what terms a runtime claims sessions."""
+
+    lease: float = 30.0
+    """For how many seconds a claim stands without a sign of life. A run that was killed is taken over that late."""
+    per_owner: int | None = None
+    """How many sessions of one owner may be run at once."""
+
+    def __post_init__(self) -> None:
+        check_lease(self.lease)
+        if self.per_owner is not None:
+            expect_count(self.per_owner, "$.per_owner", least=1)
+
+
+DEFAULT_TERMS = Terms()
+
+
 @dataclass(frozen=True, slots=True)
 class ActionContext:
     """What the runtime gives an action beside the session. Most actions ignore it, and none can change it."""
@@ -106,6 +129,7 @@ class ActionContext:
     hold: Callable[[ClaimingRecord, Sequel | None], None]
     """Makes the runtime see to a claim: it is left unless the action's result is saved with it. The sequel is carried
     out once the claim is given back, however that came."""
+    terms: Terms = DEFAULT_TERMS
 
     @property
     def is_closing(self) -> bool:
@@ -736,12 +760,6 @@ def check_page(limit: object, before: object) -> None:
     for name, number in (("limit", limit), ("before", before)):
         if number is not None:
             expect_count(number, f"$.{name}")
-
-
-def check_lease(lease: object) -> None:
-    """Raise InvalidData unless a lease is a number of seconds that can be added to the time."""
-    if expect_number(lease, "$.lease") > _LONGEST_LEASE:
-        raise InvalidData("$.lease", f"a lease lasts at most {_LONGEST_LEASE} seconds, not {brief(lease)}")
 
 
 def checked_version(version: int | None) -> int | None:

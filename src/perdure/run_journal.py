@@ -41,7 +41,9 @@ from perdure.model.loop_events import (
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
 from perdure.model.tool_refs import NOTHING_SAID, Said, SaidByRun
+from perdure.model.value import EMPTY
 from perdure.protocols import (
+    DEFAULT_TERMS,
     Appended,
     Claim,
     Entry,
@@ -51,13 +53,15 @@ from perdure.protocols import (
     RunOnRecord,
     Saving,
     StoredAt,
+    Terms,
     is_immediate,
     is_sketchbook,
     knows_waiting,
 )
 from perdure.sketching import Sketcher, Unfinished
 
-LEASE = 30.0
+HANDED_OVER = "handed_over"
+"""The kind of an entry that tells that a run was left to others on purpose."""
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -198,6 +202,8 @@ class _Unwritten:
         self.begins_a_run = False
         """Whether the start of a run that could be resumed has been among the events."""
         self._in_flight: tuple[list[Message], list[LoopEvent]] = ([], [])
+        self.last_run: str | None = None
+        """The loop that was told of last."""
 
     def __bool__(self) -> bool:
         """Tell whether a barrier has something to write."""
@@ -219,6 +225,7 @@ class _Unwritten:
         kind = type(event)
         if kind in _NOT_KEPT:
             return
+        self.last_run = event.loop_id
         if isinstance(event, MessageEnd):
             self.say((event.message,))
         elif kind in _NEED_NOT_WAIT_FOR:
@@ -327,7 +334,7 @@ class JournalRecord(_WriteAhead):
         session: AgentSession,
         *,
         owner: str,
-        lease: float = LEASE,
+        terms: Terms = DEFAULT_TERMS,
         taken: int = 0,
         takes_over: bool = False,
     ) -> None:
@@ -336,7 +343,7 @@ class JournalRecord(_WriteAhead):
         # Not the session: a long one would wait for the garbage collector, which stops all threads to free it.
         self._version = session.version
         self._owner = owner
-        self.lease = lease
+        self._terms = terms
         self.claim: Claim | None = None
         self.was_claimed = False
         self.takes_over = takes_over
@@ -352,6 +359,10 @@ class JournalRecord(_WriteAhead):
         """The last item of the inbox when the session was claimed; None before that."""
         self.when_claimed: Callable[[], Awaitable[None]] = _nothing
         """Awaited once the session is claimed."""
+
+    @property
+    def lease(self) -> float:
+        return self._terms.lease
 
     def say(self, messages: Sequence[Message]) -> None:
         """Take messages that belong to no one loop."""
@@ -392,15 +403,17 @@ class JournalRecord(_WriteAhead):
         self.posted_at_claim = found[-1].seq if found else 0
 
     async def _claimed(self, messages: list[Message], entries: list[Entry]) -> tuple[Claim, Appended]:
+        limits = {} if self._terms.per_owner is None else {"per_owner": self._terms.per_owner}
         try:
             return await self._journal.claim(
                 self.session_id,
                 version=self._version,
                 owner=self._owner,
-                lease=self.lease,
+                lease=self._terms.lease,
                 messages=messages,
                 entries=entries,
                 take_over=self.takes_over,
+                **limits,
             )
         except SessionConflict as conflict:
             raise ClaimConflict(conflict.session_id, conflict.expected, conflict.found) from None
@@ -449,6 +462,9 @@ class JournalRecord(_WriteAhead):
         is_over = self._unwritten.ends_a_run
         if self._unwritten:
             await self._write(self.taken if is_over else 0)
+        if not is_over and self.claim is not None:
+            # Whoever takes it over can tell that this process was not killed by what it ran.
+            await self._journal.append(self.claim, entries=[Entry(HANDED_OVER, EMPTY, self._unwritten.last_run)])
         return is_over
 
     def branch(self, loop_id: str) -> BranchRecord:

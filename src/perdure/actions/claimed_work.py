@@ -16,7 +16,7 @@ from perdure.errors import RunInterrupted
 from perdure.loop.agent_loop import Run
 from perdure.model.session import AgentSession
 from perdure.protocols import ActionContext, Key, Next, Sequel
-from perdure.run_journal import LEASE, JournalRecord, owner_here
+from perdure.run_journal import JournalRecord, owner_here
 
 
 class ClaimedWork:
@@ -27,7 +27,6 @@ class ClaimedWork:
         session: AgentSession,
         context: ActionContext | None,
         *,
-        lease: float = LEASE,
         taken: int = 0,
         takes_over: bool = False,
         then: Sequel | None = None,
@@ -38,7 +37,7 @@ class ClaimedWork:
         self._inbox: RunInbox | None = None
         if context is not None and context.journal is not None:
             self.record = JournalRecord(
-                context.journal, session, owner=owner_here(), lease=lease, taken=taken, takes_over=takes_over
+                context.journal, session, owner=owner_here(), terms=context.terms, taken=taken, takes_over=takes_over
             )
             context.hold(self.record, then)
 

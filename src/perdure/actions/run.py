@@ -33,7 +33,6 @@ from perdure.model.session import AgentSession
 from perdure.model.state import AgentState
 from perdure.model.value import EMPTY
 from perdure.protocols import ActionContext, Interrupted, Journal, Key, Next, ReadFiles, Sequel, keeps_files
-from perdure.run_journal import LEASE
 
 if TYPE_CHECKING:
     from perdure.actions.titles import Titling
@@ -58,7 +57,6 @@ class RunOptions(msgspec.Struct, frozen=True):
     posted: str | None = None
     """The delivery id of the inbox item that the run answers."""
     depth: int = 0
-    lease: float = LEASE
     taken: int = 0
     work: ClaimedWork | None = None
     """The work on a run that was killed, whose claim is held already."""
@@ -97,7 +95,7 @@ async def run_agent(
     """
     past = options.past or await past_of(session, state, context)
     loop, caller = await ready_to_run(session, state, loops, context, replace(options, past=past))
-    work = options.work or ClaimedWork(session, context, lease=options.lease, taken=options.taken, then=options.then)
+    work = options.work or ClaimedWork(session, context, taken=options.taken, then=options.then)
     key = options.key or past.key
     start = RunStart(
         record=work.record or Unrecorded(),

@@ -34,6 +34,7 @@ from perdure.model.lineage import SpawnRef
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionInfoList
 from perdure.model.state import AgentState
 from perdure.protocols import (
+    DEFAULT_TERMS,
     Action,
     ActionContext,
     Answer,
@@ -50,6 +51,7 @@ from perdure.protocols import (
     SessionController,
     SessionStage,
     SessionStore,
+    Terms,
 )
 from perdure.runtime.bus import EventBus
 from perdure.runtime.hooks import PassThroughSessionController, SessionHookStack, pass_stage
@@ -75,7 +77,10 @@ class SessionRuntime:
         controller: SessionController | None = None,
         events: EventHandler | None = None,
         filters: Iterable[str] = (),
+        terms: Terms = DEFAULT_TERMS,
     ) -> None:
+        self.terms = expect(terms, Terms, "$.terms")
+        """For how long it claims sessions, and how many of one owner."""
         self.filters = check_keys(filters)
         """The keys of metadata that lists can be narrowed by: what is saved here is indexed by them."""
         self._repository = store if isinstance(store, SessionRepository) else SessionRepository(store)
@@ -203,7 +208,7 @@ class SessionRuntime:
 
     def _context(self, held: _Held) -> ActionContext:
         store, emit = self._repository.store, self._events.emit
-        return ActionContext(store, emit, self.execute, self.add, self.journal, self._under_way, held.hold)
+        return ActionContext(store, emit, self.execute, self.add, self.journal, self._under_way, held.hold, self.terms)
 
     async def _applied(
         self, action: Action, before: AgentSession, held: _Held, on_conflict: OnConflict

@@ -12,7 +12,7 @@ from perdure.loop.subagents import SubagentPolicy
 from perdure.loop.tool_use import Concurrency
 from perdure.model.checks import expect
 from perdure.model.definition import AgentDefinition, ModelConfig
-from perdure.protocols import Driver, SessionController, SessionStore, Tool, Toolset
+from perdure.protocols import Driver, SessionController, SessionStore, Terms, Tool, Toolset
 from perdure.runtime.bus import EventBus
 from perdure.sessions.sessions import Sessions
 from perdure.stores.urls import store_of
@@ -51,6 +51,8 @@ def connect(
     grace: float = 5.0,
     filters: Iterable[str] = (),
     recover: bool = False,
+    lease: float = 30.0,
+    per_owner: int | None = None,
     **options: Unpack[LoopOptions],
 ) -> Sessions:
     """Sessions in a store: `memory://`, `file://directory`, `sqlite:///file.db`, `postgresql://…`, or a store.
@@ -60,7 +62,8 @@ def connect(
     and saving a session; on leaving, runs have `grace` seconds to end before they are interrupted, to be recovered
     later; `filters` are the keys of sessions' metadata that `list(metadata=…)` can narrow a list by. With `recover`,
     killed runs are continued in the background, when the connection opens and while it is open; a run that cannot be
-    is logged by `perdure.recovery`.
+    is logged by `perdure.recovery`. A run whose process gives no sign of life for `lease` seconds counts as killed.
+    `per_owner` is how many sessions of one owner may be run at once; beyond that a message is OwnerBusy.
 
     The rest goes to the `LoopFactory` that runs agents. Among it is `context`, a function of the session and the
     `context_data` that a caller left: it makes what tools find in `ToolContext.context` where there is no caller. And
@@ -71,7 +74,7 @@ def connect(
     when it is first sent to, by a `ChangeModel` on record; a definition's own model stays.
     """
     for name in options.keys() - LoopOptions.__annotations__.keys():
-        own = ("owner", "live", "events", "controller", "grace", "filters", "recover")
+        own = ("owner", "live", "events", "controller", "grace", "filters", "recover", "lease", "per_owner")
         known = ", ".join((*own, *LoopOptions.__annotations__))
         raise ConfigurationError(f"connect() has no option {name!r}. It has: {known}.")
     bus = EventBus() if events is None else expect(events, EventBus, "$.events")
@@ -87,6 +90,7 @@ def connect(
         grace=grace,
         filters=filters,
         recover=recover,
+        terms=Terms(lease=lease, per_owner=per_owner),
     )
 
 
@@ -100,6 +104,8 @@ def connect_blocking(
     grace: float = 5.0,
     filters: Iterable[str] = (),
     recover: bool = False,
+    lease: float = 30.0,
+    per_owner: int | None = None,
     **options: Unpack[LoopOptions],
 ) -> BlockingSessions:
     """The same for scripts and notebooks: use it with `with`, and no verb is awaited.
@@ -110,4 +116,5 @@ def connect_blocking(
 
     store = store_of(url, cache=live, commit_in_loop=True)
     shared: dict[str, Any] = {"owner": owner, "live": live, "grace": grace, "filters": filters, "recover": recover}
+    shared |= {"lease": lease, "per_owner": per_owner}
     return BlockingSessions(connect(store, events=events, controller=controller, **shared, **options))

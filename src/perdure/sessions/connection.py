@@ -12,7 +12,7 @@ from perdure.errors import ConfigurationError
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_wait
 from perdure.model.definition import ModelConfig
-from perdure.protocols import Opened, SessionController, SessionStore
+from perdure.protocols import DEFAULT_TERMS, Opened, SessionController, SessionStore, Terms
 from perdure.runtime.bus import EventBus
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.open_sessions import LiveSet
@@ -40,6 +40,7 @@ class Connection:
         controller: SessionController | None = None,
         grace: float = 5.0,
         filters: Iterable[str] = (),
+        terms: Terms = DEFAULT_TERMS,
     ) -> None:
         self.store = store
         self.loops = require_loops(loops)
@@ -48,7 +49,7 @@ class Connection:
         self.model_for: ModelFor | None = None
         """What else names the models of sessions, as the command line does, for runs that wait for approval too."""
         self.controller = controller
-        self.runtime = SessionRuntime(store, controller=controller, events=events, filters=filters)
+        self.runtime = SessionRuntime(store, controller=controller, events=events, filters=filters, terms=terms)
         self._runs: set[StartedRun[Any]] = set()
         self.alone: set[SessionRuntime] = set()
         """The runtimes of agents that are asked once, without a session."""

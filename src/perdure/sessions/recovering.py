@@ -10,13 +10,12 @@ from contextlib import suppress
 from perdure.actions.resume import RecoveryReport
 from perdure.errors import PerdureError
 from perdure.model.ids import SessionId
-from perdure.run_journal import LEASE
 
 _log = logging.getLogger("perdure.recovery")
 
 
 class Recovering:
-    """Looks for killed runs at once, then every `LEASE` seconds: the claim of a process elsewhere lapses that late.
+    """Looks for killed runs at once, then every so often: the claim of a process elsewhere lapses a lease late.
 
     It stops by being told so, never by a cancellation: that would end the run that it is continuing, and cut its answer
     off. When the connection is left, such a run is interrupted like any other, and waits for the next process.
@@ -26,9 +25,11 @@ class Recovering:
         self,
         lapsed: Callable[[], Awaitable[Sequence[SessionId]]],
         recover: Callable[[SessionId], Awaitable[RecoveryReport]],
+        every: float,
     ) -> None:
         self._lapsed = lapsed
         self._recover = recover
+        self._every = every
         self._stopped = asyncio.Event()
         self._told: set[tuple[str, str]] = set()
         """What was logged: a run that cannot be continued is met again at every look."""
@@ -51,7 +52,7 @@ class Recovering:
             except PerdureError as error:  # the store may answer again
                 _log.warning("killed runs could not be looked for: %s", error)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), LEASE)
+                await asyncio.wait_for(self._stopped.wait(), self._every)
 
     async def _look(self) -> None:
         for session_id in await self._lapsed():

@@ -14,7 +14,7 @@ from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSessionInfo, check_owner
 from perdure.model.state import AgentState
-from perdure.protocols import SessionController, SessionStore
+from perdure.protocols import DEFAULT_TERMS, SessionController, SessionStore, Terms
 from perdure.runtime.bus import EventBus, Subscriber
 from perdure.sessions.changing import Changing
 from perdure.sessions.chat import Chat
@@ -44,10 +44,11 @@ class Sessions(Talking, Changing, Keeping):
         grace: float = 5.0,
         filters: Iterable[str] = (),
         recover: bool = False,
+        terms: Terms = DEFAULT_TERMS,
     ) -> None:
         check_owner(owner)
         shared: dict[str, Any] = {"live": live, "model": model, "controller": controller, "grace": grace}
-        super().__init__(Connection(store, loops, events=events, filters=filters, **shared), owner)
+        super().__init__(Connection(store, loops, events=events, filters=filters, terms=terms, **shared), owner)
         self._connection.recovers = expect(recover, bool, "$.recover")
         if recover and self.runtime.journal is None:
             raise ConfigurationError("This store has no journal, so no run can be recovered. Leave recover=True out.")
@@ -73,7 +74,7 @@ class Sessions(Talking, Changing, Keeping):
         if self._connection.recovers:
             from perdure.sessions.recovering import Recovering
 
-            self._connection.recovering = Recovering(self._lapsed, self._recover_one)
+            self._connection.recovering = Recovering(self._lapsed, self._recover_one, self.runtime.terms.lease)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
