@@ -514,13 +514,13 @@ class Take(Append):
 
     def made_to(self, facts: Facts) -> Job[Any]:
         self.refuse(facts)
-        yield from self.require_seat(place_of(facts).sid)
+        yield from self.require_seat()
         return (yield from super().made_to(facts))
 
-    def require_seat(self, sid: int) -> Job[None]:
+    def require_seat(self) -> Job[None]:
         """Raise OwnerBusy if the session's owner has as many runs at once as are allowed."""
         if self.per_owner is not None:
-            yield from require_seat(self.session_id, sid, self.per_owner)
+            yield from require_seat(self.session_id, self.per_owner)
 
     def finish(self, result: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
         if self._note is not None:

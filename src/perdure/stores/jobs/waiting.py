@@ -67,16 +67,15 @@ def require_room(session_id: str, owner: str | None, waits: int, most: int | Non
         raise QueueFull(session_id, of_owner, owner)
 
 
-def require_seat(session_id: str, sid: int, most: int) -> Job[None]:
+def require_seat(session_id: str, most: int) -> Job[None]:
     """Raise OwnerBusy if so many claims stand on other sessions of the same owner."""
-    ((owner,),) = yield Select("session", ("owner",), {"sid": sid})
+    rows = yield Select("session", ("owner",), {"id": str(session_id)})
+    owner = rows[0][0] if rows else None
     if owner is None:
         return
     yield Lock((), owner=owner)
-    claims = yield Select("session", ("sid", "id", "claim", "expires"), {"owner": owner, "claim !=": None})
+    claims = yield Select("session", ("id", "claim", "expires"), {"owner": owner, "claim !=": None})
     ((time,),) = yield Clock()
-    standing = [
-        each for each, key, claim, ends in claims if each != sid and ends > time and not holder_of(key, claim).is_gone
-    ]
-    if len(standing) >= most:
+    others = [(key, claim) for key, claim, expires in claims if key != session_id and expires > time]
+    if sum(not holder_of(key, claim).is_gone for key, claim in others) >= most:
         raise OwnerBusy(session_id, owner, most)
