@@ -10,7 +10,9 @@ PerdureError
 │   └── ErasedMeanwhile
 ├── SessionBusy
 │   ├── ClaimLost
+│   ├── OwnerBusy
 │   └── RunInterrupted
+├── QueueFull
 ├── SessionLocked
 ├── SessionNotActive
 ├── IllegalStatusChange
@@ -171,6 +173,37 @@ class ClaimLost(SessionBusy):
             session_id,
             reason=f"Claim {epoch} on session {session_id!r} has been released or taken over. Nothing was written. "
             "Stop this run; the session goes on elsewhere.",
+        )
+
+
+class OwnerBusy(SessionBusy):
+    """The owner of this session has as many runs at once as are allowed; `owner` is the session's."""
+
+    def __init__(self, session_id: str, owner: str, limit: int) -> None:
+        self.limit = limit
+        super().__init__(
+            session_id,
+            owner,
+            f"Owner {owner!r} has {limit} runs under way, which is as many as are allowed at once. Session "
+            f"{session_id!r} was not run. Wait until one of them has ended, or allow more: per_owner={limit + 1}.",
+        )
+
+
+class QueueFull(PerdureError):
+    """Too many messages wait: in this session, or in all sessions of its `owner`. Nothing was posted.
+
+    `owner` is None if it is the session that is full. `retry_after` is a guess at how many seconds to wait.
+    """
+
+    def __init__(self, session_id: str, limit: int, owner: str | None = None, retry_after: float = 5.0) -> None:
+        self.session_id = session_id
+        self.limit = limit
+        self.owner = owner
+        self.retry_after = retry_after
+        where = f"in session {session_id!r}" if owner is None else f"in the sessions of owner {owner!r}"
+        super().__init__(
+            f"{limit} messages wait {where}, which is as many as are allowed. Nothing was posted.",
+            f"Try again in {retry_after:g} s. If it stays full, start more workers: `perdure worker`.",
         )
 
 

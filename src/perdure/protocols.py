@@ -876,11 +876,14 @@ class Journal(Protocol):
         messages: Sequence[Message] = (),
         entries: Sequence[Entry] = (),
         take_over: bool = False,
+        per_owner: int | None = None,
     ) -> tuple[Claim, Appended]:
         """Take the session at this version, with the run's first entries in the same commit.
 
         SessionBusy while somebody else's claim stands; RunInterrupted if one lies there that has lapsed, unless it is
-        to be taken over; SessionConflict if the version has moved.
+        to be taken over; SessionConflict if the version has moved. With `per_owner`, raise OwnerBusy if as many claims
+        on other sessions of the same owner stand. They are counted in the same commit. A session that has no owner is
+        not counted, and not limited.
         """
         ...
 
@@ -958,8 +961,22 @@ class Journal(Protocol):
         """Tell whether the session has a claim that has lapsed: its run was killed, or could not be saved."""
         ...
 
-    async def post(self, session_id: str, entry: Entry) -> int:
-        """Put an item into a session's inbox, claim or no claim; its sequence number."""
+    async def post(
+        self,
+        session_id: str,
+        entry: Entry,
+        *,
+        priority: int = 0,
+        most: int | None = None,
+        most_of_owner: int | None = None,
+        also: Sequence[Also] = (),
+    ) -> int:
+        """Put an item into a session's inbox, claim or no claim. Return its sequence number.
+
+        A session that waits has the highest priority of the items posted to it since nothing waited. Raise QueueFull,
+        and write nothing, if `most` items wait in the session already, or `most_of_owner` in all sessions of its owner.
+        They are counted in the same commit. `also` is carried out in that commit too: see `Also`.
+        """
         ...
 
     async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
@@ -1039,6 +1056,158 @@ class Sketchbook(Protocol):
 def is_sketchbook(journal: object) -> TypeGuard[Sketchbook]:
     """Tell whether a journal is a Sketchbook. `isinstance` would walk the protocol's members for every run."""
     return callable(getattr(journal, "sketch", None))
+
+
+class Also(msgspec.Struct, frozen=True):
+    """A statement that a store on PostgreSQL carries out in the same transaction; others raise ConfigurationError.
+
+    The values are bound to the marks `%s` in the text. What it returns is not looked at. It may be carried out again
+    if its transaction had to be begun again, so it should do nothing outside of the database.
+    """
+
+    sql: str
+    values: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        expect_text(self.sql, "$.sql")
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A session with items in its inbox that nobody has taken."""
+
+    session_id: SessionId
+    owner: str | None
+    priority: int
+    since: float
+    """When the first item came since nothing waited, in seconds since 1970."""
+    count: int
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A claim on a session: who holds it, and whether it has lapsed."""
+
+    session_id: SessionId
+    owner: str | None
+    """Whose session it is."""
+    holder: str
+    since: float | None
+    """When it was taken, in seconds since 1970 by the holder's clock; None if an older release has taken it."""
+    expires: float
+    lapsed: bool
+    """Whether its lease has run out, or its holder was a process of this machine that has ended."""
+
+
+class Timer(msgspec.Struct, frozen=True):
+    """An item that goes into a session's inbox at a time. One that repeats has a schedule."""
+
+    session_id: SessionId
+    name: str
+    """Its name, which no other timer of the session has."""
+    due: float
+    """When it is to ring, in seconds since 1970."""
+    entry: Entry | None = None
+    """The item. A timer without one puts nothing into the inbox."""
+    priority: int = 0
+    cron: str | None = None
+    timezone: str | None = None
+    id: int = 0
+    """The number that the store has given it. A timer that is replaced gets another."""
+
+    def __post_init__(self) -> None:
+        expect_text(self.session_id, "$.session_id")
+        expect_text(self.name, "$.name")
+        check_time(self.due, "$.due")
+        if self.entry is not None:
+            expect(self.entry, Entry, "$.entry")
+        check_priority(self.priority)
+        for name in ("cron", "timezone"):
+            if getattr(self, name) is not None:
+                expect_text(getattr(self, name), f"$.{name}")
+        expect_count(self.id, "$.id")
+
+
+_FARTHEST = 10**12
+_MOST_PRIORITY = 2**31 - 1
+
+
+def check_priority(priority: object) -> None:
+    """Raise InvalidData unless it is a whole number that every store can keep."""
+    if type(priority) is not int or abs(priority) > _MOST_PRIORITY:
+        problem = f"a priority is a whole number from {-_MOST_PRIORITY} to {_MOST_PRIORITY}, not {brief(priority)}"
+        raise InvalidData("$.priority", problem)
+
+
+def check_time(time: object, path: str) -> None:
+    """Raise InvalidData unless it is a time in seconds since 1970."""
+    if expect_number(time, path) > _FARTHEST:
+        raise InvalidData(path, f"expected a time in seconds since 1970, got {brief(time)}")
+
+
+@runtime_checkable
+class Queue(Protocol):
+    """A journal that tells what waits and what is run, rings timers, and shares rates between processes."""
+
+    async def waiting(self, limit: int = 100, *, idle_only: bool = True) -> Sequence[Waiting]:
+        """Return active sessions with items in their inboxes, the most urgent first, then the longest waiting.
+
+        Those on which a claim stands are left out, unless `idle_only` is False. One whose claim has lapsed is there.
+        """
+        ...
+
+    async def has_waiting(self, session_id: str) -> bool:
+        """Tell whether items wait in a session's inbox. Raise SessionNotFound if there is no such session.
+
+        It is looked up under the lock that a post takes: a post that was under way has been committed by then.
+        """
+        ...
+
+    async def running(self) -> Sequence[Running]:
+        """Return every claim there is, those that have lapsed too, the oldest session first."""
+        ...
+
+    async def set_timer(self, timer: Timer, *, replace: bool = False) -> Timer:
+        """Keep a timer. Return it with its number, or the one that is there already and asks for the same.
+
+        Raise InvalidData if one of its name asks for something else, unless it is to be replaced. `due` alone makes no
+        difference: a repeated request does not put a timer off. Raise SessionNotFound if there is no such session.
+        """
+        ...
+
+    async def timers(self, session_id: str | None = None, *, limit: int = 100, after: int = 0) -> Sequence[Timer]:
+        """Return timers in the order of their numbers: of one session or of all, those behind the number `after`."""
+        ...
+
+    async def due(self, at: float, *, limit: int = 100) -> Sequence[Timer]:
+        """Return the timers that are to ring at or before a time, the earliest first. A damaged one is left out."""
+        ...
+
+    async def ring(
+        self, timer: Timer, *, again: float | None = None, entry: Entry | None = None, also: Sequence[Also] = ()
+    ) -> bool:
+        """Put a timer's item into its session's inbox. Return False, and do nothing, if somebody else has rung it.
+
+        In the same commit the timer goes or, with `again`, is set to ring at that time. `entry` takes the place of the
+        timer's own: an item that repeats needs a key of its own each time. Of several who ring a timer one puts it in,
+        since its number and `due` are compared. `also` is as for `post`.
+        """
+        ...
+
+    async def drop_timer(self, session_id: str, name: str) -> bool:
+        """Remove a timer. Return False if there is none of that name, or no such session."""
+        ...
+
+    async def reserve(self, name: str, *, cost: float, burst: float) -> float:
+        """Take the next place in a rate that all processes share. Return how many seconds to wait for it.
+
+        Each place costs so many seconds; places for `burst` seconds may be taken at once after a silence. 10 a second
+        with at most 20 at once is `cost=0.1, burst=2.0`.
+        """
+        ...
+
+
+def is_queue(journal: object) -> TypeGuard[Queue]:
+    """Tell whether a journal is a Queue. `isinstance` would walk the protocol's members each time."""
+    return callable(getattr(journal, "waiting", None))
 
 
 @runtime_checkable

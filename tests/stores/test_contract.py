@@ -26,6 +26,7 @@ from perdure.testing import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    QueueContract,
     SaveAllContract,
     SearchContract,
     SketchContract,
@@ -51,6 +52,7 @@ class EveryContract(
     HeadsContract,
     SaveAllContract,
     SketchContract,
+    QueueContract,
     VersionsContract,
 ):
     """What all of them promise. The rows of a file are what its lines say, so that engine is not tried by itself."""

@@ -23,6 +23,7 @@ from perdure.model.transcript import LogRef
 from perdure.model.value import brief
 from perdure.protocols import (
     NOTHING_WRITTEN,
+    Also,
     ArchivedSession,
     Change,
     Claim,
@@ -30,8 +31,11 @@ from perdure.protocols import (
     Key,
     Sketch,
     StoredAt,
+    Timer,
     check_lease,
     check_page,
+    check_priority,
+    check_time,
 )
 from perdure.stores.format.rows import LAST
 
@@ -108,7 +112,13 @@ def place(stored: StoredAt) -> StoredAt:
 
 
 def claim(
-    version: int, owner: str, lease: float, messages: Sequence[Message], entries: Sequence[Entry], take_over: bool
+    version: int,
+    owner: str,
+    lease: float,
+    messages: Sequence[Message],
+    entries: Sequence[Entry],
+    take_over: bool,
+    per_owner: int | None,
 ) -> None:
     expect_count(version, "$.version")
     expect_text(owner, "$.owner")
@@ -116,6 +126,8 @@ def claim(
     _check_all(messages, Message, "$.messages")
     _check_all(entries, Entry, "$.entries")
     expect(take_over, bool, "$.take_over")
+    if per_owner is not None:
+        expect_count(per_owner, "$.per_owner", least=1)
 
 
 def held(claim: Claim) -> None:
@@ -150,8 +162,51 @@ def progress(after: int) -> None:
     expect_count(after, "$.after")
 
 
-def post(entry: Entry) -> None:
+def post(entry: Entry, priority: int, most: int | None, most_of_owner: int | None, also: Sequence[Also]) -> None:
     expect(entry, Entry, "$.entry")
+    check_priority(priority)
+    _check_optional_count(most, "$.most")
+    _check_optional_count(most_of_owner, "$.most_of_owner")
+    _check_all(also, Also, "$.also")
+
+
+def waiting(limit: int, idle_only: bool) -> None:
+    expect_count(limit, "$.limit", least=1)
+    expect(idle_only, bool, "$.idle_only")
+
+
+def set_timer(timer: Timer, is_replaced: bool) -> None:
+    SessionId(expect(timer, Timer, "$.timer").session_id)
+    expect(is_replaced, bool, "$.replace")
+
+
+def timers(limit: int, after: int) -> None:
+    expect_count(limit, "$.limit", least=1)
+    expect_count(after, "$.after")
+
+
+def due(at: float, limit: int) -> None:
+    check_time(at, "$.at")
+    expect_count(limit, "$.limit", least=1)
+
+
+def ring(timer: Timer, again: float | None, entry: Entry | None, also: Sequence[Also]) -> None:
+    SessionId(expect(timer, Timer, "$.timer").session_id)
+    if again is not None:
+        check_time(again, "$.again")
+    if entry is not None:
+        expect(entry, Entry, "$.entry")
+    _check_all(also, Also, "$.also")
+
+
+def drop_timer(name: str) -> None:
+    expect_text(name, "$.name")
+
+
+def reserve(name: str, cost: float, burst: float) -> None:
+    expect_text(name, "$.name")
+    check_time(cost, "$.cost")
+    check_time(burst, "$.burst")
 
 
 def note(entries: Sequence[Entry]) -> None:

@@ -22,12 +22,14 @@ class Holder(msgspec.Struct, frozen=True):
     namespace: str = ""
     pid: int = 0
     started: str = ""
+    since: float = 0.0
+    """When the claim was taken, by the holder's clock; 0 if an older release has taken it."""
 
     @classmethod
-    def here(cls, owner: str) -> Holder:
+    def here(cls, owner: str, since: float = 0.0) -> Holder:
         """Return a holder in this process."""
         pid = os.getpid()
-        return cls(owner, _boot_id(), _pid_namespace(), pid, _own_start(pid))
+        return cls(owner, _boot_id(), _pid_namespace(), pid, _own_start(pid), since)
 
     @property
     def is_gone(self) -> bool:

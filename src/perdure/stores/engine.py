@@ -1,4 +1,4 @@
-"""The port between sessions and whatever keeps them: sixteen tables, six statements, one class to implement.
+"""The port between sessions and whatever keeps them: eighteen tables, six statements, one class to implement.
 
 What a verb means is written once, in `jobs/`, as generators of row statements. An engine drives them: it carries out
 each statement and sends its rows back. It knows tables, and nothing of sessions.
@@ -15,7 +15,7 @@ import msgspec
 from perdure.aio import finish_despite_cancel
 from perdure.errors import CorruptRecord
 from perdure.model.value import EMPTY
-from perdure.protocols import Problem, SearchHit
+from perdure.protocols import Also, Problem, SearchHit
 
 if TYPE_CHECKING:
     from perdure.stores.search import Query
@@ -27,7 +27,8 @@ Where = Mapping[str, Any]
 """Conditions, all of which hold: `{"sid": 7, "pos >=": 3, "hash in": keys, "claim !=": None}`.
 
 A key is a column, or a column and one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `ends`. None is compared as IS NULL.
-`{"id ends": "4af2"}` is true of ids with this end, which has four characters or more.
+`{"id ends": "4af2"}` is true of ids with this end, which has four characters or more. `{"inbox_end > taken": True}`
+compares two columns of a row: those that a table names as a pair.
 """
 
 
@@ -41,6 +42,8 @@ class Table(msgspec.Struct, frozen=True):
     """Further columns that rows are found by, as an index would serve them."""
     number: str = ""
     """A column that the engine fills in with a number it has never given out before in this table."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Columns of which the first may be greater than the second. The rows where it is are few, and found by that."""
 
 
 TABLES: Mapping[str, Table] = {
@@ -49,15 +52,17 @@ TABLES: Mapping[str, Table] = {
     # What lists filter by, how far the session's log, record and inbox go, and who runs it. `log` is its main log.
     # `spawned` is 1 for the session of a sub-agent, and else 0; `recent` is the minute of `updated`.
     # `line` is the number of the session that it was forked from, if what its first version shows of others is noted
-    # there too.
+    # there too. `priority` and `since` are of the items that wait in its inbox, and are set by a post alone.
     "session": Table(
         (
             *("sid", "id", "log", "version", "status", "agent", "owner", "parent", "created", "updated"),
             *("spawned", "recent", "msg_end", "evt_end", "inbox_end", "taken", "epoch", "claim", "expires", "line"),
+            *("priority", "since"),
         ),
         (("sid",), ("id",)),
         (("agent",), ("owner",), ("parent",), ("status",), ("created",), ("line",)),
         "sid",
+        (("inbox_end", "taken"),),
     ),
     "tag": Table(("tag", "sid"), (("tag", "sid"),), (("sid",),)),
     # A log of messages: the main one of a session has the name "", that of a branch its loop's id.
@@ -88,6 +93,10 @@ TABLES: Mapping[str, Table] = {
     "key": Table(("sid", "name", "digest", "version", "crc"), (("sid", "name"),)),
     # The text of an answer that is being written, piece by piece: where each starts, and what it says.
     "sketch": Table(("sid", "start", "crc", "body"), (("sid", "start"),)),
+    # What is to go into a session's inbox at a time, by a name that is its own in the session.
+    "timer": Table(("timer", "sid", "name", "due", "crc", "body"), (("timer",), ("sid", "name")), (), "timer"),
+    # Rates that processes share: the time, in microseconds since 1970, up to which their places are taken.
+    "rate": Table(("name", "until"), (("name",),)),
 }
 
 
@@ -145,6 +154,8 @@ class Lock(msgspec.Struct, frozen=True):
 
     session_ids: tuple[str, ...] = ()
     gate: Literal["", "share", "alone"] = ""
+    owner: str | None = None
+    """Whose items or claims are counted: nobody else counts them meanwhile. It is locked after the sessions."""
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -174,7 +185,7 @@ class Interfered(Exception):
     """
 
 
-Statement = Select | Count | Insert | Update | Delete | Lock | Clock | Pledge
+Statement = Select | Count | Insert | Update | Delete | Lock | Clock | Pledge | Also
 Job = Generator[Statement, list[Any], T]
 """No I/O, no clock, no await: it may be driven anywhere, and again from the start if the engine was interrupted."""
 
@@ -216,6 +227,8 @@ class Engine:
     """The type of a log's number."""
     packs: bool = True
     """Whether bodies of rows are made smaller before they are written."""
+    speaks_sql: bool = False
+    """Whether a job may yield `Also`: statements of its caller's, for the same transaction."""
 
     async def __aenter__(self) -> Self:
         raise NotImplementedError
@@ -307,6 +320,13 @@ def condition_of(key: str) -> tuple[str, str]:
     """Return the column and the operator of a condition."""
     column, _, operator = key.partition(" ")
     return column, operator or "="
+
+
+@cache
+def pair_of(key: str) -> tuple[str, str] | None:
+    """Return the two columns that a condition compares; None if it compares a column with a value."""
+    first, greater, second = key.partition(" > ")
+    return (first, second) if greater else None
 
 
 def order_of(order: str) -> Sequence[tuple[str, bool]]:

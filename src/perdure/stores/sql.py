@@ -22,6 +22,7 @@ from perdure.stores.engine import (
     Where,
     condition_of,
     order_of,
+    pair_of,
 )
 from perdure.stores.jobs.listing import Page
 from perdure.stores.pages import FEW, PageText
@@ -230,6 +231,8 @@ class Translator:
         return _where([condition for condition, _ in parts]), _unless_plain([bound for _, bound in parts])
 
     def _condition(self, table: str, key: str, value: Any, other: Again | None) -> tuple[str, _Bound]:
+        if pair_of(key) is not None:
+            return key, _Bound(None, 0)
         column, sign = condition_of(key)
         name = column.rpartition(".")[2]
         if value is None:

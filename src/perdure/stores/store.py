@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.aio import aside
 from perdure.errors import (
+    ConfigurationError,
     CorruptRecord,
     InvalidSessionFile,
     PerdureError,
@@ -29,6 +30,7 @@ from perdure.model.transcript import LogRef
 from perdure.protocols import (
     NOTHING_WRITTEN,
     Adopted,
+    Also,
     Appended,
     ArchivedSession,
     Change,
@@ -42,6 +44,7 @@ from perdure.protocols import (
     MessagePlace,
     Preview,
     Problem,
+    Running,
     RunOnRecord,
     RunProgress,
     SearchHit,
@@ -50,6 +53,8 @@ from perdure.protocols import (
     SessionQuery,
     Sketch,
     StoredAt,
+    Timer,
+    Waiting,
     checked_version,
 )
 from perdure.stores import checked
@@ -58,7 +63,7 @@ from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, has_end, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
-from perdure.stores.jobs import claiming, loading, record
+from perdure.stores.jobs import claiming, loading, record, waiting
 from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
@@ -397,8 +402,9 @@ class Store:
         messages: Sequence[Message] = (),
         entries: Sequence[Entry] = (),
         take_over: bool = False,
+        per_owner: int | None = None,
     ) -> tuple[Claim, Appended]:
-        checked.claim(version, owner, lease, messages, entries, take_over)
+        checked.claim(version, owner, lease, messages, entries, take_over, per_owner)
         asked = Claim(SessionId(session_id), 0, version, owner, lease)
         rows, attachments = _encoded(messages)
         change = Take(
@@ -409,6 +415,8 @@ class Store:
             take_over=take_over,
             attachments=attachments,
             note=self._note_claim_taken_over if take_over else self._note_claim,
+            per_owner=per_owner,
+            since=now().timestamp(),
         )
         taken: tuple[Claim, Appended] = await self._engine.commit(change)
         return taken
@@ -541,9 +549,78 @@ class Store:
     async def is_interrupted(self, session_id: str) -> bool:
         return await self._engine.run(partial(claiming.is_interrupted, SessionId(session_id)), "glance")
 
-    async def post(self, session_id: str, entry: Entry) -> int:
-        checked.post(entry)
-        return await self._engine.run(partial(record.post, SessionId(session_id), record.Post.of(entry)), "write")
+    async def post(
+        self,
+        session_id: str,
+        entry: Entry,
+        *,
+        priority: int = 0,
+        most: int | None = None,
+        most_of_owner: int | None = None,
+        also: Sequence[Also] = (),
+    ) -> int:
+        checked.post(entry, priority, most, most_of_owner, also)
+        self._require_sql(also)
+        item = record.Post.of(entry, priority, most, most_of_owner, also)
+        return await self._engine.run(partial(record.post, SessionId(session_id), item), "write")
+
+    def _require_sql(self, also: Sequence[Also]) -> None:
+        if also and not self._engine.speaks_sql:
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot carry out a statement of SQL in its commit. Use PostgresStore for that."
+            )
+
+    async def waiting(self, limit: int = 100, *, idle_only: bool = True) -> Sequence[Waiting]:
+        checked.waiting(limit, idle_only)
+        return await self._engine.run(partial(waiting.waiting, limit, idle_only))
+
+    async def has_waiting(self, session_id: str) -> bool:
+        return await self._engine.run(partial(waiting.has_waiting, SessionId(session_id)), "write")
+
+    async def running(self) -> Sequence[Running]:
+        return await self._engine.run(claiming.running)
+
+    async def set_timer(self, timer: Timer, *, replace: bool = False) -> Timer:
+        from perdure.stores.jobs import timers
+
+        checked.set_timer(timer, replace)
+        timers.encoded(timer)  # InvalidData before anything is written
+        return await self._engine.run(partial(timers.set_timer, timer, replace), "write")
+
+    async def timers(self, session_id: str | None = None, *, limit: int = 100, after: int = 0) -> Sequence[Timer]:
+        from perdure.stores.jobs import timers
+
+        checked.timers(limit, after)
+        key = None if session_id is None else SessionId(session_id)
+        return await self._engine.run(partial(timers.timers, key, limit, after))
+
+    async def due(self, at: float, *, limit: int = 100) -> Sequence[Timer]:
+        from perdure.stores.jobs import timers
+
+        checked.due(at, limit)
+        return await self._engine.run(partial(timers.due, float(at), limit))
+
+    async def ring(
+        self, timer: Timer, *, again: float | None = None, entry: Entry | None = None, also: Sequence[Also] = ()
+    ) -> bool:
+        from perdure.stores.jobs import timers
+
+        checked.ring(timer, again, entry, also)
+        self._require_sql(also)
+        next_time = None if again is None else float(again)
+        return await self._engine.run(partial(timers.ring, timer, next_time, entry, also), "write")
+
+    async def drop_timer(self, session_id: str, name: str) -> bool:
+        from perdure.stores.jobs import timers
+
+        checked.drop_timer(name)
+        return await self._engine.run(partial(timers.drop_timer, SessionId(session_id), name), "write")
+
+    async def reserve(self, name: str, *, cost: float, burst: float) -> float:
+        from perdure.stores.jobs import rates
+
+        checked.reserve(name, cost, burst)
+        return await self._engine.run(partial(rates.reserve, name, cost, burst), "write")
 
     async def note(self, session_id: str, entries: Sequence[Entry]) -> int:
         checked.note(entries)

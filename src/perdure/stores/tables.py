@@ -22,6 +22,7 @@ from perdure.stores.engine import (
     Where,
     condition_of,
     order_of,
+    pair_of,
 )
 
 Record = dict[str, Any]
@@ -135,6 +136,8 @@ class Rows:
         self._key_of = {way: _picker(way) for way in ways}
         self._indexes = [(bucket, self._key_of[way]) for way, bucket in self._ways.items()]
         self._unique = set(table.unique)
+        self._uneven: dict[tuple[str, str], dict[int, Record]] = {pair: {} for pair in table.pairs}
+        """The rows in which the first column of a pair is greater than the second."""
         # Not by the number that rows are given: one that has none yet is like no other.
         self._likes = [(self._ways[way], self._key_of[way], way == (table.number,)) for way in table.unique]
         self._blank: Record = dict.fromkeys(table.columns)
@@ -149,7 +152,10 @@ class Rows:
         if plan is None:
             plan = self._plans[shape] = _Plan.of(shape, self._ways, self._unique)
         fixed = tuple([where[key] for key in plan.keys])
-        near = self._ways[plan.way].get(fixed, _NONE) if plan.way else self._all
+        if plan.pair is not None:
+            near: Mapping[int, Record] = self._uneven[plan.pair]
+        else:
+            near = self._ways[plan.way].get(fixed, _NONE) if plan.way else self._all
         left = plan.left
         wanted = plan.wanted(where, len(near)) if plan.narrow else None
         if wanted is None:
@@ -217,7 +223,17 @@ class Rows:
         for way in moved:
             self._leave_way(way, before, row)
             self._ways[way].setdefault(self._key_of[way](row), {})[id(row)] = row
+        if self._uneven:
+            self._compare(row)
         self._note(Touched(self._name, row, before))
+
+    def _compare(self, row: Record) -> None:
+        """Take note of the pairs of columns in which a row is uneven."""
+        for (first, second), uneven in self._uneven.items():
+            if (row[first] or 0) > (row[second] or 0):  # one that is read from a header only has neither
+                uneven[id(row)] = row
+            else:
+                uneven.pop(id(row), None)
 
     def holds(self, row: Record) -> bool:
         """Tell whether a row is still there."""
@@ -241,11 +257,15 @@ class Rows:
                 bucket[key] = {identity: row}
             else:
                 there[identity] = row
+        if self._uneven:
+            self._compare(row)
 
     def _leave(self, row: Record) -> None:
         del self._all[id(row)]
         for way in self._ways:
             self._leave_way(way, row, row)
+        for uneven in self._uneven.values():
+            uneven.pop(id(row), None)
 
     def _leave_way(self, way: tuple[str, ...], before: Record, row: Record) -> None:
         """Take a row out of an index, where it stands by the values that it had before."""
@@ -270,10 +290,16 @@ class _Plan(NamedTuple):
     narrow: tuple[str, ...] = ()
     """An index of one column more, which is asked for a few values or a stretch of them."""
     left_if_narrow: Sequence[tuple[str, str, Callable[[Any, Any], bool]]] = ()
+    pair: tuple[str, str] | None = None
+    """Columns of which the first has to be greater: these rows are few, so that no other way is looked for."""
 
     @classmethod
     def of(cls, shape: tuple[str, ...], ways: Iterable[tuple[str, ...]], unique: Container[tuple[str, ...]]) -> _Plan:
-        conditions = [(key, *condition_of(key)) for key in shape]
+        pairs = [pair for key in shape if (pair := pair_of(key)) is not None]
+        conditions = [(key, *condition_of(key)) for key in shape if pair_of(key) is None]
+        if pairs:
+            (pair,) = pairs  # no statement has two
+            return cls((), (), [(key, column, _COMPARE[sign]) for key, column, sign in conditions], pair=pair)
         exact = {column: key for key, column, sign in conditions if sign == "="}
         way = max((each for each in ways if exact.keys() >= set(each)), key=len, default=())
         keys = tuple(exact[column] for column in way)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         JournalContract,
         NamesContract,
         PreviewsContract,
+        QueueContract,
         SaveAllContract,
         SearchContract,
         SketchContract,
@@ -42,7 +43,7 @@ _HOMES = {
     "clock": "FrozenClock",
     "contract": "ArchiveContract AttachmentsContract BulkErasureContract CheckContract ChronicleContract "
     "ErasureContract FindContract ForgetContract HeadsContract JournalContract NamesContract PreviewsContract "
-    "SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
+    "QueueContract SaveAllContract SearchContract SketchContract StoreContract VersionsContract",
     "engine_contract": "EngineContract",
     "faults": "FailingStore",
     "scripted": "Chunks Delay ScriptedDriver",
@@ -67,6 +68,7 @@ __all__ = [
     "JournalContract",
     "NamesContract",
     "PreviewsContract",
+    "QueueContract",
     "SaveAllContract",
     "ScriptedDriver",
     "SearchContract",

@@ -9,7 +9,7 @@
 takes `JournalContract` beside it: `class TestMyStore(StoreContract, JournalContract)`. For each further port that it
 has, there is one more: `SearchContract`, `ErasureContract`, `ArchiveContract`, `CheckContract`, `AttachmentsContract`,
 `NamesContract`, `ChronicleContract`, `SketchContract`, `PreviewsContract`, `HeadsContract`, `FindContract`,
-`VersionsContract`, `ForgetContract`, `SaveAllContract` and `BulkErasureContract`.
+`VersionsContract`, `ForgetContract`, `SaveAllContract`, `BulkErasureContract` and `QueueContract`.
 
 The tests are plain functions: no plugin is needed to run them, and each checks that no thread outlives the store.
 """
@@ -36,11 +36,13 @@ from perdure.testing.parts.records import Records
 from perdure.testing.parts.redaction import Redaction
 from perdure.testing.parts.search import Searching
 from perdure.testing.parts.sketches import Sketches
+from perdure.testing.parts.timers import Timers
 from perdure.testing.parts.together import Together
 from perdure.testing.parts.trees import Trees
 from perdure.testing.parts.version_lists import VersionLists
 from perdure.testing.parts.versions import Versions
 from perdure.testing.parts.views import Views
+from perdure.testing.parts.waiting import Runners, Waits
 
 
 class StoreContract(Versions, Views, Payloads, Listing, Erasure, Together):
@@ -109,3 +111,7 @@ class FindContract(Finding):
 
 class BulkErasureContract(Trees):
     """The contract of `perdure.protocols.BulkErasure`, for a store with a journal and a check."""
+
+
+class QueueContract(Waits, Runners, Timers):
+    """The contract of `perdure.protocols.Queue`, for a store with a journal, an archive, a check and an erasure."""

@@ -27,6 +27,7 @@ from perdure.testing.contract import (
     JournalContract,
     NamesContract,
     PreviewsContract,
+    QueueContract,
     SaveAllContract,
     SearchContract,
     SketchContract,
@@ -58,6 +59,7 @@ class EngineContract(
     HeadsContract,
     SaveAllContract,
     SketchContract,
+    QueueContract,
     VersionsContract,
 ):
     """The contract of `perdure.stores.engine.Engine`, and of a store over it."""

@@ -22,9 +22,14 @@ class Process:
 
     async def ask(self, command: str) -> dict[str, Any]:
         """What came of a command: `{"did": …}` or `{"error": …}`."""
+        await self.tell(command)
+        return await self.answer()
+
+    async def tell(self, command: str) -> None:
+        """Give a command, and do not wait for what comes of it."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n".encode())
-        return await self.answer()
+        await self._process.stdin.drain()
 
     async def answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -21,6 +21,7 @@ from perdure.stores.engine import Count, Job, Select, Where
 from perdure.stores.format.heads import StoredHead, decode_info, unpacked_head
 from perdure.stores.format.renaming import OpenHead, RenamedBlocks
 from perdure.stores.format.rows import Stretch, Values
+from perdure.stores.jobs import timers
 from perdure.stores.jobs.archive.archived import LENT
 from perdure.stores.jobs.attachments import name_of, named_in
 from perdure.stores.jobs.claiming import holder_of
@@ -40,12 +41,15 @@ _RUN = (
 )
 _RECORD = "The conversation is not touched by this, only its record; restore the session from a backup to mend that."
 _INBOX = "It has been dealt with, and is not needed. Copying the store into a new one leaves it behind."
+_POST = "Nothing that was said is touched by it. It is set again by the next item that is posted once all are taken."
 _GAP = "What has been dealt with is not needed any more: copying the store into a new one leaves that behind."
 _CLAIM = (
     "Set `expires` in the session's row to 0 if it has a claim, and to NULL if it has none; then run `perdure recover` "
     "on the session by its id."
 )
 _KEY = "A request that is sent again under that key may be answered anew. Restore the session from a backup to mend it."
+_TIMER = "It will not ring. Set it again with `replace=True`, or drop it by its name."
+_RATE = "Nothing that was said is touched by it. The next place in it may be given too early or too late."
 _SKETCH = "Followers see the answer once it is whole; a recovered run asks for it again. The next answer replaces it."
 _REFS = "Do not delete the session it shows, which would erase that part. Copying the store into a new one mends it."
 _USES = "Delete no other session, which might erase it. Copying the store into a new one mends it."
@@ -60,7 +64,10 @@ _FILTERED = {
     "created": _BACKUP,
 }
 # Tables whose rows belong to sessions, and the column that says to which.
-_OWNED = {**dict.fromkeys(("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses"), "sid"), "ref": "child"}
+_OWNED = {
+    **dict.fromkeys(("head", "batch", "run", "inbox", "key", "sketch", "timer", "tag", "uses"), "sid"),
+    "ref": "child",
+}
 _AT_ONCE = 500
 _MOST_TOLD = 20
 
@@ -72,6 +79,8 @@ def check() -> Job[list[Problem]]:
     """Return all that is wrong, read in one snapshot, one session after another."""
     survey = _Survey()
     yield from _check_meta(survey)
+    with survey.watching(None, "the rates", _RATE):
+        yield from _check_rates(survey)
     with survey.watching(None, "the sessions"):
         yield from _check_sessions(survey)
     with survey.watching(None, "the logs of erased sessions"):
@@ -147,6 +156,8 @@ class _Session(NamedTuple):
     spawned: int
     recent: int
     line: int | None
+    priority: int
+    since: float | None
 
 
 def _check_sessions(survey: _Survey) -> Job[None]:
@@ -166,6 +177,7 @@ def _check_session(survey: _Survey, session: _Session) -> Job[None]:
         "its inbox": _check_inbox,
         "its idempotency keys": _check_keys,
         "its answer under way": _check_sketches,
+        "its timers": _check_timers,
         "what it is noted to show of others": _check_refs,
         "its line": _check_line,
         "its versions": _check_versions,
@@ -270,6 +282,9 @@ def _check_inbox(survey: _Survey, session: _Session) -> Job[None]:
     if not 0 <= session.taken <= session.inbox_end:
         what = "it is noted to be taken to where it does not reach, so that what is posted would not be heard"
         survey.note(session.id, "how far its inbox is taken", what, _COPY)
+    elif session.taken < session.inbox_end and not (type(session.since) is float and type(session.priority) is int):
+        what = "it is missing or of another type, so that lists of what waits may fail"
+        survey.note(session.id, "since when its inbox waits, or how urgent it is", what, _POST)
     for row in rows:
         if row[0] <= session.taken:  # nobody reads it any more, and its text is still there
             with survey.watching(session.id, f"inbox {row[0]}", _INBOX):
@@ -294,6 +309,20 @@ def _check_sketches(survey: _Survey, session: _Session) -> Job[None]:
         survey.note(session.id, "its answer under way", "a piece of it is not what was written", _SKETCH)
     if rows and session.claim is None:
         survey.note(session.id, "its answer under way", "it is of a run that is over", _LEFT_OVER)
+
+
+def _check_timers(survey: _Survey, session: _Session) -> Job[None]:
+    rows = yield Select("timer", timers.COLUMNS, {"sid": session.sid}, order="timer")
+    survey.met["timer"] += len(rows)
+    for row in rows:
+        with survey.watching(session.id, f"timer {row[2]!r}", _TIMER):
+            timers.timer_of(session.id, row)
+
+
+def _check_rates(survey: _Survey) -> Job[None]:
+    for name, until in (yield Select("rate", ("name", "until"))):
+        if type(until) is not int or until < 0:
+            survey.note(None, f"rate {name!r}", "it is not a time", _RATE)
 
 
 def _check_refs(survey: _Survey, session: _Session) -> Job[None]:

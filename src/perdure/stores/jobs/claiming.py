@@ -15,7 +15,7 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.model.ids import SessionId
-from perdure.protocols import Claim
+from perdure.protocols import Claim, Running
 from perdure.stores.claims import Holder
 from perdure.stores.engine import Clock, Delete, Job, Later, Lock, Select, Update
 
@@ -161,6 +161,20 @@ def lapsed() -> Job[list[SessionId]]:
     rows = yield Select("session", ("id", "claim", "expires"), {"claim !=": None}, order="sid")
     ((time,),) = yield Clock()
     return [SessionId(key) for key, claim, expires in rows if expires <= time or holder_of(key, claim).is_gone]
+
+
+def running() -> Job[list[Running]]:
+    """Return every claim there is."""
+    columns = ("id", "owner", "claim", "expires")
+    rows = yield Select("session", columns, {"claim !=": None}, order="sid")
+    ((time,),) = yield Clock()
+    return [_running(time, *row) for row in rows]
+
+
+def _running(time: float, session_id: str, owner: str | None, claim: bytes, expires: float) -> Running:
+    holder = holder_of(session_id, claim)
+    is_lapsed = expires <= time or holder.is_gone
+    return Running(SessionId(session_id), owner, holder.owner, holder.since or None, expires, is_lapsed)
 
 
 def is_claimed(session_id: str) -> Job[bool]:

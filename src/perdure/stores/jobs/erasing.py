@@ -17,7 +17,7 @@ from perdure.stores.jobs.saving import owner_of_log, write_refs
 from perdure.stores.jobs.tally import Tally
 
 # What a session has rows in, its own last: one who is killed in the middle finds it again.
-_TABLES = ("head", "batch", "run", "inbox", "key", "sketch", "tag", "uses", "session")
+_TABLES = ("head", "batch", "run", "inbox", "key", "sketch", "timer", "tag", "uses", "session")
 _AT_ONCE = 1_000
 
 

@@ -13,8 +13,8 @@ from perdure import codec
 from perdure.aio import in_turns
 from perdure.errors import CorruptRecord, InvalidData, SessionNotFound
 from perdure.model.transcript import LogRef
-from perdure.protocols import Entry, JournalEntry, Key, RunOnRecord
-from perdure.stores.engine import Insert, Job, Lock, Row, Select, Update, Where
+from perdure.protocols import Also, Entry, JournalEntry, Key, RunOnRecord
+from perdure.stores.engine import Insert, Job, Later, Lock, Row, Select, Update, Where
 from perdure.stores.format.packing import unpack_entries
 from perdure.stores.format.rows import (
     LAST,
@@ -37,6 +37,7 @@ from perdure.stores.jobs.saving import (
     row_of_batch,
     rows_of_runs,
 )
+from perdure.stores.jobs.waiting import require_room
 
 _NEAR = 256
 _RUN = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
@@ -251,36 +252,77 @@ def posted_of(
 
 
 class Post(NamedTuple):
-    """An item on its way to an inbox, with the images and files of its messages apart."""
+    """An item on its way to an inbox, with the images and files of its messages apart, and how many may wait there."""
 
     entry: Entry
     body: bytes
     attachments: Sequence[codec.Attachment]
+    priority: int = 0
+    most: int | None = None
+    most_of_owner: int | None = None
+    also: Sequence[Also] = ()
 
     @classmethod
-    def of(cls, entry: Entry) -> Post:
+    def of(
+        cls,
+        entry: Entry,
+        priority: int = 0,
+        most: int | None = None,
+        most_of_owner: int | None = None,
+        also: Sequence[Also] = (),
+    ) -> Post:
         """Return an item made ready; InvalidData before anything is written."""
         codec.encode_json(entry.body, f"$.{entry.kind}")
         kept, attachments = codec.detached_post(entry.body)
         ((given, body),) = prepare_entries([Entry(entry.kind, kept, entry.run)])
-        return cls(given, body, attachments)
+        return cls(given, body, attachments, priority, most, most_of_owner, also)
 
 
 def post(session_id: str, item: Post) -> Job[int]:
     """Put an item into a session's inbox, and return its number."""
-    yield Lock((session_id,), "share" if item.attachments else "")
-    rows = yield Select("session", ("sid", "inbox_end", "log"), {"id": session_id})
-    if not rows:
+    yield Lock((session_id,))
+    place = yield from place_in_inbox(session_id)
+    if place is None:
         raise SessionNotFound(session_id)
-    sid, seq, log = rows[0][0], rows[0][1] + 1, rows[0][2]
+    yield from require_room(session_id, place.owner, place.end - place.taken, item.most, item.most_of_owner)
+    seq = yield from put_into_inbox(session_id, place, item)
+    yield from item.also
+    return seq
+
+
+class InboxPlace(NamedTuple):
+    """Where the inbox of a session ends, how far it is taken, and what is noted of what waits in it."""
+
+    sid: int
+    log: int | str
+    end: int
+    taken: int
+    priority: int
+    owner: str | None
+
+
+def place_in_inbox(session_id: str) -> Job[InboxPlace | None]:
+    rows = yield Select("session", ("sid", "log", "inbox_end", "taken", "priority", "owner"), {"id": session_id})
+    return InboxPlace(*rows[0]) if rows else None
+
+
+def put_into_inbox(session_id: str, place: InboxPlace, item: Post) -> Job[int]:
+    """Write an item behind the last one, and return its number. The session's row says what waits."""
+    sid, seq = place.sid, place.end + 1
     yield from write_inbox(sid, [(item.entry, item.body)], seq)
     if item.attachments:
+        yield Lock((), "share")
         borrowed = [each.hash for each in item.attachments if each.body is None]
         shown = (yield from noted(session_id, sid)) if borrowed else ()
         yield from attachments.require_reachable(session_id, sid, borrowed, shown)
-        yield from attachments.write([(0, each) for each in item.attachments], log, -seq)
-    yield Update("session", {"inbox_end": seq}, {"sid": sid})
-    return int(seq)
+        yield from attachments.write([(0, each) for each in item.attachments], place.log, -seq)
+    values: dict[str, object] = {"inbox_end": seq}
+    if place.end == place.taken:
+        values |= {"priority": item.priority, "since": Later(0.0)}
+    elif item.priority > place.priority:
+        values["priority"] = item.priority
+    yield Update("session", values, {"sid": sid})
+    return seq
 
 
 def note(session_id: str, batch: Batch | None) -> Job[int]:

@@ -52,6 +52,7 @@ from perdure.stores.jobs.lines import (
     shown_by_first,
     uncovered,
 )
+from perdure.stores.jobs.waiting import require_seat
 from perdure.stores.tapes import without
 
 Pack = Callable[[bytes], bytes]
@@ -498,11 +499,28 @@ class Take(Append):
         take_over: bool,
         attachments: Attachments = (),
         note: Callable[[Claim], None] | None = None,
+        per_owner: int | None = None,
+        since: float = 0.0,
     ) -> None:
         super().__init__(claim, *given, attachments=attachments)
         self.take_over = take_over
+        self.per_owner = per_owner
         self._note = note
-        self.holder = msgspec.json.encode(Holder.here(claim.owner))
+        self.holder = msgspec.json.encode(Holder.here(claim.owner, since))
+
+    @property
+    def is_plain(self) -> bool:
+        return self.per_owner is None and super().is_plain
+
+    def made_to(self, facts: Facts) -> Job[Any]:
+        self.refuse(facts)
+        yield from self.require_seat()
+        return (yield from super().made_to(facts))
+
+    def require_seat(self) -> Job[None]:
+        """Raise OwnerBusy if the session's owner has as many runs at once as are allowed."""
+        if self.per_owner is not None:
+            yield from require_seat(self.session_id, self.per_owner)
 
     def finish(self, result: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
         if self._note is not None:
@@ -530,8 +548,8 @@ def place_of(facts: Facts) -> Place:
 
 # A new session's row, but for what is known of it.
 EMPTY_SESSION: Mapping[str, Any] = {
-    **dict.fromkeys(("evt_end", "inbox_end", "taken", "epoch"), 0),
-    **dict.fromkeys(("claim", "expires", "line"), None),
+    **dict.fromkeys(("evt_end", "inbox_end", "taken", "epoch", "priority"), 0),
+    **dict.fromkeys(("claim", "expires", "line", "since"), None),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self
@@ -12,13 +12,14 @@ from perdure.errors import CorruptRecord, StoreError
 from perdure.protocols import Problem, SearchHit
 from perdure.stores.engine import Change, Fetch, IndexedEngine, Job, Kind, Request, T
 from perdure.stores.format.heads import StoredHead, unpacked_head
-from perdure.stores.format.rows import Values
-from perdure.stores.jobs import record, sketching
+from perdure.stores.format.rows import Batch, Values
+from perdure.stores.jobs import rates, record, sketching, waiting
 from perdure.stores.jobs.listing import HeaderRow, Page
 from perdure.stores.jobs.loading import Load, Loaded, decoded, is_there, read_messages
 from perdure.stores.jobs.saving import Keep, Place
 from perdure.stores.jobs.values import unpacked_value
 from perdure.stores.postgres import notes, quick, sketches
+from perdure.stores.postgres import waiting as waits
 from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched
 from perdure.stores.postgres.listener import Listener
@@ -57,6 +58,8 @@ _VALUES = "SELECT hash, body FROM value WHERE hash = ANY (%s)"
 
 class PostgresEngine(IndexedEngine):
     """Keeps the tables in a schema of a database."""
+
+    speaks_sql = True
 
     def __init__(self, dsn: str, schema: str, pool: int) -> None:
         self._dsn = dsn
@@ -104,16 +107,8 @@ class PostgresEngine(IndexedEngine):
 
     async def run(self, job: Callable[[], Job[T]], kind: Kind = "read", *, long: bool = False) -> T:
         link, at = self.opened.link, given_time()
-        if isinstance(job, partial) and job.func is record.post and not job.args[1].attachments:
-            session_id, item = job.args
-            posted: Any = await self.opened.inbox.post(session_id, item.entry, item.body)
-            return posted  # type: ignore[no-any-return]  # what the job would return
-        if isinstance(job, partial) and job.func is record.note:
-            place = await notes.note(link, *job.args)
-            self.opened.writer.note(job.args[0], place)
-            return place.evt_end  # type: ignore[return-value]  # what the job would return
-        if isinstance(job, partial) and job.func is sketching.keep:
-            return await sketches.keep(link, *job.args)  # type: ignore[return-value]  # what the job would return
+        if kind == "write" and isinstance(job, partial) and (way := self._short_way(job.func, job.args)) is not None:
+            return await way  # type: ignore[no-any-return]  # what the job would return
 
         def queries() -> Queries[T]:
             return queries_of(job(), at)
@@ -131,6 +126,24 @@ class PostgresEngine(IndexedEngine):
             return await transact(queries, snapshot=is_read)
         except CorruptRecord:  # what others have written or erased between two statements looks like damage
             return await transact(queries, snapshot=is_read)
+
+    def _short_way(self, job: Any, given: tuple[Any, ...]) -> Awaitable[Any] | None:
+        """Return the way by one statement, or a few, to what a job does; None if it has to be driven."""
+        link = self.opened.link
+        if job is record.post and not given[1].attachments:
+            return self.opened.inbox.post(*given)
+        if job is record.note:
+            return self._note(*given)
+        if job is sketching.keep:
+            return sketches.keep(link, *given)
+        if job is waiting.has_waiting:
+            return waits.has_waiting(link, *given)
+        return waits.reserve(link, *given) if job is rates.reserve else None
+
+    async def _note(self, session_id: str, batch: Batch | None) -> int:
+        place = await notes.note(self.opened.link, session_id, batch)
+        self.opened.writer.note(session_id, place)
+        return place.evt_end
 
     async def commit(self, change: Change) -> Any:
         opened = self.opened

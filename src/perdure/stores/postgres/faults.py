@@ -42,12 +42,18 @@ _BACKDATED = (
     "SELECT id FROM session WHERE updated < created"
     " AND NOT EXISTS (SELECT 1 FROM backdated WHERE backdated.sid = session.sid) LIMIT 20"
 )
+_WAITING = """
+    SELECT coalesce(session.id, waiting.sid::text) FROM waiting
+    FULL JOIN (SELECT * FROM session WHERE inbox_end > taken) AS session ON session.sid = waiting.sid
+    WHERE session.sid IS NULL OR (waiting.owner, waiting.status, waiting.priority, waiting.since)
+        IS DISTINCT FROM (session.owner, session.status, session.priority, session.since) LIMIT 20
+"""
 _HEADS = "SELECT version, crc, body, hashes, wanted FROM head WHERE sid = %s ORDER BY version"
 
 
 def faults() -> Queries[list[Problem]]:
     found: list[Problem] = []
-    for look in (_sequences, _seals, _claims, _tags, _backdated, _words, _fetched_along):
+    for look in (_sequences, _seals, _claims, _waiting, _tags, _backdated, _words, _fetched_along):
         found += yield from look()
     return found
 
@@ -56,7 +62,7 @@ def _sequences() -> Queries[list[Problem]]:
     found = []
     if len((yield "SELECT erasures FROM meta", ())) > 1:
         found.append(Problem(None, "meta erasures", "it is not the number of erasures so far", _COPY))
-    for table in ("session", "log", "run"):
+    for table in ("session", "log", "run", "timer"):
         number = "sid" if table == "session" else table
         ((last, highest),) = yield (
             f"SELECT pg_sequence_last_value(pg_get_serial_sequence('{table}', '{number}')::regclass),"
@@ -75,6 +81,11 @@ def _seals() -> Queries[list[Problem]]:
         for place, name in (yield f"SELECT {number}, name FROM {table} WHERE NOT ({is_sound}) LIMIT 20", ()):
             found.append(Problem(None, f"{table} {place}/{restored(name)}", "its checksum does not match", _BACKUP))
     return found
+
+
+def _waiting() -> Queries[list[Problem]]:
+    what = "it is not noted as its row says, so that workers may not find it, or look in vain"
+    return [Problem(id, "what waits in its inbox", what, _COPY) for (id,) in (yield _WAITING, ())]
 
 
 def _claims() -> Queries[list[Problem]]:

@@ -1,34 +1,57 @@
 """Posting to a session's inbox: one statement, once it is known where the inbox ends.
 
-An item carries an operation's id. If the answer was lost, the id tells whether the item is there.
+An item carries an operation's id. If the answer was lost, the id tells whether the item is there. What is counted over
+all sessions of an owner, or comes with statements of the caller's, is posted in a transaction.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from perdure.errors import SessionNotFound, StoreError
-from perdure.protocols import Entry
+from perdure.errors import QueueFull, SessionNotFound, StoreError
 from perdure.stores.cache import LRU
 from perdure.stores.format.rows import entry_checksum, operation_id
-from perdure.stores.postgres.link import Connection, Link, fetched
-from perdure.stores.postgres.rows import plain
+from perdure.stores.jobs.record import Post
+from perdure.stores.postgres.link import Connection, Link, Queries, ask, fetched
+from perdure.stores.postgres.rows import NOW, OWNER_LOCK, OWNERS, given_time, plain, restored
 
 _MOST_TRIES = 40
 # The item's checksum is made for its place: if the inbox ends elsewhere, nothing is written, and the end is told.
-_POST = """
-    WITH at AS MATERIALIZED (SELECT sid, inbox_end FROM session WHERE id = %(id)s FOR UPDATE),
-    ready AS MATERIALIZED (SELECT sid FROM at WHERE sid = %(sid)s::bigint AND inbox_end = %(seq)s::bigint - 1),
+_POST = f"""
+    WITH at AS MATERIALIZED (
+        SELECT sid, inbox_end, inbox_end - taken AS waits FROM session WHERE id = %(id)s FOR UPDATE
+    ),
+    ready AS MATERIALIZED (
+        SELECT sid, waits FROM at WHERE sid = %(sid)s::bigint AND inbox_end = %(seq)s::bigint - 1
+            AND (%(most)s::bigint IS NULL OR waits < %(most)s::bigint)
+    ),
     posted AS (
         INSERT INTO inbox (sid, seq, run, kind, crc, op, body)
         SELECT sid, %(seq)s::bigint, %(run)s::text, %(kind)s::text, %(crc)s::bigint, %(op)s::text, %(body)s::bytea
         FROM ready
     ),
-    moved AS (UPDATE session SET inbox_end = %(seq)s::bigint FROM ready WHERE session.sid = ready.sid)
-    SELECT sid, inbox_end, sid = ANY (ARRAY(SELECT sid FROM ready)) FROM at
+    moved AS (
+        UPDATE session SET inbox_end = %(seq)s::bigint,
+            priority = CASE ready.waits WHEN 0 THEN %(priority)s::bigint
+                ELSE greatest(session.priority, %(priority)s::bigint) END,
+            since = CASE ready.waits WHEN 0 THEN coalesce(%(at)s::float8, {NOW}) ELSE session.since END
+        FROM ready WHERE session.sid = ready.sid
+    )
+    SELECT sid, inbox_end, waits, sid = ANY (ARRAY(SELECT sid FROM ready)) FROM at
 """
 _POSTED = """
     SELECT inbox.seq FROM session JOIN inbox ON inbox.sid = session.sid WHERE session.id = %s AND inbox.op = %s
+"""
+# Locked by a statement before the one that counts: that one sees what others have committed by then.
+_LOCK_OWNER = f"""
+    WITH at AS MATERIALIZED (SELECT owner FROM session WHERE id = %s FOR UPDATE)
+    SELECT owner, {OWNER_LOCK.replace("%s::text", "owner")} FROM at
+"""
+_OF_OWNER = """
+    SELECT coalesce(sum(waits), 0)::bigint FROM (
+        SELECT session.inbox_end - session.taken AS waits FROM waiting JOIN session ON session.sid = waiting.sid
+        WHERE waiting.owner = %s LIMIT %s
+    ) AS few
 """
 _NOWHERE = (0, 0)
 
@@ -44,33 +67,61 @@ class Inbox:
         """Note where an inbox was seen to end. If it has moved on since, that is found out."""
         self._ends.keep(session_id, (sid, end))
 
-    async def post(self, session_id: str, entry: Entry, body: bytes) -> int:
+    async def post(self, session_id: str, item: Post) -> int:
         """Put an item into a session's inbox, and return its number."""
-        run = None if entry.run is None else plain(entry.run)
-        values = {"id": session_id, "op": operation_id(), "run": run, "kind": plain(entry.kind), "body": body}
+        op = operation_id()
+        if item.also or item.most_of_owner is not None:
+            return await self._link.transact(lambda: self._post_counted(session_id, item, op))
         attempts = 0
 
         async def work(connection: Connection) -> int:
             nonlocal attempts
             attempts += 1
-            if attempts > 1 and (there := await fetched(connection, _POSTED, (session_id, values["op"]))):
+            if attempts > 1 and (there := await fetched(connection, _POSTED, (session_id, op))):
                 return int(there[0][0])
-            return await self._post(connection, session_id, entry, body, values)
+            return await ask(connection, self._post(session_id, item, op))
 
         return await self._link.read(work)
 
-    async def _post(
-        self, connection: Connection, session_id: str, entry: Entry, body: bytes, values: dict[str, Any]
-    ) -> int:
+    def _post_counted(self, session_id: str, item: Post, op: str) -> Queries[int]:
+        """Post an item unless its owner has too many, and carry out what its caller wants done with that."""
+        most = item.most_of_owner
+        if most is not None:
+            # In this order, as claims do: first the session, then its owner.
+            rows = yield _LOCK_OWNER, (session_id, OWNERS)
+            owner = rows[0][0] if rows else None
+            if owner is not None:
+                ((waits,),) = yield _OF_OWNER, (owner, most)
+                if waits >= most:
+                    raise QueueFull(session_id, most, restored(owner))
+        seq = yield from self._post(session_id, item, op)
+        for each in item.also:
+            yield each.sql, tuple(each.values)
+        return seq
+
+    def _post(self, session_id: str, item: Post, op: str) -> Queries[int]:
+        entry, body = item.entry, item.body
+        given: dict[str, Any] = {
+            "id": session_id,
+            "op": op,
+            "run": None if entry.run is None else plain(entry.run),
+            "kind": plain(entry.kind),
+            "body": body,
+            "priority": item.priority,
+            "most": item.most,
+            "at": given_time(),
+        }
         sid, end = self._ends.recall(session_id) or _NOWHERE
         for _ in range(_MOST_TRIES):
             crc = entry_checksum(sid, end + 1, entry.run, entry.kind, body)
-            rows = await fetched(connection, _POST, {**values, "sid": sid, "seq": end + 1, "crc": crc})
+            rows = yield _POST, {**given, "sid": sid, "seq": end + 1, "crc": crc}
             if not rows:
                 raise SessionNotFound(session_id)
-            sid, found_end, is_done = rows[0]
+            sid, found_end, waits, is_done = rows[0]
             end = end + 1 if is_done else found_end
             self.note(session_id, sid, end)
             if is_done:
                 return end
+            if item.most is not None and waits >= item.most:
+                raise QueueFull(session_id, item.most)
         raise StoreError(f"The inbox of session {session_id!r} fills faster than it can be posted to. Try again.")

@@ -99,8 +99,10 @@ class Order:
     def needs_care(self) -> bool:
         """Tell whether to write it while nobody can erase: it shows what is others', or must not be too late.
 
-        The same holds for one that names files which it does not bring.
+        The same holds for one that names files which it does not bring, and for a claim that is counted.
         """
+        if isinstance(self.change, Take) and self.change.per_owner is not None:
+            return True
         if self.change.attachments and borrowed_by(self.change):
             return True
         if not isinstance(self.change, Keep):

@@ -14,9 +14,10 @@ from perdure.errors import CorruptRecord
 from perdure.model.transcript import LogRef
 from perdure.protocols import JournalEntry, RunOnRecord, RunProgress
 from perdure.stores.format.rows import LAST
-from perdure.stores.jobs import heading, previewing, record, sketching
+from perdure.stores.jobs import heading, previewing, record, sketching, waiting
 from perdure.stores.jobs.record import Asked, entries_of, posted_of
 from perdure.stores.postgres import headers, previews, sketches
+from perdure.stores.postgres import waiting as waits
 from perdure.stores.postgres.link import Link
 from perdure.stores.postgres.rows import LOG_IS_SOUND, plain, restored
 
@@ -195,6 +196,7 @@ _WAYS: Mapping[Any, Callable[..., Awaitable[Any]]] = {
     sketching.progress: _progress,
     previewing.previews: previews.read,
     heading.heads: headers.read,
+    waiting.waiting: waits.waiting,
 }
 
 

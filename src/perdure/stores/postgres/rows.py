@@ -1,7 +1,7 @@
 """The port's tables as this schema has them: statements as queries, and the columns and tables that follow from others.
 
 One table has its rows as columns (`meta`), two have a seal instead of a checksum, texts hold no NUL, and beside them
-stand `claimed`, `word` and `unindexed`, which say again what `session` and `msg` say.
+stand `claimed`, `waiting`, `word` and `unindexed`, which say again what `session` and `msg` say.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.model.ids import replaced_time
+from perdure.protocols import Also
 from perdure.stores.engine import (
     TABLES,
     Clock,
@@ -28,6 +29,7 @@ from perdure.stores.engine import (
     Statement,
     T,
     Update,
+    Where,
 )
 from perdure.stores.format import packing
 from perdure.stores.format.blocks import names_in
@@ -37,6 +39,9 @@ from perdure.stores.sql import Adapter, Again, Dialect, Translator
 
 GATE = 0x70657264
 """The advisory lock that erasures take for themselves, and shares those who are about to use a value or a log."""
+OWNERS = 0x7065726F
+"""The advisory locks of owners whose items or claims are counted."""
+OWNER_LOCK = "pg_advisory_xact_lock(%s, hashtext(current_schema() || '/' || %s::text))"
 NOW = "extract(epoch FROM clock_timestamp())::double precision"
 KEY_IS_SOUND = (
     "key.seal = hashtextextended(key.name, hashtextextended(key.digest, hashint8extended(key.version, key.sid)))"
@@ -175,11 +180,15 @@ def _answer(statement: Statement, at: float | None, heads: Heads) -> Queries[lis
             return (yield from _update(statement, at, heads))
         case Delete():
             yield from _delete(statement)
-        case Lock(session_ids, gate):
+        case Lock(session_ids, gate, owner):
             if session_ids:
                 yield _LOCKED, ([str(each) for each in session_ids],)
             if gate:
                 yield _GATES[gate], (GATE,)
+            if owner is not None:
+                yield f"SELECT {OWNER_LOCK}", (OWNERS, plain(owner))
+        case Also(text, given):
+            yield text, tuple(given)
         case Clock():
             return [(at,)] if at is not None else (yield f"SELECT {NOW}", ())
         case Pledge():
@@ -195,14 +204,24 @@ def _select(asked: Select) -> Queries[list[Any]]:
         by_hash = f"{read} WHERE name_hash = hashtextextended(%s, %s::bigint)"
         return (yield by_hash, (plain(asked.where["name"]), asked.where["sid"]))
     text, values = SQL.select(asked)
-    if asked.table == "session" and [*asked.where] == ["claim !="]:
-        text = text.replace(" WHERE ", " WHERE sid IN (SELECT sid FROM claimed) AND ", 1)  # no index is on the claim
+    if asked.table == "session":
+        text = _narrowed(text, asked.where)
     if "id ends" in asked.where:
         # Before it has statistics of the ends, the planner would rather walk all ids in their order.
         text = text.replace(" ORDER BY id", " ORDER BY id || ''", 1)
     rows = yield text, values
     texts = [place for place, column in enumerate(asked.columns) if _is_text(asked.table, column)]
     return [_with_texts(row, texts) for row in rows] if texts else rows
+
+
+def _narrowed(text: str, where: Where) -> str:
+    """Return a query of sessions that looks where those with a claim, or with something waiting, are noted."""
+    is_scan = "id" not in where and "sid" not in where
+    if is_scan and where.get("claim !=", "") is None:  # no index is on the claim
+        text = text.replace(" WHERE ", " WHERE sid IN (SELECT sid FROM claimed) AND ", 1)
+    if is_scan and "inbox_end > taken" in where:
+        text = text.replace(" WHERE ", " WHERE sid IN (SELECT sid FROM waiting) AND ", 1)
+    return text
 
 
 def _with_texts(row: Row, places: Sequence[int]) -> Row:

@@ -14,14 +14,22 @@ from typing import Any
 
 import psycopg
 
-from perdure.errors import ClaimLost, ErasedMeanwhile, InvalidData, PerdureError, SessionNotFound, StoreError
+from perdure.errors import (
+    ClaimLost,
+    ErasedMeanwhile,
+    InvalidData,
+    OwnerBusy,
+    PerdureError,
+    SessionNotFound,
+    StoreError,
+)
 from perdure.stores.cache import LRU
 from perdure.stores.engine import Job, Lock
 from perdure.stores.format.rows import Stretch
 from perdure.stores.jobs.attachments import require_reachable
 from perdure.stores.jobs.claiming import Facts, count_of_erasures
 from perdure.stores.jobs.lines import noted
-from perdure.stores.jobs.saving import Append, Change, Keep, Place, borrowed_by
+from perdure.stores.jobs.saving import Append, Change, Keep, Place, Take, borrowed_by
 from perdure.stores.postgres import link as lines
 from perdure.stores.postgres.inbox import Inbox
 from perdure.stores.postgres.link import Connection, Line, Link, as_store_error, ask, fetched, is_lost, is_passing
@@ -352,12 +360,15 @@ class Writer:
         order.branch_log = known
 
     async def _send_carefully(self, connection: Connection, order: Order) -> None:
-        """Write what names others' logs, or files that it does not bring, while nobody can erase them."""
+        """Write what names others' logs, or files that it does not bring, while nobody can erase them.
+
+        A claim is written while nobody else counts those of its owner.
+        """
         try:
             async with connection.transaction():
                 order.refs = await ask(connection, queries_of(_must_be_noted(order), order.at))
                 answers = await self._execute(connection, [order], waits=True)
-        except (SessionNotFound, ErasedMeanwhile, InvalidData) as error:
+        except (SessionNotFound, ErasedMeanwhile, InvalidData, OwnerBusy) as error:
             self._fail([order], error)
         except psycopg.Error as error:
             if is_lost(error):
@@ -371,10 +382,12 @@ class Writer:
 def _must_be_noted(order: Order) -> Job[list[Stretch]]:
     """Return those of the stretches of others' logs that are not noted yet; SessionNotFound if one is erased.
 
-    InvalidData if a message names a file that is not the session's.
+    InvalidData if a message names a file that is not the session's; OwnerBusy if a claim is one too many.
     """
     change = order.change
     yield Lock((change.session_id,), "share")
+    if isinstance(change, Take) and not order.may_have_been_made:  # or it might be there, and be refused
+        yield from change.require_seat()
     shown: Collection[Stretch] = ()
     stretches: list[Stretch] = []
     if isinstance(change, Keep):

@@ -68,7 +68,7 @@ def _meta(db: apsw.Connection) -> Iterator[Problem]:
     row = first_row(db, "SELECT typeof(value), value FROM meta WHERE key = 'erasures'")
     if row is None or row[0] != "integer" or row[1] < 0:
         yield Problem(None, "meta erasures", "it is not the number of erasures so far", _COPY)
-    for table in ("session", "log", "run"):
+    for table in ("session", "log", "run", "timer"):
         number = "sid" if table == "session" else table
         last, highest = first_row(
             db,

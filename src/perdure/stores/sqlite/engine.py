@@ -352,6 +352,8 @@ _TEXTS = {
     "inbox": {"run", "kind"},
     "key": {"name", "digest"},
     "meta": {"key"},
+    "timer": {"name"},
+    "rate": {"name"},
 }
 
 

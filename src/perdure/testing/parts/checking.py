@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Protocol
 
 from perdure.model.message import Media, Message
-from perdure.protocols import Checkable, Entry, Key, Sketch, is_sketchbook
+from perdure.protocols import Checkable, Entry, Key, Sketch, Timer, is_queue, is_sketchbook
 from perdure.testing.parts.journal import JournaledStore, entries, messages
 from perdure.testing.samples import fork, new_session, note, say, show, tell
 from perdure.testing.scene import Contract, in_store
@@ -97,5 +97,9 @@ async def fill(store: Any) -> None:
         for start, text in enumerate("abc"):
             await store.sketch(claim, Sketch("run-1", "m", text, start, seq=ahead.seq))
     await store.release(claim, interrupted=True)
+    if is_queue(store):
+        for name, at in (("wake", 1.0), ("digest", 2.0)):
+            await store.set_timer(Timer(talk.id, name, at, Entry("queue", {"text": "in time"})))
+        await store.reserve("a key", cost=1.0, burst=1.0)
     photo = Media("image/png", data=bytes(range(256)) * 20, name="a.png")
     await store.create(tell(new_session(id="album"), Message.user("See:", photo), Message.user("Again:", photo)))

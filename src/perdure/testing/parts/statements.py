@@ -133,6 +133,25 @@ class Reading(EngineScene):
             assert await tried.ask(Count("inbox", {"sid": sid, **condition})) == [(len(expected),)], condition
 
     @in_engine
+    async def test_two_columns_of_a_row_are_compared(self, tried: Tried) -> None:
+        """Beside other conditions, in every kind of statement, and as soon as one of them has changed."""
+        sids = [(await tried.session(f"s{n}"))[0] for n in range(4)]
+        uneven = {"inbox_end > taken": True}
+        assert await tried.ask(Select("session", ("id",), uneven)) == []
+        for n, sid in enumerate(sids):
+            changed = {"inbox_end": 2, "taken": n, "owner": "ada", "priority": n % 2, "since": float(n)}
+            await tried.do(Update("session", changed, {"sid": sid}))
+        rows = await tried.ask(Select("session", ("id",), {**uneven, "owner": "ada"}, "-priority since"))
+        assert rows == [("s1",), ("s0",)]
+        assert await tried.ask(Select("session", ("id",), {**uneven, "since >=": 1.0, "claim": None})) == [("s1",)]
+        assert await tried.ask(Count("session", {"owner": "ada", **uneven})) == [(2,)]
+        assert await tried.do(Update("session", {"taken +": 1}, {"sid": sids[1], **uneven})) == [(1,)]
+        assert await tried.do(Update("session", {"taken +": 1}, {"sid": sids[1], **uneven})) == [(0,)]
+        await tried.do(Update("session", {"inbox_end +": 2}, {"sid": sids[3]}))
+        await tried.do(Delete("session", {"sid": sids[0], **uneven}))
+        assert await tried.ask(Select("session", ("id", "taken"), uneven, "id", 5)) == [("s3", 3)]
+
+    @in_engine
     async def test_nothing_is_a_value_that_can_be_asked_for(self, tried: Tried) -> None:
         """None is compared as IS NULL."""
         sid = await tried.inbox()
@@ -274,7 +293,7 @@ class Writing(EngineScene):
     async def test_locks_and_pledges_are_answered(self, tried: Tried) -> None:
         """Also by an engine that has nothing to do for them, and for sessions that are not there."""
         sid, _ = await tried.session()
-        locks = (Lock(("it",)), Lock(("it", "nobody"), "share"), Lock(("it",), "alone"), Lock((), "alone"))
+        locks = (Lock(("it",)), Lock(("it", "nobody"), "share"), Lock(("it",), "alone"), Lock((), owner="ada"))
         for lock in locks:
             await tried.do(lock, Pledge("it", b"{}"), Update("session", {"taken +": 1}, {"sid": sid}))
         assert await tried.ask(Select("session", ("taken",), {"sid": sid})) == [(4,)]

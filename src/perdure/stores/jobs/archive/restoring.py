@@ -169,6 +169,8 @@ def _session_row(plan: RestorePlan, info: AgentSessionInfo) -> dict[str, Any]:
     row = {**saving.info_columns(info), **saving.EMPTY_SESSION, "log": 0, "version": info.version}
     row |= {**saving.update_columns(info.updated_at), "msg_end": max(plan.own[""], default=-1) + 1}
     row |= {"evt_end": len(archived.entries), "inbox_end": len(archived.inbox)}
+    if archived.inbox:  # since when they wait is not told: since the last change at the latest
+        row["since"] = info.updated_at.timestamp()
     if archived.interrupted:
         row |= {"claim": msgspec.json.encode(MOVED), "expires": 0.0}
     return row

@@ -1,0 +1,166 @@
+"""Timers: items that go into a session's inbox at a time, once, and what becomes of those that repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.errors import CorruptRecord, InvalidData
+from perdure.model.ids import SessionId
+from perdure.protocols import Also, Entry, Timer
+from perdure.stores.engine import Delete, Insert, Job, Lock, Row, Select, Update
+from perdure.stores.format.rows import checksum
+from perdure.stores.jobs import attachments, record
+from perdure.stores.jobs.claiming import sid_of
+from perdure.stores.jobs.lines import noted
+
+COLUMNS = ("timer", "sid", "name", "due", "crc", "body")
+
+
+class Body(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a timer's row says beside its name and its time."""
+
+    kind: str | None = None
+    """None if it puts nothing into the inbox."""
+    body: msgspec.Raw = msgspec.Raw(b"null")
+    run: str | None = None
+    priority: int = 0
+    cron: str | None = None
+    timezone: str | None = None
+
+
+def set_timer(timer: Timer, is_replaced: bool) -> Job[Timer]:
+    """Keep a timer, unless there is one that asks for the same."""
+    yield Lock((timer.session_id,))
+    sid = yield from sid_of(timer.session_id)
+    if timer.entry is not None:
+        timer = replace(timer, entry=(yield from _with_files(timer.session_id, sid, timer.entry)))
+    timer = replace(timer, due=float(timer.due))
+    there = yield Select("timer", COLUMNS, {"sid": sid, "name": timer.name})
+    if there:
+        found = sound_timer(timer.session_id, there[0]) if is_replaced else timer_of(timer.session_id, there[0])
+        if found is not None and _ask_the_same(found, timer) and (found.due == timer.due or not is_replaced):
+            return found
+        if not is_replaced:
+            problem = f"session {timer.session_id!r} has another timer {timer.name!r}; replace it, or use another name"
+            raise InvalidData("$.name", problem)
+        yield Delete("timer", {"sid": sid, "name": timer.name})
+    crc, body = sealed(sid, timer)
+    ((number,),) = yield Insert("timer", COLUMNS[1:], [(sid, timer.name, timer.due, crc, body)])
+    return replace(timer, id=number)
+
+
+def _ask_the_same(one: Timer, other: Timer) -> bool:
+    """Tell whether two timers ask for the same, at whatever time."""
+    return bool(codec.decode_plain(encoded(one)) == codec.decode_plain(encoded(other)))
+
+
+def _with_files(session_id: str, sid: int, entry: Entry) -> Job[Entry]:
+    """Return an item with the bytes of all images and files that it names: they may be gone when it is due."""
+    _, files = codec.detached_post(entry.body)
+    borrowed = sorted({each.hash for each in files if each.body is None})
+    if not borrowed:
+        return entry
+    yield from attachments.require_reachable(session_id, sid, borrowed, (yield from noted(session_id, sid)))
+    bodies = yield from attachments.read_bodies(session_id, dict.fromkeys(borrowed, "of a timer"))
+    return Entry(entry.kind, codec.attached_post(entry.body, bodies), entry.run)
+
+
+def timers(session_id: SessionId | None, limit: int, after: int) -> Job[list[Timer]]:
+    """Return timers in the order of their numbers."""
+    where: dict[str, object] = {"timer >": after}
+    if session_id is not None:
+        where["sid"] = yield from sid_of(session_id)
+    rows = yield Select("timer", COLUMNS, where, order="timer", limit=limit)
+    ids = {where["sid"]: session_id} if session_id is not None else (yield from _ids_of(rows))
+    return [timer_of(ids[row[1]], row) for row in rows if row[1] in ids]
+
+
+def due(at: float, limit: int) -> Job[list[Timer]]:
+    """Return the timers that are to ring by a time, the earliest first. A damaged one does not keep others waiting."""
+    rows = yield Select("timer", COLUMNS, {"due <=": at}, order="due timer", limit=limit)
+    ids = yield from _ids_of(rows)
+    return [timer for row in rows if row[1] in ids and (timer := sound_timer(ids[row[1]], row)) is not None]
+
+
+def sound_timer(session_id: str, row: Row) -> Timer | None:
+    """Return the timer that a row holds; None if it is not what was written."""
+    try:
+        return timer_of(session_id, row)
+    except CorruptRecord:
+        return None
+
+
+def _ids_of(rows: Iterable[Row]) -> Job[dict[int, str]]:
+    sids = sorted({row[1] for row in rows})
+    return dict((yield Select("session", ("sid", "id"), {"sid in": sids}))) if sids else {}
+
+
+def ring(timer: Timer, again: float | None, entry: Entry | None, also: Sequence[Also]) -> Job[bool]:
+    """Put a timer's item into the inbox, unless somebody has rung it: its number and its time tell."""
+    yield Lock((timer.session_id,))
+    place = yield from record.place_in_inbox(timer.session_id)
+    if place is None:
+        return False
+    where = {"timer": timer.id, "sid": place.sid, "due": timer.due}
+    rows = yield Select("timer", COLUMNS, where)
+    if not rows:
+        return False
+    stored = timer_of(timer.session_id, rows[0])
+    item = stored.entry if entry is None else entry
+    if item is not None:
+        yield from record.put_into_inbox(timer.session_id, place, record.Post.of(item, stored.priority))
+    if again is None:
+        yield Delete("timer", {"timer": timer.id, "sid": place.sid})
+    else:
+        crc, _ = sealed(place.sid, replace(stored, due=again))
+        yield Update("timer", {"due": again, "crc": crc}, {"timer": timer.id, "sid": place.sid})
+    yield from also
+    return True
+
+
+def drop_timer(session_id: SessionId, name: str) -> Job[bool]:
+    yield Lock((session_id,))
+    for (sid,) in (yield Select("session", ("sid",), {"id": str(session_id)})):
+        where = {"sid": sid, "name": name}
+        if (yield Select("timer", ("timer",), where)):
+            yield Delete("timer", where)
+            return True
+    return False
+
+
+def sealed(sid: int, timer: Timer) -> tuple[int, bytes]:
+    """Return the checksum and the body of a timer's row."""
+    body = encoded(timer)
+    return _checksum(sid, timer.name, timer.due, body), body
+
+
+def encoded(timer: Timer) -> bytes:
+    told = {"priority": timer.priority, "cron": timer.cron, "timezone": timer.timezone}
+    if timer.entry is None:
+        return msgspec.json.encode(Body(**told))  # type: ignore[arg-type]  # of the types that a timer has checked
+    entry = timer.entry
+    raw = msgspec.Raw(codec.encode_json(entry.body, f"$.{entry.kind}"))
+    return msgspec.json.encode(Body(entry.kind, raw, entry.run, **told))  # type: ignore[arg-type]  # as above
+
+
+def timer_of(session_id: str, row: Row) -> Timer:
+    """Return the timer that a row holds; CorruptRecord unless it is what was written."""
+    number, sid, name, due, crc, body = row
+    where = f"timer {name!r}"
+    types = (type(number), type(name), type(due), type(body))
+    if types != (int, str, float, bytes) or (crc is not None and crc != _checksum(sid, name, due, body)):
+        raise CorruptRecord(session_id, where, "its checksum does not match")
+    try:
+        told = msgspec.json.decode(body, type=Body)
+        entry = None if told.kind is None else Entry(told.kind, codec.decode_plain(bytes(told.body)), told.run)
+        return Timer(SessionId(session_id), name, due, entry, told.priority, told.cron, told.timezone, number)
+    except (msgspec.MsgspecError, InvalidData) as error:
+        raise CorruptRecord(session_id, where, str(error)) from None
+
+
+def _checksum(sid: int, name: str, due: float, body: bytes) -> int:
+    return checksum(b"%b/%b/%b" % (name.encode(), repr(due).encode(), body), sid)

@@ -1,0 +1,66 @@
+"""What waits in inboxes, and the rates that processes share, by one statement each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.errors import SessionNotFound
+from perdure.protocols import Waiting
+from perdure.stores.jobs.claiming import holder_of
+from perdure.stores.jobs.rates import micros, wait_of
+from perdure.stores.jobs.waiting import merged, waiting_of
+from perdure.stores.postgres.link import Link
+from perdure.stores.postgres.rows import NOW, given_time, plain, restored
+
+# From `waiting` in its order, as far as the page goes. Each row is looked at in `session`, which is the truth.
+_ROWS = """
+    SELECT session.id, session.owner, waiting.priority, waiting.since, session.inbox_end, session.taken, waiting.sid
+"""
+_FREE = f"""
+    {_ROWS} FROM waiting JOIN session ON session.sid = waiting.sid
+    WHERE waiting.status = 'active' AND session.inbox_end > session.taken AND (%(all)s OR session.claim IS NULL)
+    ORDER BY waiting.priority DESC, waiting.since, waiting.sid LIMIT %(limit)s
+"""
+_CLAIMED = f"""
+    {_ROWS}, convert_to(session.claim, 'UTF8'), session.expires <= coalesce(%(at)s::float8, {NOW})
+    FROM claimed JOIN waiting ON waiting.sid = claimed.sid JOIN session ON session.sid = claimed.sid
+    WHERE waiting.status = 'active' AND session.inbox_end > session.taken AND session.claim IS NOT NULL
+"""
+# Whoever has posted and not committed holds the row's lock: this waits for that, and reads the row as it is then.
+_LAST_LOOK = "SELECT inbox_end > taken FROM session WHERE id = %s FOR SHARE"
+_RESERVE = f"""
+    WITH at AS MATERIALIZED (SELECT round(coalesce(%(at)s::float8, {NOW}) * 1000000)::bigint AS now)
+    INSERT INTO rate (name, until) SELECT %(name)s, now + %(cost)s::bigint FROM at
+    ON CONFLICT (name) DO UPDATE SET until = greatest(rate.until, excluded.until - %(cost)s::bigint) + %(cost)s::bigint
+    RETURNING until, (SELECT now FROM at)
+"""
+
+
+async def waiting(link: Link, limit: int, idle_only: bool) -> list[Waiting]:
+    """Do what the job of this name does."""
+    free = await link.rows(_FREE, {"all": not idle_only, "limit": limit})
+    claimed = await link.rows(_CLAIMED, {"at": given_time()}) if idle_only else []
+    seen = {row[0] for row in free}  # what was given back between the two is seen by both
+    lapsed = [
+        row[:-2] for row in claimed if row[0] not in seen and (row[-1] or holder_of(row[0], bytes(row[-2])).is_gone)
+    ]
+    return [waiting_of(_with_text(row)) for row in merged(free, lapsed)[:limit]]
+
+
+def _with_text(row: Any) -> Any:
+    session_id, owner, *rest = row
+    return session_id, None if owner is None else restored(owner), *rest
+
+
+async def has_waiting(link: Link, session_id: str) -> bool:
+    """Do what the job of this name does."""
+    rows = await link.rows(_LAST_LOOK, (str(session_id),))
+    if not rows:
+        raise SessionNotFound(session_id)
+    return bool(rows[0][0])
+
+
+async def reserve(link: Link, name: str, cost: float, burst: float) -> float:
+    """Do what the job of this name does."""
+    ((until, now),) = await link.rows(_RESERVE, {"at": given_time(), "name": plain(name), "cost": micros(cost)})
+    return wait_of(until, now, burst)
