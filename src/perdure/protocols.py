@@ -1205,6 +1205,66 @@ class Queue(Protocol):
         ...
 
 
+class Outcome(StrEnum):
+    """What has come of looking at a session."""
+
+    DONE = "done"
+    """Nothing is left to do."""
+    WAITS = "waits"
+    """For a person: who decides, or opens it again, has it looked at again."""
+    BUSY = "busy"
+    """Another process is running it, or its owner has as many runs as may be: look again soon."""
+    FAILED = "failed"
+    """It could not be run here: look again later."""
+    PARKED = "parked"
+    """It is closed until an operator opens it again."""
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker works."""
+
+    concurrency: int = 16
+    """How many sessions it runs at once."""
+    lease: float = 20.0
+    """For how many seconds a session is its own without a sign of life."""
+    drain: float = 60.0
+    """How many seconds runs have to end when it is told to stop."""
+    tries: int = 3
+    """How often a run may die with its process until it is parked."""
+    per_owner: int | None = None
+    """How many sessions of one owner may be run at once, by all workers together."""
+
+    def __post_init__(self) -> None:
+        expect_count(self.concurrency, "$.concurrency", least=1)
+        check_lease(self.lease)
+        expect_number(self.drain, "$.drain")
+        expect_count(self.tries, "$.tries", least=1)
+        if self.per_owner is not None:
+            expect_count(self.per_owner, "$.per_owner", least=1)
+
+
+Advance = Callable[[str], Awaitable[Outcome]]
+
+
+class Dispatcher(Protocol):
+    """Decides who looks at a session, and when. The store says what is to be done there, and who may do it.
+
+    What it hands out is the id of a session, and nothing else. If that is lost, doubled, early or late, the worst is a
+    delay: a worker looks for sessions that nobody was handed.
+    """
+
+    async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
+        """Have somebody look at a session soon."""
+        ...
+
+    async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
+        """Hand sessions to this process until it is to stop, then wait for those that are under way.
+
+        After `options.drain` seconds it returns all the same: the caller takes care of what is left.
+        """
+        ...
+
+
 def is_queue(journal: object) -> TypeGuard[Queue]:
     """Tell whether a journal is a Queue. `isinstance` would walk the protocol's members each time."""
     return callable(getattr(journal, "waiting", None))

@@ -61,32 +61,14 @@ class Inbox:
         self._journal = journal
         self.session_id = session_id
 
-    async def post(
-        self,
-        kind: str,
-        messages: Sequence[Message],
-        key: str | None = None,
-        metadata: Mapping[str, Any] = EMPTY,
-        context_data: Mapping[str, Any] | None = None,
-        output: Mapping[str, Any] | None = None,
-        digest: str | None = None,
-    ) -> JournalEntry:
-        """Leave messages with the session: for its run to take in, or to be sent once it is free.
+    async def post(self, kind: str, item: Mapping[str, Any], **limits: Any) -> JournalEntry:
+        """Leave messages with the session: for its run to take in, or to be sent once it is free. Return the item.
 
-        Return the item. The digest is that of the request that a key stands for.
+        The limits are those of `Journal.post`.
         """
         newest = await self._journal.read(self.session_id, last=1)
-        body = {
-            "id": new_id(),
-            "after": newest[-1].seq if newest else 0,
-            "messages": [message.to_dict() for message in messages],
-            "key": key,
-            **({"metadata": metadata} if metadata else {}),
-            **({"context_data": context_data} if context_data is not None else {}),
-            **({"output": output} if output is not None else {}),
-            **({"digest": digest} if digest is not None else {}),
-        }
-        return JournalEntry(await self._journal.post(self.session_id, Entry(kind, body)), kind, body)
+        body = {**item, "after": newest[-1].seq if newest else 0}
+        return JournalEntry(await self._journal.post(self.session_id, Entry(kind, body), **limits), kind, body)
 
     async def items(self, after: int = 0, most: int | None = None) -> Sequence[JournalEntry]:
         """Return the items behind a number that are not taken yet, or the first so many of them."""
@@ -143,6 +125,26 @@ class Inbox:
         story = _refusal(session, entry, reason)
         await self.take(session, entry.seq, messages_in(entry), [entry_of(event) for event in story])
         return story
+
+
+def item_of(
+    messages: Sequence[Message],
+    key: str | None = None,
+    metadata: Mapping[str, Any] = EMPTY,
+    context_data: Mapping[str, Any] | None = None,
+    output: Mapping[str, Any] | None = None,
+    digest: str | None = None,
+) -> dict[str, Any]:
+    """Return messages as they wait in an inbox. The digest is that of the request that a key stands for."""
+    return {
+        "id": new_id(),
+        "messages": [message.to_dict() for message in messages],
+        "key": key,
+        **({"metadata": metadata} if metadata else {}),
+        **({"context_data": context_data} if context_data is not None else {}),
+        **({"output": output} if output is not None else {}),
+        **({"digest": digest} if digest is not None else {}),
+    }
 
 
 async def under_way(journal: Journal, session_id: str, key: str) -> JournalEntry | None:

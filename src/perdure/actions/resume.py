@@ -61,14 +61,18 @@ class ResumeExecution:
     """Continue the run that was under way when its process was killed; a session without one is left as it is.
 
     With `give_up` it is ended where it stands instead: what was said until then is kept, and it counts as cancelled.
+    What waits in the inbox is sent next, unless the run is to be continued `alone`.
     """
 
     ends_interruption = True
 
-    def __init__(self, loops: LoopFactory, *, give_up: bool = False, context: object = None) -> None:
+    def __init__(
+        self, loops: LoopFactory, *, give_up: bool = False, alone: bool = False, context: object = None
+    ) -> None:
         self._loops = require_loops(loops)
         self._context = context
         self._give_up = give_up
+        self._alone = alone
         self.has_found_one = False
         """Whether there was a run to be continued."""
 
@@ -79,7 +83,7 @@ class ResumeExecution:
             if await journal.is_claimed(session.id):
                 raise SessionBusy(session.id)
             return Answer(session)
-        then = waiting_messages(context, session.id, self._loops)
+        then = None if self._alone else waiting_messages(context, session.id, self._loops)
         work = ClaimedWork(session, context, takes_over=True, then=then)
         assert work.record is not None
         # The claim comes first: what is read before it may be old by the time another's run has been killed too.

@@ -13,7 +13,7 @@ from perdure import codec
 from perdure.actions.callers import Caller
 from perdure.actions.children import depth_of
 from perdure.actions.given import messages_to_send, require_loops
-from perdure.actions.inbox import QUEUE, STEER, Inbox, WaitingMessages, messages_in
+from perdure.actions.inbox import QUEUE, STEER, Inbox, WaitingMessages, item_of, messages_in
 from perdure.actions.run import (
     RunOptions,
     checked_metadata,
@@ -183,17 +183,17 @@ class SendMessage:
     async def _left(self, session: AgentSession, context: ActionContext, then: Sequel | None) -> Answer:
         """Leave the messages in the inbox."""
         journal = require_journal(context, "when_busy")
-        key = None if self._key is None else self._key.name
-        inbox = Inbox(journal, session.id)
-        output = None if self.form is None else self.form.schema
-        digest = None if self._key is None else self._key.digest
-        posted = await inbox.post(
-            self._when_busy, self.messages, key, self._metadata, self._caller.data, output, digest=digest
-        )
+        posted = await Inbox(journal, session.id).post(self._when_busy, self.item())
         self.was_left = True
         self.left_as = posted if self._when_busy == QUEUE else None
         is_claimed = await journal.is_claimed(session.id)  # then that run looks into the inbox when it ends
         return Answer(session, None if is_claimed else then)
+
+    def item(self) -> dict[str, Any]:
+        """Return what is to be sent, as it waits in an inbox."""
+        key, digest = (None, None) if self._key is None else (self._key.name, self._key.digest)
+        output = None if self.form is None else self.form.schema
+        return item_of(self.messages, key, self._metadata, self._caller.data, output, digest)
 
     def _options(self, depth: int, then: Sequel | None) -> RunOptions:
         options = RunOptions(
@@ -262,8 +262,13 @@ def waiting_messages(
         return None
 
     def send(item: JournalEntry) -> SendMessage:
-        facts = {name: item.body.get(name) for name in ("key", "metadata", "context_data", "output")}
-        # Roles were checked when it was posted.
-        return SendMessage(messages_in(item), loops, **facts, depth=depth, answers=item, any_role=True)
+        return posted_message(item, loops, depth)
 
     return WaitingMessages(given.execute, Inbox(given.journal, session_id), send)
+
+
+def posted_message(item: JournalEntry, loops: LoopFactory, depth: int = 0) -> SendMessage:
+    """Return what sends an item of an inbox."""
+    facts = {name: item.body.get(name) for name in ("key", "metadata", "context_data", "output")}
+    # Roles were checked when it was posted.
+    return SendMessage(messages_in(item), loops, **facts, depth=depth, answers=item, any_role=True)

@@ -94,6 +94,11 @@ class SessionRuntime:
         """The store's journal; None if its runs are unrecorded."""
         self._under_way = UnderWay()
 
+    def beside(self, terms: Terms) -> SessionRuntime:
+        """Return a runtime of the same store, hooks and events, that claims on other terms and is closed by itself."""
+        events, hooks = self._events, self._controller
+        return SessionRuntime(self._repository, controller=hooks, events=events, filters=self.filters, terms=terms)
+
     async def close(self, grace: float = 0.0) -> None:
         """Wait for what is under way; what is not done after `grace` seconds is interrupted, to be recovered."""
         await self._under_way.close(expect_wait(grace, "$.grace"))

@@ -11,6 +11,7 @@ from perdure.errors import ConfigurationError
 from perdure.model.checks import expect
 from perdure.sessions.chat import Chat
 from perdure.sessions.loop_thread import LoopThread
+from perdure.sessions.queueing import Queued
 from perdure.sessions.sessions import Sessions
 from perdure.sessions.started_run import StartedRun
 
@@ -46,7 +47,7 @@ class _Blocking:
             outcome = self._loop.wait(outcome)
         if isinstance(outcome, Chat):
             return BlockingChat(outcome, self._loop)
-        if isinstance(outcome, StartedRun | Sessions):
+        if isinstance(outcome, StartedRun | Sessions | Queued):
             return _Blocking(outcome, self._loop)
         return self._loop.iterate(outcome) if hasattr(outcome, "__anext__") else outcome
 

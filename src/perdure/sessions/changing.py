@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from perdure.errors import InvalidData
 from perdure.model.ids import SessionId
 from perdure.model.message import Message
 from perdure.model.session import AgentSession
+from perdure.protocols import Timer, is_queue
 from perdure.sessions.attaching import Sent, message_of
 from perdure.sessions.chat import Chat
 from perdure.sessions.reach import Reach
+from perdure.sessions.timing import UNTIL, due_at
 
 
 class Changing(Reach):
@@ -67,15 +70,28 @@ class Changing(Reach):
 
         return _length(await self.execute(session_id, Rewind(to)))
 
-    async def suspend(self, session_id: str) -> None:
+    async def suspend(self, session_id: str, *, until: datetime | None = None) -> None:
+        """Close a session to messages until it is resumed: by hand, or by a worker at a time."""
         from perdure.actions.lifecycle import SuspendSession
 
+        found = (await self.info(session_id)).id
+        if until is not None:  # first: a timer of a session that is open does nothing
+            await self._queue().set_timer(Timer(found, UNTIL, due_at(until, "$.until")), replace=True)
         await self.execute(session_id, SuspendSession())
+        if until is None:
+            await self._forget_until(found)
 
     async def resume(self, session_id: str) -> None:
+        """Open a session that was suspended, completed or failed."""
         from perdure.actions.lifecycle import ResumeSession
 
         await self.execute(session_id, ResumeSession())
+        await self._forget_until((await self.info(session_id)).id)
+
+    async def _forget_until(self, session_id: SessionId) -> None:
+        """Drop the time at which a session was to be resumed: what was decided last holds."""
+        if is_queue(self.runtime.journal):
+            await self._queue().drop_timer(session_id, UNTIL)
 
     async def rename(self, session_id: str, name: str | None) -> None:
         """Give a session a name for people, or none."""

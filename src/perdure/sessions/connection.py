@@ -12,7 +12,7 @@ from perdure.errors import ConfigurationError
 from perdure.loop.factory import LoopFactory
 from perdure.model.checks import expect_wait
 from perdure.model.definition import ModelConfig
-from perdure.protocols import DEFAULT_TERMS, Opened, SessionController, SessionStore, Terms
+from perdure.protocols import DEFAULT_TERMS, Dispatcher, Opened, SessionController, SessionStore, Terms
 from perdure.runtime.bus import EventBus
 from perdure.runtime.runtime import SessionRuntime
 from perdure.sessions.open_sessions import LiveSet
@@ -56,6 +56,8 @@ class Connection:
         self.recovers = False
         """Whether killed runs are continued in the background while it is open."""
         self.recovering: Recovering | None = None
+        self.dispatcher: Dispatcher | None = None
+        """Whoever is to be told at once that something waits; without one, workers find it by themselves."""
         self._live = LiveSet(store, live)
         self._grace = expect_wait(grace, "$.grace")
         self._is_open = False

@@ -9,7 +9,7 @@ from perdure.errors import ConfigurationError, InvalidSessionId, SessionNotFound
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import SessionId
 from perdure.model.session import AgentSession, AgentSessionInfo, SessionStatus, check_owner
-from perdure.protocols import Action, SessionStore
+from perdure.protocols import Action, Queue, SessionStore, is_queue
 from perdure.runtime.runtime import OnConflict, SessionRuntime
 from perdure.sessions.connection import Connection
 from perdure.sessions.open_sessions import LiveSet
@@ -39,6 +39,13 @@ class Reach:
     @property
     def runtime(self) -> SessionRuntime:
         return self._connection.runtime
+
+    def _queue(self) -> Queue:
+        """Return the part of the store that keeps what workers are to do."""
+        journal = self.runtime.journal
+        if journal is None or not is_queue(journal):
+            raise cannot(self.store, "keep anything for workers")
+        return journal
 
     @property
     def live(self) -> LiveSet:

@@ -1,0 +1,203 @@
+"""Messages that are left with a session: to be answered by a worker, now or at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Unpack
+
+from perdure.actions.inbox import QUEUE, Inbox, under_way
+from perdure.actions.send import SendMessage, used_for_another
+from perdure.errors import ConfigurationError, InvalidData
+from perdure.model.checks import expect_text, expect_wait
+from perdure.model.ids import SessionId, new_id, now
+from perdure.paging import all_infos
+from perdure.protocols import Entry, Journal, JournalEntry, Timer, check_priority
+from perdure.sessions.attaching import Sent
+from perdure.sessions.following import listening
+from perdure.sessions.joining import Joining
+from perdure.sessions.reply import Reply
+from perdure.sessions.talking import SendOptions, Talking
+from perdure.sessions.timing import due_at
+
+MOST_WAITING = 100
+"""How many messages may wait in one session."""
+MOST_OF_OWNER = 10_000
+"""How many may wait in all sessions of an owner."""
+_PAGE = 500
+_SCHEDULE = "schedule:"
+"""What the name of a timer begins with that is a schedule; its own name follows."""
+
+
+class Queued:
+    """A message that was left with a session. Its answer is there once a worker has run the session."""
+
+    def __init__(
+        self, sessions: Queueing, session_id: SessionId, key: str, item: JournalEntry | None, at: datetime | None
+    ) -> None:
+        self._sessions = sessions
+        self._item = item
+        self.session_id = session_id
+        self.key = key
+        """By which `result` finds its answer, also from another process."""
+        self.at = at
+        """When it is to be sent; None if that is as soon as somebody can."""
+
+    def __repr__(self) -> str:
+        return f"<a message to session {self.session_id!r} under the key {self.key!r}>"
+
+    async def reply(self, timeout: float | None = None) -> Reply[Any] | None:  # noqa: ASYNC109  # None, and no error
+        """Wait for the answer: for as long as it takes, or `timeout` seconds. None if it is not there by then.
+
+        RunFailed if its run ended without an answer, and InputRefused if it can never be sent.
+        """
+        if timeout is not None:
+            expect_wait(timeout, "$.timeout")
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._sessions._answer_to(self.session_id, self.key, self._item)
+        except TimeoutError:
+            return None
+
+    async def drop(self) -> bool:
+        """Take the message back. False if its time has come: then it waits in the inbox, or has been answered."""
+        if self.at is None:
+            return False
+        return await self._sessions._queue().drop_timer(self.session_id, self.key)
+
+
+class Queueing(Talking):
+    """The verbs that leave messages to workers."""
+
+    async def enqueue(
+        self,
+        session_id: str,
+        message: object,
+        *parts: Sent,
+        priority: int = 0,
+        at: datetime | None = None,
+        output: object = None,
+        **options: Unpack[SendOptions],
+    ) -> Queued:
+        """Leave a message with a session, and return at once. A worker sends it, behind those that came before it.
+
+        With `at` it is sent at that time. Sessions whose messages have a higher `priority` are run first. The same
+        `key` again leaves nothing: it returns the message that is there, or its answer. QueueFull if too much waits.
+        The other options are those of `send`; a `context` cannot be left, but `context_data` can.
+        """
+        check_priority(priority)
+        if options.get("context") is not None:
+            problem = "it would not be there when the message is sent; leave context_data, for connect(context=…)"
+            raise InvalidData("$.context", problem)
+        if options.get("when_busy") not in (None, QUEUE):
+            raise InvalidData("$.when_busy", "a message that is left with a session always waits for its turn")
+        due = None if at is None else due_at(at)
+        key = options.get("key") or new_id()
+        action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
+        found = (await self.info(session_id)).id
+        if due is not None and at is not None:
+            entry = Entry(QUEUE, action.item())
+            await self._queue().set_timer(Timer(found, key, due, entry, priority))
+            return Queued(self, found, key, None, at)
+        item = await self._posted_before(found, action) if options.get("key") else None
+        if item is None and not await self._has_answer_to(found, action):
+            item = await self._post(found, action, priority)
+        return Queued(self, found, key, item, None)
+
+    async def _posted_before(self, session_id: SessionId, action: SendMessage) -> JournalEntry | None:
+        return await self._under_way(session_id, action, may_wait=True)
+
+    async def _has_answer_to(self, session_id: SessionId, action: SendMessage) -> bool:
+        """Tell whether a key has its answer. InvalidData if it is that of another message."""
+        assert action.key is not None
+        found = await self._journal().find_key(session_id, action.key.name)
+        if found is not None and found[0].digest != action.key.digest:
+            raise used_for_another(action.key.name)
+        return found is not None
+
+    async def _post(self, session_id: SessionId, action: SendMessage, priority: int) -> JournalEntry:
+        self._queue()  # or it would wait for ever
+        limits = {"priority": priority, "most": MOST_WAITING, "most_of_owner": MOST_OF_OWNER}
+        item = await Inbox(self._journal(), session_id).post(QUEUE, action.item(), **limits)
+        if self._connection.dispatcher is not None:
+            await self._connection.dispatcher.wake(session_id, priority=priority, owner=self.owner)
+        return item
+
+    async def schedule(
+        self,
+        name: str,
+        message: object,
+        *parts: Sent,
+        cron: str,
+        timezone: str | None = None,
+        session_id: str | None = None,
+        priority: int = 0,
+        output: object = None,
+        **options: Unpack[SendOptions],
+    ) -> Timer:
+        """Leave a message with a session again and again: `cron="0 7 * * MON", timezone="Europe/Oslo"`.
+
+        Without a `session_id` it is the session of the schedule's name, which is opened unless it is there. A schedule
+        of the same name in that session is replaced. A time at which no worker runs is made up for once.
+        """
+        from perdure.workers.timers import next_time
+
+        expect_text(name, "$.name", blank=False)
+        for unfit in ("key", "context"):
+            if options.get(unfit) is not None:
+                raise InvalidData(f"$.{unfit}", "a message that is sent again and again cannot have one")
+        action = await self._sending(message, parts, output, {**options, "when_busy": "queue"})
+        due = next_time(cron, timezone, now()).timestamp()
+        found = (await self.open(name)).id if session_id is None else (await self.info(session_id)).id  # type: ignore[attr-defined]
+        timer = Timer(found, _SCHEDULE + name, due, Entry(QUEUE, action.item()), priority, cron, timezone)
+        return await self._queue().set_timer(timer, replace=True)
+
+    async def schedules(self, session_id: str | None = None) -> Sequence[Timer]:
+        """Return the schedules of a session, or of all that are within reach."""
+        return [timer for timer in await self.timers(session_id) if timer.cron is not None]
+
+    async def unschedule(self, name: str, session_id: str | None = None) -> bool:
+        """End a schedule. False if there is none of that name in the session."""
+        found = (await self.info(name if session_id is None else session_id)).id
+        return await self._queue().drop_timer(found, _SCHEDULE + name)
+
+    async def timers(self, session_id: str | None = None) -> Sequence[Timer]:
+        """Return what is to be sent later: schedules, and messages that wait for their time."""
+        if session_id is not None:
+            return await self._timers_of((await self.info(session_id)).id)
+        if self.owner is None:
+            return await self._timers_of(None)
+        infos = await all_infos(self.store.list, owner=self.owner)
+        return [timer for info in infos for timer in await self._timers_of(info.id)]
+
+    async def _timers_of(self, session_id: SessionId | None) -> list[Timer]:
+        found: list[Timer] = []
+        while page := await self._queue().timers(session_id, limit=_PAGE, after=found[-1].id if found else 0):
+            found += page
+        return found
+
+    async def _answer_to(self, session_id: SessionId, key: str, item: JournalEntry | None) -> Reply[Any]:
+        """Wait for the answer to a key. Runs that were killed are left to workers."""
+        journal, found = self._journal(), item
+        async with listening(journal, session_id) as news:
+            while True:
+                if found is not None:
+                    async for _ in Joining(journal, session_id, found, _left_to_workers).chunks():
+                        pass
+                reply = await self.result(session_id, key)
+                if reply is not None and not reply.queued:
+                    return reply
+                found = await under_way(journal, session_id, key)
+                if found is None:
+                    await news()
+
+    def _journal(self) -> Journal:
+        journal = self.runtime.journal
+        if journal is None:
+            raise ConfigurationError("This store has no journal, so nothing can be left for a worker.")
+        return journal
+
+
+async def _left_to_workers(session_id: SessionId) -> None:
+    """Do nothing about a run that was killed."""

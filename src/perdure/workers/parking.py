@@ -1,0 +1,97 @@
+"""Sessions whose runs take their processes down with them: they are closed until an operator opens them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.actions.resume import ResumeExecution
+from perdure.errors import InvalidData
+from perdure.loop.factory import LoopFactory
+from perdure.model.ids import now
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.protocols import ActionContext, ActionResult, Entry, Journal, Next
+from perdure.run_journal import HANDED_OVER
+from perdure.runtime.record_reader import last_of_run
+
+PARKED = "parked"
+"""The tag of sessions that are parked, and the kind of the entry on record that says why."""
+_LOOKED_AT = 64
+"""How many entries at the end of a record are looked at for the reason. Few come behind it: the session is closed."""
+_PROGRESS = frozenset({"tool_execution_end", "turn_end", HANDED_OVER})
+
+
+class Parked(msgspec.Struct, frozen=True):
+    """Why a session is parked, and since when."""
+
+    reason: str
+    tries: int
+    at: str
+
+
+async def deaths(journal: Journal, session_id: str) -> int:
+    """Return how often a run that is to be continued has died with its process since it got any further.
+
+    One that was handed over has not died: its process had time to say so.
+    """
+    newest = await last_of_run(journal, session_id)
+    if newest is None or newest.run is None:
+        return 0
+    died = 0
+    for entry in await journal.read(session_id, run=newest.run):
+        if entry.kind == "agent_start":
+            died += 1
+        elif entry.kind in _PROGRESS:
+            died = 0
+    return died
+
+
+@dataclass(frozen=True, slots=True)
+class ParkSession:
+    """End the run that was killed where it stands, and close the session until somebody opens it again.
+
+    What waits in its inbox stays there. Why it is closed is on record.
+    """
+
+    ends_interruption: ClassVar[bool] = True
+
+    loops: LoopFactory
+    tries: int
+    reason: str = "its process has died each time it was run"
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        made = await ResumeExecution(self.loops, give_up=True, alone=True).execute_on(session, context)
+        why = Parked(self.reason, self.tries, now().isoformat())
+        if not isinstance(made, Next):  # another has recovered it
+            return made
+        entry = Entry(PARKED, msgspec.to_builtins(why))
+        saving = None if made.saving is None else replace(made.saving, entries=(*made.saving.entries, entry))
+        return replace(made, session=_closed(made.session), saving=saving)
+
+
+def _closed(session: AgentSession) -> AgentSession:
+    tagged = session.with_tags((*(tag for tag in session.info.tags if tag != PARKED), PARKED))
+    return tagged.suspended() if tagged.status is SessionStatus.ACTIVE else tagged
+
+
+async def why_parked(journal: Journal, session_id: str) -> Parked | None:
+    """Return why a session is parked, as its record says; None if it says nothing of it."""
+    newest = await journal.read(session_id, last=_LOOKED_AT)
+    found = next((entry for entry in reversed(newest) if entry.kind == PARKED), None)
+    return None if found is None else msgspec.convert(found.body, Parked)
+
+
+@dataclass(frozen=True, slots=True)
+class UnparkSession:
+    """Open a session that is parked. What waits in its inbox is sent next."""
+
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
+        if PARKED not in session.info.tags:
+            raise InvalidData("$.session_id", f"session {session.id!r} is not parked")
+        opened = session.with_tags(tag for tag in session.info.tags if tag != PARKED)
+        return opened.activated() if opened.status is SessionStatus.SUSPENDED else opened

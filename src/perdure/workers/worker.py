@@ -1,0 +1,127 @@
+"""A process, or a part of one, that runs sessions which others have left messages with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+
+from perdure.errors import ConfigurationError, PerdureError
+from perdure.model.ids import SessionId
+from perdure.protocols import Dispatcher, Outcome, Terms, WorkerOptions
+from perdure.runtime.runtime import SessionRuntime
+from perdure.workers.advancing import Advancing, Apart, queue_of
+from perdure.workers.inbox import InboxDispatcher
+from perdure.workers.timers import Bell
+
+if TYPE_CHECKING:
+    from perdure.sessions.sessions import Sessions
+
+_log = logging.getLogger("perdure.workers")
+_SWEEPS_A_LEASE = 6
+_TICK = 0.5
+"""Seconds between two looks at the timers."""
+
+
+class WorkerSettings(TypedDict, total=False):
+    """The settings of a worker: see `WorkerOptions`."""
+
+    concurrency: int
+    lease: float
+    drain: float
+    tries: int
+    per_owner: int | None
+
+
+class Worker:
+    """Runs sessions that others have left messages with, and continues runs whose processes have died.
+
+    Use it with `async with`, and await `run()`. `stop()` ends it: it takes no further session, runs have `drain`
+    seconds to end, and what is left then is handed over. Nothing of it is ended, and another worker continues it.
+
+    `sessions` are those of every owner. `dispatcher` hands the sessions out; without one, the store's own inboxes do.
+    `apart` is where a run is tried again that has died with its process, such as a process of its own.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        dispatcher: Dispatcher | None = None,
+        apart: Apart | None = None,
+        **options: Unpack[WorkerSettings],
+    ) -> None:
+        self.options = WorkerOptions(**options)
+        self._sessions = sessions
+        if sessions.owner is not None:
+            raise ConfigurationError("A worker runs the sessions of every owner. Connect without an owner.")
+        self._journal, queue = queue_of(sessions.runtime)
+        self._dispatcher = dispatcher or InboxDispatcher(queue)
+        self._runtime = self._own_runtime()
+        self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
+        self._bell = Bell(queue, self._dispatcher, self._runtime.execute)
+        self._stopped = asyncio.Event()
+        self._told: set[tuple[str, str]] = set()
+        """What was logged of sessions that cannot be run here: they are met again and again."""
+
+    def _own_runtime(self) -> SessionRuntime:
+        """Return a runtime beside that of the sessions: to hand its runs over, and no others."""
+        terms = Terms(lease=self.options.lease, per_owner=self.options.per_owner)
+        return self._sessions.runtime.beside(terms)
+
+    async def __aenter__(self) -> Self:
+        self._sessions._connection.require_open()
+        self._sessions._connection.dispatcher = self._dispatcher
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._sessions._connection.dispatcher = None
+        await self._runtime.close(0.0)
+
+    def stop(self) -> None:
+        """Take no further session. `run` returns when those under way have ended, or have been handed over."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Run sessions until `stop` is called."""
+        beside = [self._every(_TICK, self._bell.ring), self._every(self._sweep_every, self._sweep)]
+        tasks = [asyncio.ensure_future(each) for each in beside]
+        try:
+            await self._dispatcher.work(self._advance, self.options, self._stopped)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._runtime.close(0.0)  # what is left is handed over
+
+    @property
+    def _sweep_every(self) -> float:
+        return self.options.lease / _SWEEPS_A_LEASE
+
+    async def _advance(self, session_id: str) -> Outcome:
+        try:
+            return await self._advancing(SessionId(session_id))
+        except PerdureError as error:
+            told = (str(session_id), str(error))
+            if told not in self._told:
+                self._told.add(told)
+                _log.error("session %s could not be run here: %s", session_id, error)
+            return Outcome.FAILED
+
+    async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something now and then, not in step with other workers. A store that fails may recover."""
+        while not self._stopped.is_set():
+            try:
+                await work()
+            except PerdureError as error:
+                _log.warning("%s failed: %s", work.__qualname__, error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), seconds * random.uniform(0.8, 1.2))
+
+    async def _sweep(self) -> None:
+        """Have sessions looked at whose runs have died, wherever that was."""
+        for session_id in await self._journal.lapsed():
+            await self._dispatcher.wake(session_id)
