@@ -18,7 +18,7 @@ from perdure.errors import (
 )
 from perdure.loop.factory import LoopFactory
 from perdure.model.ids import SessionId
-from perdure.protocols import Action, JournalEntry, Outcome, Queue, is_queue
+from perdure.protocols import Action, Journal, JournalEntry, Outcome, Queue, is_queue
 from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.parking import ParkSession, deaths
 
