@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perdure.actions.inbox import Inbox, SendPosted
 from perdure.actions.resume import ResumeExecution
@@ -42,10 +42,10 @@ async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Out
 
 def queue_of(runtime: SessionRuntime) -> tuple[Journal, Queue]:
     """Return the journal of a runtime's store, and its queue, which is the same object."""
-    journal: Any = runtime.journal
-    if not is_queue(journal):
+    journal, queue = runtime.journal, runtime.journal
+    if journal is None or not is_queue(queue):
         raise ConfigurationError("This store has no inboxes that workers could look into. Use one of perdure's own.")
-    return journal, journal
+    return journal, queue
 
 
 class Advancing:
