@@ -32,6 +32,8 @@ from perdure import (
     Transcript,
     WriteMetadata,
 )
+from perdure.model.ids import SessionId
+from perdure.protocols import Timer
 from perdure.testing import FailingStore, FrozenClock, ScriptedDriver
 from perdure.testing.samples import new_session, note, say, seen, show
 
@@ -72,6 +74,9 @@ async def _conversation(store: Any) -> None:
     await runtime.execute("talk", TagSession("late"))
     await runtime.execute("talk", SendMessage("And again?", ledger_loops(["Yes 🎈."]), key="second"))
     await store.post("talk", Entry("note", {"text": "waits"}))
+    for name, due in (("wake", 1.0), ("digest", 2.0)):
+        await store.set_timer(Timer(SessionId("talk"), name, due, Entry("queue", {"text": "in time"})))
+    await store.reserve("a key", cost=1.0, burst=1.0)
 
 
 async def _forks(store: Any) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden.make import CURRENT, FORGETFUL, HERE, RECORD, STORES, describe, describe_record
+from msgspec.structs import replace
+from tests.golden.make import CURRENT, FORGETFUL, HERE, RECORD, STORES, describe, describe_record, timers
 
 from perdure import MemoryStore, load_session, save_session
 from perdure.archive import import_sessions
 from perdure.errors import VersionForgotten
 from perdure.model.session import AgentSession
-from perdure.protocols import said_in
+from perdure.protocols import Entry, Timer, said_in
 from perdure.testing.samples import say, show, texts
 
 FORMATS = sorted(path for path in HERE.glob("format-*") if path.is_dir())
@@ -24,6 +25,8 @@ STORED = [(path, name) for path in FORMATS for name in STORES if (path / name).e
 _UNSKETCHED = {"format-1", *(f"format-1{head}-schema-{number}" for head in ("", "-head-2") for number in range(2, 9))}
 SKETCHED = [(path, name) for path, name in STORED if path.name not in _UNSKETCHED]
 """Those that keep the text of an answer while it is being written."""
+QUEUED = [(path, name) for path, name in SKETCHED if "-schema-9" not in path.name]
+"""Those that have timers."""
 
 
 def expected(directory: Path) -> dict[str, Any]:
@@ -132,6 +135,38 @@ async def test_what_was_being_said_is_read(directory: Path, name: str, tmp_path:
     async with opened(copied(directory, name, tmp_path)) as store:
         found = await store.progress("gamma")
         assert (said_in(found.sketches), len(found.sketches), found.is_interrupted) == ("Half an answer", 2, True)
+
+
+@pytest.mark.parametrize(("directory", "name"), STORED, ids=named)
+async def test_what_waits_in_a_store_of_any_format_is_found(directory: Path, name: str, tmp_path: Path) -> None:
+    """In an older one, since its session was changed last. Items can be posted there, and timers set."""
+    opened: Callable[[Path], Any] = STORES[name]
+    async with opened(copied(directory, name, tmp_path)) as store:
+        found = {each.session_id: each for each in await store.waiting()}
+        gamma = await store.load("gamma")
+        assert (found["gamma"].priority, found["gamma"].count) == (0, 1)
+        assert found.keys() - {"kappa"} == {"gamma"}
+        if "kappa" not in found:
+            assert found["gamma"].since == gamma.info.updated_at.timestamp()
+            assert [*await store.timers()] == []
+        timer = await store.set_timer(Timer(gamma.id, "t", 5.0, Entry("queue", {"n": 1}), priority=9))
+        assert await store.ring(timer)
+        assert [(each.session_id, each.priority, each.count) for each in await store.waiting(1)] == [("gamma", 9, 2)]
+        assert [each.since is None for each in await store.running()] == ["kappa" not in found]
+        assert [problem for problem in await store.check() if problem.session_id] == []
+
+
+@pytest.mark.parametrize(("directory", "name"), QUEUED, ids=named)
+async def test_timers_of_any_format_are_read(directory: Path, name: str, tmp_path: Path) -> None:
+    """With their items, and what waits with its priority; those that rang or were dropped are gone."""
+    opened: Callable[[Path], Any] = STORES[name]
+    async with opened(copied(directory, name, tmp_path)) as store:
+        (kappa,) = [each for each in await store.waiting() if each.session_id == "kappa"]
+        assert (kappa.owner, kappa.priority, kappa.count) == ("ann", 7, 3)
+        kept = await store.timers("kappa")
+        assert [replace(each, id=0) for each in kept] == timers(kappa.session_id)[::2]
+        assert [each.name for each in await store.due(1_800_000_060.0)] == ["once", "digest"]
+        assert await store.ring(kept[0])
 
 
 @pytest.mark.parametrize("directory", FORMATS, ids=named)

@@ -21,6 +21,7 @@ from perdure.archive import export_sessions
 from perdure.model import ids
 from perdure.model.definition import AgentDefinition, ModelConfig
 from perdure.model.execution import ExecutionBudget, ExecutionStatus
+from perdure.model.ids import SessionId
 from perdure.model.lineage import ChildLoopRef, SpawnRef
 from perdure.model.loop_events import (
     AgentEnd,
@@ -48,7 +49,7 @@ from perdure.model.step import InferenceResponse, ToolExecution
 from perdure.model.stop import StopReason, StopSignal
 from perdure.model.usage import Usage
 from perdure.model.value import ErrorRecord
-from perdure.protocols import Entry, Key, Sketch
+from perdure.protocols import Entry, Key, Sketch, Timer
 from perdure.recorder import SessionRecorder
 from perdure.records.files import save_session
 from perdure.stores.file import FileStore
@@ -92,6 +93,33 @@ async def furnish(store: Any) -> None:
     await store.save(deleted.deleted())
     await _nest(store)
     await _line(store)
+    with ids.use(clock=FrozenClock(datetime(2025, 3, 1, tzinfo=UTC))):  # as above
+        await _queue(store)
+
+
+async def _queue(store: Any) -> None:
+    """`kappa`: items that wait, a timer, a schedule, one that has rung and one that was dropped. `gamma` waits too."""
+    session = await store.create(new_session("Later", id="kappa", owner="ann"))
+    for number, priority in enumerate((3, 7)):
+        await store.post("kappa", Entry("queue", {"n": number}), priority=priority)
+    for timer in timers(session.id):
+        await store.set_timer(timer)
+    (rings,) = [timer for timer in await store.timers("kappa") if timer.name == "rings"]
+    await store.ring(rings)
+    await store.drop_timer("kappa", "dropped")
+    await store.reserve("provider", cost=1.0, burst=2.0)
+
+
+def timers(session_id: SessionId) -> list[Timer]:
+    """The timers of `kappa`, as they were set."""
+    said = Entry("queue", {"text": "Did it arrive? \x00 😀", "list": [1, None]}, "run-1")
+    return [
+        Timer(session_id, "once", 1_800_000_000.5, said, 2),
+        Timer(session_id, "rings", 1_700_000_000.0, Entry("queue", {"n": 2})),
+        Timer(session_id, "digest", 1_800_000_060.0, said, cron="0 7 * * MON", timezone="Europe/Oslo"),
+        Timer(session_id, "dropped", 1_800_000_000.0, said),
+        Timer(session_id, "wake", 1_800_000_120.0),
+    ]
 
 
 async def _line(store: Any) -> None:

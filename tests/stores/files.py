@@ -40,7 +40,7 @@ def names(where: Path, ending: str = "") -> set[str]:
 
 
 def files_in(where: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in where.iterdir()}
+    return {str(path.relative_to(where)): path.read_bytes() for path in where.rglob("*") if path.is_file()}
 
 
 def bytes_in(where: Path) -> bytes:

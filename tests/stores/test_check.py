@@ -120,6 +120,13 @@ ROWS = (
            "talk", "inbox 1: its checksum does not match"),
     Damage(f"UPDATE inbox SET seq = 5 WHERE sid = {of('talk')};{in_session('inbox_end = 5, taken = 5')}",
            "talk", "its inbox: an item is missing from it"),
+    Damage(in_session("since = NULL"), "talk", "since when its inbox waits, or how urgent it is: it is missing"),
+    # Timers and rates.
+    Damage("UPDATE timer SET crc = crc + 1 WHERE name = 'wake'", "talk", "timer 'wake': its checksum does not match"),
+    Damage("UPDATE timer SET due = due + 1 WHERE name = 'wake'", "talk", "timer 'wake': its checksum does not match"),
+    Damage("UPDATE timer SET name = 'x' WHERE name = 'wake'", "talk", "timer 'x': its checksum does not match"),
+    Damage("UPDATE timer SET sid = 999", None, "timer 999: it belongs to no session"),
+    Damage("UPDATE rate SET until = -1", None, "rate 'a key': it is not a time"),
     # Rows that belong to nobody.
     Damage(f"UPDATE tag SET sid = 999 WHERE tag = 'late' AND sid = {of('talk')}", None, "tag 999: it belongs to"),
     Damage("UPDATE inbox SET sid = 999", None, "inbox 999: it belongs to no session"),
@@ -317,6 +324,8 @@ class Schema:
     def put_back(self) -> None:
         self.db.execute(f"TRUNCATE {', '.join(self._tables)}".encode())
         for name in self._tables:
+            if name == "waiting":  # which the triggers of `session` fill
+                continue
             columns = ", ".join(self._columns(name))
             insert = f'INSERT INTO "{name}" ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM "kept_{name}"'
             self.db.execute(insert.encode())
@@ -344,6 +353,9 @@ IN_POSTGRES = (
     Damage("DELETE FROM claimed", "killed", "its claim: it is not noted where those who recover look"),
     Damage(f"INSERT INTO claimed (sid) SELECT {of('talk')}", "talk", "its claim: it is noted where those who recover"),
     Damage("INSERT INTO claimed (sid) VALUES (999)", None, "claimed 999: it belongs to no session"),
+    Damage("DELETE FROM waiting", "talk", "what waits in its inbox: it is not noted as its row says"),
+    Damage("UPDATE waiting SET priority = priority + 1", "talk", "what waits in its inbox: it is not noted as its row"),
+    Damage("INSERT INTO waiting VALUES (999, NULL, 'active', 0, 0)", "999", "what waits in its inbox: it is not noted"),
     Damage(f"UPDATE head SET hashes = ARRAY['x'] WHERE version = 2 AND sid = {of('talk')}", "talk", "along with"),
     Damage(f"UPDATE head SET wanted = ARRAY[1, 0, 99] WHERE version = 2 AND sid = {of('talk')}", "talk", "along with"),
     Damage("DELETE FROM word WHERE pos = 1", None, "the search index of log"),

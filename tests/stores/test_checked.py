@@ -15,7 +15,7 @@ from tests import postgres_server
 import perdure
 from perdure import Entry, InvalidData, Message, PerdureError
 from perdure.model.transcript import LogRef
-from perdure.protocols import ArchivedSession, Change, Claim, Key, Sketch, StoredAt
+from perdure.protocols import ArchivedSession, Change, Claim, Key, Sketch, StoredAt, Timer
 from perdure.stores.memory import MemoryStore
 from perdure.testing.samples import new_session, tell
 
@@ -96,6 +96,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "messages": RECORDS,
         "entries": RECORDS,
         "take_over": FLAG,
+        "per_owner": (*without(None, 5), 0),
     },
     "heartbeat": {"claim": without()},
     "release": {"claim": without(), "interrupted": FLAG},
@@ -131,7 +132,28 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "find_key": {"session_id": ID, "name": TEXT},
     "is_claimed": {"session_id": ID},
     "is_interrupted": {"session_id": ID},
-    "post": {"session_id": ID, "entry": without()},
+    "post": {
+        "session_id": ID,
+        "entry": without(),
+        "priority": (*without(5, -1), True, 2**31),
+        "most": without(None, 5),
+        "most_of_owner": without(None, 5),
+        "also": RECORDS,
+    },
+    "waiting": {"limit": (*COUNT, 0), "idle_only": FLAG},
+    "has_waiting": {"session_id": ID},
+    "running": {},
+    "set_timer": {"timer": without(), "replace": FLAG},
+    "timers": {"session_id": (*without(None, "x"), "", "a b", HALF), "limit": (*COUNT, 0), "after": COUNT},
+    "due": {"at": (*NUMBER, HUGE), "limit": (*COUNT, 0)},
+    "ring": {
+        "timer": without(),
+        "again": (*without(None, 5, 1.5), True, float("nan")),
+        "entry": without(None),
+        "also": RECORDS,
+    },
+    "drop_timer": {"session_id": ID, "name": TEXT},
+    "reserve": {"name": TEXT, "cost": (*NUMBER, HUGE), "burst": (*NUMBER, HUGE)},
     "note": {"session_id": ID, "entries": RECORDS},
     "attachments": {"session_id": ID, "hashes": (*without([], {}), {"x": 5}, [HALF], ["0" * 64], ["A" * 64])},
     "dump": {"session_id": ID, "alone": FLAG},
@@ -161,6 +183,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
         await store.create(new_session("b", id="held"))
         claim, _ = await store.claim("held", version=1, owner="ann", entries=[Entry("start", run="r")])
         log, stop = await store.log_of("free")
+        timer = await store.set_timer(Timer(free.id, "t", 5.0, Entry("steer")))
         yield (
             store,
             {
@@ -185,6 +208,10 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
                 "after": 0,
                 "most": 0.0,
                 "hashes": [],
+                "timer": timer,
+                "at": 5.0,
+                "cost": 1.0,
+                "burst": 1.0,
             },
         )
 
@@ -202,7 +229,8 @@ async def state_of(store: Any) -> Any:
         )
         for each in ("free", "held")
     ]
-    return per_session, [info.id for info in await store.list()], await store.find_key("free", "k")
+    queue = (await store.waiting(idle_only=False), await store.timers())
+    return per_session, [info.id for info in await store.list()], await store.find_key("free", "k"), queue
 
 
 async def test_a_verb_refuses_what_it_cannot_mean(url: str) -> None:

@@ -523,6 +523,7 @@ class TestRemoved:
 
         async with FileStore(where) as store:
             await store.create(small("Hi"))
+            await store.post("s", Entry("steer"))  # which notes first that something waits
             monkeypatch.setattr(os, "fsync", removing)
             with pytest.raises(StoreError, match="removed"):
                 await store.post("s", Entry("steer"))

@@ -72,7 +72,7 @@ def make_old(path: Path) -> None:
                 crc = entry_checksum(sid, seq, entry.run, entry.kind, raw)
                 values = (sid, seq, runs.get((sid, entry.run)), entry.kind, crc, raw)
                 db.execute("INSERT INTO event (sid, seq, run, kind, crc, body) VALUES (?, ?, ?, ?, ?, ?)", values)
-        for table in ("batch", "blob", "attached", "sketch"):
+        for table in ("batch", "blob", "attached", "sketch", "timer", "rate"):
             db.execute(f"DROP TABLE {table}").fetchall()
         db.execute(LINES_NOTED)
         newer = "type = 'trigger' OR type = 'index' AND sql IS NOT NULL"
@@ -81,7 +81,7 @@ def make_old(path: Path) -> None:
         for index in re.findall(r"(?m)^CREATE INDEX .*?;", script, re.DOTALL):
             db.execute(index).fetchall()
         added = (("key", "crc"), ("log", "crc"), ("session", "line"), ("ref", "since"))
-        added += (("session", "spawned"), ("session", "recent"))
+        added += (("session", "spawned"), ("session", "recent"), ("session", "priority"), ("session", "since"))
         for table, column in (*(("tag", name) for name in ADDED_TO_TAGS), *added):
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}").fetchall()
         db.pragma("user_version", 1)

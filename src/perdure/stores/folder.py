@@ -198,7 +198,7 @@ class Folder:
         self._has_written = True
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700, dir_fd=self._handle)
-        self.sync()
+            self.sync()
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=self._handle)
         try:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | _SAFE, 0o600, dir_fd=handle))

@@ -1,7 +1,7 @@
 """Sessions as files in a directory, which people can read and any number of processes may share.
 
 `{id}.json` is the current session; `{id}.jsonl` its log, the truth for every version; `{id}.lock` keeps writers apart.
-`{id}.sketch` is there while an answer is being written.
+`{id}.sketch` is there while an answer is being written, `.waiting/{id}` and `.timers/{id}` while it has any.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ class FileStore(Store):
         for session_id in await self._engine.pledged():
             with suppress(SessionBusy, CorruptRecord, InvalidSessionFile):
                 fresh += await self._finish_redaction(session_id)
+        await self._engine.forget_survey()
         return fresh + await super().gc()
 
     async def _finish_redaction(self, session_id: str) -> int:

@@ -100,7 +100,7 @@ def shown_owners(changes: Changes, desk: Desk) -> set[str]:
 
 def _line_key(changes: Changes, desk: Desk) -> str | None:
     """Return the key of a session's new line, "" if it has none any more; None if it is as it was."""
-    before, after = _session_rows(changes)
+    before, after = session_rows(changes)
     if after is None or after["line"] == (before or {"line": None})["line"]:
         return None
     return "" if after["line"] is None else desk.key_of(after["line"])
@@ -108,7 +108,7 @@ def _line_key(changes: Changes, desk: Desk) -> str | None:
 
 def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
     """Return the lines of an operation, and those of another one to come behind it."""
-    before, after = _session_rows(changes)
+    before, after = session_rows(changes)
     line_key = _line_key(changes, desk)
     first = [] if before or not after else [opening(after["log"], WITH_LINE if line_key else codec.FORMAT)]
     claims = [] if after is None else list(_claim_lines(before, after))
@@ -124,6 +124,8 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
         *(line("taken", at=after["taken"]) for _ in "1" if after and after["taken"] > (before or after)["taken"]),
         *_key_lines(changes),
         *_inbox_lines(changes.added.get("inbox", ())),
+        *_waits_lines(before, after),
+        *_timer_lines(changes),
         *(each for each in claims if each.kind == "release"),
         *(line("head", at=row["version"], body=row["body"]) for row in heads),
     ]
@@ -133,7 +135,7 @@ def lines_of(changes: Changes, desk: Desk) -> tuple[list[Line], list[Line]]:
 
 
 # What a session's log has lines of, by the column that says whose they are.
-_IN_LOG = {**dict.fromkeys(("session", "uses", "batch", "key", "inbox", "head"), "sid"), "ref": "child"}
+_IN_LOG = {**dict.fromkeys(("session", "uses", "batch", "key", "inbox", "timer", "head"), "sid"), "ref": "child"}
 
 
 def whole_log(stem: str, desk: Desk) -> tuple[list[Line], list[Line]]:
@@ -168,7 +170,8 @@ def _claim_again(session: Record) -> tuple[Line, Line]:
     return line("claim", at=session["epoch"], body=msgspec.json.encode(held)), line("release", at=session["epoch"])
 
 
-def _session_rows(changes: Changes) -> tuple[Record | None, Record | None]:
+def session_rows(changes: Changes) -> tuple[Record | None, Record | None]:
+    """Return a session's row as it was and as it is; None where there is none, or nothing has changed."""
     for row in changes.added.get("session", ()):
         return None, row
     for before, after in changes.changed.get("session", ()):
@@ -249,6 +252,24 @@ def _inbox_lines(rows: Iterable[Record]) -> list[Line]:
     return [line("inbox", at=row["seq"], body=_posted(row)) for row in sorted(rows, key=lambda row: int(row["seq"]))]
 
 
+def _waits_lines(before: Record | None, after: Record | None) -> Iterator[Line]:
+    """Yield how urgent what waits is, and since when, if a post has changed that."""
+    if after is None or after["since"] is None:
+        return
+    was = before or {"priority": 0, "since": None}
+    if (was["priority"], was["since"]) != (after["priority"], after["since"]):
+        yield line("waits", at=after["priority"], body=msgspec.json.encode(float(after["since"])))
+
+
+def _timer_lines(changes: Changes) -> Iterator[Line]:
+    """Yield the timers that are gone, then those that were set: one may have taken another's name."""
+    for row in changes.removed.get("timer", ()):
+        yield line("timer", row["name"], row["timer"])
+    for row in (*changes.added.get("timer", ()), *(after for _, after in changes.changed.get("timer", ()))):
+        body = msgspec.json.encode((row["due"], msgspec.Raw(row["body"])))
+        yield line("timer", row["name"], row["timer"], body)
+
+
 def _posted(row: Record) -> bytes:
     return codec.encode(Entry(row["kind"], codec.decode_plain(row["body"]), row["run"]))
 
@@ -264,13 +285,23 @@ class Rewriting:
     def __init__(self, changes: Changes, desk: Desk) -> None:
         self._bodies = dict(_bodies(changes.changed, desk))
         self._unused = {row["hash"] for row in changes.removed.get("uses", ())}
+        self._timers = {(number, due) for number, due, _ in desk.look(changes.stem).log.timers.values()}
 
     def __call__(self, each: Line) -> Line:
         if each.kind == "value" and each.name in self._unused:
             # An empty one in its place, so that no line is missing.
             return replace(each, name="", body=msgspec.Raw(b"null"))
+        if each.kind == "timer" and not self._is_set(each):
+            return replace(each, body=msgspec.Raw(b"null"))  # what it had said may be what is to go
         body = self._bodies.get((each.kind, each.name, each.at))
         return each if body is None else replace(each, body=msgspec.Raw(body))
+
+    def _is_set(self, each: Line) -> bool:
+        """Tell whether a line is of a timer as it is now."""
+        if bytes(each.body) == b"null":
+            return False
+        due, _ = msgspec.json.decode(each.body, type=tuple[float, msgspec.Raw])
+        return (each.at, due) in self._timers
 
 
 def _bodies(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from perdure.errors import CorruptRecord, InvalidSessionFile, UnreadableFile
 from perdure.protocols import Problem
 from perdure.stores.engine import T
+from perdure.stores.file import hints
 from perdure.stores.file.desk import Desk
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
@@ -28,6 +29,7 @@ _NO_GROUP = (
     "A process was killed while it changed several sessions together, and some may be without it. Each is sound by "
     "itself. Remove it when you have looked at them."
 )
+_HINT = "Run `perdure gc`, which makes it anew."
 _NO_REQUEST = "A redaction was cut short. Remove this file, and redact the same messages again."
 
 
@@ -59,6 +61,7 @@ def _log(desk: Desk, stem: str) -> Iterator[Problem]:
         yield from _document(desk, log)
         if not log.damage and log.version:
             yield from _name(log)
+            yield from _hints(desk.directory, log)
 
 
 def _name(log: SessionLog) -> Iterator[Problem]:
@@ -67,6 +70,15 @@ def _name(log: SessionLog) -> Iterator[Problem]:
         yield Problem(log.stem, log.file, f"it is the log of {log.key!r}", _LOG)
     elif log.epoch < key.birth:
         yield Problem(log.stem, "its epoch", "it is out of the session's range", _COPY)
+
+
+def _hints(directory: Directory, log: SessionLog) -> Iterator[Problem]:
+    """Whether workers find what waits, once hints were made for all sessions."""
+    if hints.is_surveyed(directory.folder):
+        for kind in hints.missing(directory.folder, log):
+            yield Problem(
+                log.stem, f"{kind}/{log.stem}", "it is missing, so that workers do not find the session", _HINT
+            )
 
 
 def _document(desk: Desk, log: SessionLog) -> Iterator[Problem]:

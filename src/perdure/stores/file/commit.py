@@ -13,8 +13,9 @@ from typing import NamedTuple, TypeVar
 from perdure.errors import CorruptRecord, InvalidSessionFile
 from perdure.model.session import AgentSession
 from perdure.stores.cache import CachedSession
+from perdure.stores.file import hints
 from perdure.stores.file.blobs import LOCK
-from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of, shown_owners, whole_log
+from perdure.stores.file.changes import Changes, Rewriting, changes_of, lines_of, session_rows, shown_owners, whole_log
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, owner_of
 from perdure.stores.file.document import document_file, encode_document
@@ -43,6 +44,8 @@ def commit(desk: Desk, result: object) -> None:
     needed = {owner_of(each.stem) for each in changes}.union(*(shown_owners(each, desk) for each in changes))
     if not needed <= desk.held:
         raise MoreLocks(needed)
+    if desk.rates.is_changed:
+        desk.rates.write()
     if desk.blobs.is_changed:
         _commit_with_files(desk, changes, result)
     else:
@@ -73,6 +76,7 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
     rewrites = [_Rewrite.of(each, desk) for each in written if is_rewrite]
     operations = {each.stem: [*filter(None, lines_of(each, desk))] for each in written if not is_rewrite}
     sketches = [write for each in changes if not each.is_erasure for write in _sketch_writes(desk, each)]
+    settled = [hint for each in changes for hint in _give_hints(desk, each)]
     desk.tables.take_back()
     if rewrites:
         _rewrite(desk, rewrites)
@@ -87,6 +91,8 @@ def _commit(desk: Desk, changes: Sequence[Changes], result: object) -> None:
         trim(desk, trimmed)
     for write in sketches:  # after the answer itself: killed in between, it leaves pieces that are void
         write(desk.directory.folder)
+    for kind, stem in settled:
+        hints.take(desk.directory.folder, kind, stem)
     for session_id in desk.pledges:
         remove_intent(desk.directory.folder, session_id)
 
@@ -101,6 +107,23 @@ def _sketch_writes(desk: Desk, changes: Changes) -> Iterator[Callable[[Folder], 
         yield (lambda folder: folder.replace(name, left)) if left else (lambda folder: folder.remove(name))
     elif added:
         yield lambda folder: folder.append(name, folder.size(name) or 0, encode_sketches(added))
+
+
+def _give_hints(desk: Desk, changes: Changes) -> Iterator[tuple[str, str]]:
+    """Note that something waits in a session, or that it has timers, before that is written.
+
+    Yield the hints that can go once all is written.
+    """
+    before, after = session_rows(changes)
+    did, does = (row is not None and row["inbox_end"] > row["taken"] for row in (before, after))
+    if does and not did:
+        hints.give(desk.directory.folder, hints.WAITING, changes.stem)
+    elif (did and not does) or changes.is_erasure:
+        yield hints.WAITING, changes.stem
+    if changes.added.get("timer") and not changes.is_erasure:
+        hints.give(desk.directory.folder, hints.TIMERS, changes.stem)
+    elif (gone := changes.removed.get("timer")) and not desk.rows_of("timer").find({"sid": gone[0]["sid"]}):
+        yield hints.TIMERS, changes.stem
 
 
 def _left_of(desk: Desk, stem: str) -> list[Line]:

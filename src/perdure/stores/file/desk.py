@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
+from zlib import crc32
 
 from perdure.errors import CorruptRecord, UnreadableFile
 from perdure.model.session import AgentSession
@@ -26,16 +27,19 @@ from perdure.stores.engine import (
     Where,
     drive,
 )
+from perdure.stores.file import hints
 from perdure.stores.file.directory import Directory, is_stem, owner_of
 from perdure.stores.file.group import members
 from perdure.stores.file.listing import ROW_OF_HEADER, header_rows
 from perdure.stores.file.log import LogKey, SessionLog
+from perdure.stores.file.rates import Rates
 from perdure.stores.file.rows import LogRows
 from perdure.stores.file.sketches import read_sketches
 from perdure.stores.jobs.loading import Load
 from perdure.stores.tables import Record, Rows, Tables
 
 _AT_HAND = 32
+_OWNERS_LOCKS = 64
 
 
 class MoreLocks(Exception):
@@ -46,6 +50,14 @@ class MoreLocks(Exception):
         self.needed = set(needed)
 
 
+def _hint_for(table: str, where: Where) -> str:
+    """Return the kind of hints by which the sessions are found that a statement may concern; "" if there is none."""
+    if table == "timer" and "sid" not in where:
+        return hints.TIMERS
+    is_scan = table == "session" and "id" not in where and "sid" not in where
+    return hints.WAITING if is_scan and "inbox_end > taken" in where else ""
+
+
 class Desk:
     """The tables of a directory, for one job at a time."""
 
@@ -54,11 +66,14 @@ class Desk:
         self.tables = Tables()
         self.tables.tables["session"].number_for = self._birth_for
         self.tables.tables["log"].number_for = self._key_for
+        # Whoever else sets one at the same moment does so in another session, which tells them apart.
+        self.tables.tables["timer"].number_for = lambda row: time.time_ns()
         self.tables.answer(Insert("meta", ("key", "value"), [("uid", directory.origin), ("erasures", 0)]))
         self.seen: dict[str, LogRows] = {}
         """The logs that the job has looked at, by stem."""
         self.pledges: dict[str, bytes] = {}
         self.blobs = directory.blobs
+        self.rates = Rates(directory.folder, directory.lock_timeout)
         self.held: set[str] = set()
         self.looked_at: set[str] = set()
         self.has_seen_all = False
@@ -78,6 +93,8 @@ class Desk:
         self._without_values.clear()
         self.tables.begin()
         self.blobs.begin()
+        self.rates.begin()
+        self._owner = ""
         self.lock(ids)
         self.tables.answer(Update("meta", {"value": self.directory.erasures()}, {"key": "erasures"}))
 
@@ -119,8 +136,10 @@ class Desk:
 
     def answer(self, statement: Statement) -> list[Any]:
         match statement:
-            case Lock(session_ids, _):
+            case Lock(session_ids, _, owner):
                 self.lock(session_ids)
+                if owner is not None:
+                    self._lock_owner(owner)
                 return []
             case Pledge(session_id, body):
                 self.pledges[session_id] = body
@@ -129,6 +148,8 @@ class Desk:
                 return [(self._at,)]
             case Select("blob") | Count("blob") | Insert("blob") | Delete("blob"):
                 return self.blobs.answer(statement)
+            case Select("rate") | Insert("rate"):
+                return self.rates.answer(statement, self._locks)
             case Select("session", columns, where) if self._is_in_headers(columns, where):
                 return self._select_headers(statement)
             case Insert(table, columns, rows, or_set):
@@ -151,7 +172,8 @@ class Desk:
         """Tell whether documents' headers answer it, so that logs need not be read."""
         asked = {key.partition(" ")[0] for key in where}
         is_scan = bool(asked) and "id" not in where and "sid" not in asked
-        return is_scan and self._is_strict and not self.held and {*columns, *asked} <= ROW_OF_HEADER
+        is_unchanged = not self.held or not self.tables.touched
+        return is_scan and self._is_strict and is_unchanged and {*columns, *asked} <= ROW_OF_HEADER
 
     def _select_headers(self, statement: Select) -> list[Any]:
         few = Tables()
@@ -171,16 +193,42 @@ class Desk:
         """Bring the rows up to date that a statement may concern."""
         if table == "meta":
             return
-        named = self._named(table, where)
-        for rows in self.look_at_all() if named is None else named:
+        named, hint = self._named(table, where), _hint_for(table, where)
+        if hint:
+            found: Iterable[LogRows] = self._look_at_hinted(hint)
+        else:
+            found = self.look_at_all() if named is None else named
+        for rows in found:
             try:
                 if table == "sketch":
                     self._read_sketches(rows)
                 else:
                     rows.make(table)
             except CorruptRecord:
-                if named is not None or self._is_erasing:
+                if (named is not None and not hint) or self._is_erasing:
                     raise
+
+    def _look_at_hinted(self, kind: str) -> list[LogRows]:
+        """Return the logs of sessions that may have something waiting, or timers. A damaged one stops no other."""
+        folder = self.directory.folder
+        if not hints.is_surveyed(folder):
+            hints.survey(folder, (rows.log for rows in self.look_at_all()))
+        found = []
+        for session_id in hints.hinted(folder, kind):
+            with suppress(CorruptRecord, UnreadableFile):
+                rows = self.existing(session_id)
+                if rows is not None:
+                    found.append(rows)
+        for stem in self._kept.keys() - self.seen.keys():  # they are as they were when they were last looked at
+            self.forget(stem)
+        return found
+
+    def _lock_owner(self, owner: str) -> None:
+        """Hold the lock of those who count an owner's items or claims. It is one of a few, which owners share."""
+        name = f".owners-{crc32(owner.encode()) % _OWNERS_LOCKS:02}"
+        if self._owner != name:
+            self._locks.enter_context(self.directory.folder.locked([name], self.directory.lock_timeout))
+            self._owner = name
 
     def _read_sketches(self, rows: LogRows) -> None:
         """Bring the pieces of an answer under way up to date, once in a job."""
@@ -311,7 +359,7 @@ class Desk:
 
     def stem_of(self, table: str, row: Record) -> str | None:
         """Return the log that a row is kept in; None for those that are in none."""
-        if table in ("value", "meta"):
+        if table in ("value", "meta", "rate"):
             return None
         if table in ("msg", "attached"):
             key = LogKey.parse(row["log"])

@@ -19,7 +19,7 @@ from perdure.model.ids import now
 from perdure.model.session import SessionInfoList
 from perdure.protocols import Problem
 from perdure.stores.engine import Change, Engine, Fetch, Job, Kind, T, drive
-from perdure.stores.file import group
+from perdure.stores.file import group, hints
 from perdure.stores.file.commit import commit
 from perdure.stores.file.desk import Desk, MoreLocks
 from perdure.stores.file.directory import Directory, cut_short, owner_of
@@ -115,6 +115,10 @@ class FileEngine(Engine):
     async def sweep(self, session_id: str) -> None:
         """Remove what a killed writer or deletion has left of a session that is not there."""
         await self._opened.run(lambda directory: _sweep(directory, session_id))
+
+    async def forget_survey(self) -> None:
+        """Have the next who asks what waits look at all sessions."""
+        await self._opened.run(lambda directory: hints.forget_survey(directory.folder))
 
     async def pledged(self) -> Sequence[str]:
         """Return the sessions in which something was begun, and was cut short or is under way."""

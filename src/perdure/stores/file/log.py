@@ -47,6 +47,7 @@ class LogKey(NamedTuple):
 
 
 _NOTHING = msgspec.Raw(b"null")
+_NO_TIMER = b"null"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -146,6 +147,11 @@ class SessionLog:
         self.events: list[bytes] = []
         self.inbox: list[bytes] = []
         self.taken = 0
+        self.priority = 0
+        self.since: float | None = None
+        """How urgent what waits in the inbox is, and since when it waits; None if an older release has posted it."""
+        self.timers: dict[str, tuple[int, float, bytes]] = {}
+        """Timers by name: their numbers, when they are due, and what they hold."""
         self.keys: dict[str, tuple[Key, int]] = {}
         self.refs: dict[Stretch, int] = {}
         """What is noted of what it shows of others, and since which version; 0 if from the first on."""
@@ -297,6 +303,13 @@ class SessionLog:
                 self.inbox.append(body)
             case "taken":
                 self.taken = max(self.taken, each.at)
+            case "waits":
+                self.priority, self.since = each.at, msgspec.json.decode(body, type=float)
+            case "timer":
+                self.timers.pop(each.name, None)
+                if body != _NO_TIMER:
+                    due, held = msgspec.json.decode(body, type=tuple[float, msgspec.Raw])
+                    self.timers[each.name] = (each.at, due, bytes(held))
             case "key":
                 self.keys[each.name] = (Key(each.name, msgspec.json.decode(body, type=str)), each.at)
             case "ref":

@@ -68,6 +68,7 @@ class LogRows:
             "inbox": self._inbox,
             "attached": self._attached,
             "key": self._requests,
+            "timer": self._timers,
         }
 
     def give_another_number(self) -> None:
@@ -117,6 +118,8 @@ class LogRows:
         row |= {"msg_end": log.end_of(""), "evt_end": len(log.events), "inbox_end": len(log.inbox)}
         line = LogKey.parse(log.line)
         row |= {"taken": log.taken, "epoch": log.epoch, "line": line and line.birth}
+        is_unknown = log.since is None and len(log.inbox) > log.taken
+        row |= {"priority": log.priority, "since": row["updated"] if is_unknown else log.since}
         if log.held is not None:
             row |= {"claim": msgspec.json.encode(log.held.holder), "expires": log.held.expires}
         self._put("session", tuple(row), sid=self.sid, **row)
@@ -212,6 +215,11 @@ class LogRows:
                 self._keys[name] = (key, version)
                 self._put("key", ("digest", "version"), sid=self.sid, name=name, digest=key.digest, version=version)
 
+    def _timers(self) -> None:
+        self._tables.answer(Delete("timer", {"sid": self.sid}))
+        for name, (number, due, body) in self.log.timers.items():
+            self._put("timer", timer=number, sid=self.sid, name=name, due=due, body=body)
+
     def put_sketches(self, pieces: Iterable[tuple[int, int, bytes]]) -> None:
         """Take the pieces of an answer under way, in place of those there are."""
         with self._tables.unnoted():
@@ -223,7 +231,7 @@ class LogRows:
         """Remove all rows."""
         answer, used = self._tables.answer, self._tables.tables["uses"]
         with self._tables.unnoted():
-            for table in ("session", "tag", "log", "head", "uses", "run", "batch", "inbox", "key", "sketch"):
+            for table in ("session", "tag", "log", "head", "uses", "run", "batch", "inbox", "key", "sketch", "timer"):
                 answer(Delete(table, {"sid": self.sid}))
             answer(Delete("ref", {"child": self.sid}))
             for name in self.log.messages if "log" in self._made else ():
