@@ -59,10 +59,10 @@ class Worker:
         if sessions.owner is not None:
             raise ConfigurationError("A worker runs the sessions of every owner. Connect without an owner.")
         self._journal, queue = queue_of(sessions.runtime)
-        self._dispatcher = dispatcher or InboxDispatcher(queue)
+        self.dispatcher = dispatcher or InboxDispatcher(queue)
         self._runtime = self._own_runtime()
         self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
-        self._bell = Bell(queue, self._dispatcher, self._runtime.execute)
+        self._bell = Bell(queue, self.dispatcher, self._runtime.execute)
         self._stopped = asyncio.Event()
         self._told: set[tuple[str, str]] = set()
         """What was logged of sessions that cannot be run here: they are met again and again."""
@@ -74,7 +74,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         self._sessions._connection.require_open()
-        self._sessions._connection.dispatcher = self._dispatcher
+        self._sessions._connection.dispatcher = self.dispatcher
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -90,7 +90,7 @@ class Worker:
         beside = [self._every(_TICK, self._bell.ring), self._every(self._sweep_every, self._sweep)]
         tasks = [asyncio.ensure_future(each) for each in beside]
         try:
-            await self._dispatcher.work(self._advance, self.options, self._stopped)
+            await self.dispatcher.work(self._advance, self.options, self._stopped)
         finally:
             for task in tasks:
                 task.cancel()
@@ -124,4 +124,4 @@ class Worker:
     async def _sweep(self) -> None:
         """Have sessions looked at whose runs have died, wherever that was."""
         for session_id in await self._journal.lapsed():
-            await self._dispatcher.wake(session_id)
+            await self.dispatcher.wake(session_id)

@@ -1,0 +1,37 @@
+"""Each dispatcher keeps the contract, on each store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests import postgres_server
+
+from perdure import FileStore, MemoryStore, PostgresStore, SqliteStore
+from perdure.testing.dispatcher_contract import DispatcherContract
+from perdure.workers import InboxDispatcher
+
+
+class Inboxes(DispatcherContract):
+    def dispatcher(self, store: Any) -> InboxDispatcher:
+        return InboxDispatcher(store)
+
+
+class TestInboxesInMemory(Inboxes):
+    def open_store(self, where: Path) -> MemoryStore:
+        return MemoryStore()
+
+
+class TestInboxesInFiles(Inboxes):
+    def open_store(self, where: Path) -> FileStore:
+        return FileStore(where / "sessions")
+
+
+class TestInboxesInSqlite(Inboxes):
+    def open_store(self, where: Path) -> SqliteStore:
+        return SqliteStore(where / "sessions.db")
+
+
+class TestInboxesInPostgres(Inboxes):
+    def open_store(self, where: Path) -> Any:
+        return PostgresStore(postgres_server.url_of(where))
