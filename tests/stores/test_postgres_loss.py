@@ -163,18 +163,19 @@ async def test_a_post_whose_answer_was_lost_is_looked_up(
 ) -> None:
     """The item is in the inbox once, and its caller is told its number; others' items are not taken for it."""
     todo: list[str] = []
+    fetched = link.fetched
 
     async def lossy(connection: Any, query: str, values: Any) -> Any:
         when = todo.pop(0) if todo and query == inbox._POST else "never"
         if when == "before":
             await connection.close()
-        answer = await link.fetched(connection, query, values)
+        answer = await fetched(connection, query, values)
         if when == "after":
             await connection.close()
             raise psycopg.OperationalError("the connection is lost")
         return answer
 
-    monkeypatch.setattr(inbox, "fetched", lossy)
+    monkeypatch.setattr(link, "fetched", lossy)
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session())
         for number in (1, 3, 5):

@@ -52,7 +52,6 @@ from perdure.stores.jobs.lines import (
     shown_by_first,
     uncovered,
 )
-from perdure.stores.jobs.waiting import require_seat
 from perdure.stores.tapes import without
 
 Pack = Callable[[bytes], bytes]
@@ -520,6 +519,8 @@ class Take(Append):
     def require_seat(self) -> Job[None]:
         """Raise OwnerBusy if the session's owner has as many runs at once as are allowed."""
         if self.per_owner is not None:
+            from perdure.stores.jobs.waiting import require_seat  # most claims are not counted
+
             yield from require_seat(self.session_id, self.per_owner)
 
     def finish(self, result: tuple[Claim, Appended]) -> tuple[Claim, Appended]:
