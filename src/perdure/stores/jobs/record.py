@@ -292,7 +292,8 @@ def post(session_id: str, item: Post) -> Job[int]:
 
         yield from require_room(session_id, place.owner, place.end - place.taken, item.most, item.most_of_owner)
     seq = yield from put_into_inbox(session_id, place, item)
-    yield from item.also
+    for each in item.also:  # noqa: UP028  # which are sent answers, as an iterator cannot be
+        yield each
     return seq
 
 

@@ -473,13 +473,15 @@ class Append(Change):
         return self.made(place, (log, start), facts)
 
     def columns(self, place: Place, facts: Facts) -> dict[str, Any]:
-        """Return what changes in the session's row."""
-        return {
+        """Return what changes in the session's row. `taken` is left out unless it does: indexes look at it."""
+        columns: dict[str, Any] = {
             "msg_end": place.msg_end + (0 if self.branch else len(self.messages)),
             "evt_end": place.evt_end + self.entries,
-            "taken": max(facts.taken, self.taken),
             "expires": Later(self.claim.lease),
         }
+        if self.taken > facts.taken:
+            columns["taken"] = self.taken
+        return columns
 
     def made(self, place: Place, log: tuple[int | str, int], facts: Facts) -> Any:
         """Return what the append came to; `log` is where its messages went. `facts` are those from before it."""
