@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from tests import postgres_server
 from tests.stores.files import bytes_in, files_in
+from tests.stores.test_postgres_loss import lose_commits
 
 from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, QueueFull, SqliteStore, StoreError
 from perdure.model.ids import SessionId
@@ -194,20 +195,8 @@ class TestPostgres:
         self, schema: str, when: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A post, a claim and a timer that rings: the limit is not taken for full by what is there already."""
-        commit = psycopg.AsyncTransaction.__aexit__
         plan: list[str] = []
-
-        async def lossy(self: Any, *error: Any) -> Any:
-            is_lost = bool(plan) and error[0] is None
-            if is_lost and plan.pop() == "before":
-                await self.connection.close()
-            result = await commit(self, *error)
-            if is_lost:
-                await self.connection.close()
-                raise psycopg.OperationalError("the connection is lost")
-            return result
-
-        monkeypatch.setattr(psycopg.AsyncTransaction, "__aexit__", lossy)
+        lose_commits(monkeypatch, plan)
         async with store_in(schema) as store, store_in(schema) as other:
             for name in ("it", "more"):
                 await store.create(new_session("Hello", id=name, owner="ada"))
