@@ -224,7 +224,7 @@ class TestPostgres:
                     " SELECT 'w' || n, 0, 1, 'active', 'a', n, n, 1, n, '' FROM generate_series(1, 5000) AS n"
                 )
                 db.execute("ANALYZE session, waiting")
-                text = postgres_waiting._FREE.replace("%(all)s", "false").replace("%(limit)s", "10")
+                text = postgres_waiting.page(10, idle_only=True)
                 plan = "\n".join(row[0] for row in db.execute(f"EXPLAIN {text}".encode()))
             assert "waiting_by_urgency" in plan
             assert "Sort" not in plan
