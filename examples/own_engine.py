@@ -111,6 +111,9 @@ class FrameEngine(port.Engine):
         """Return the rows that meet all conditions. Every row is looked at: give yours indexes for `Table.ways`."""
         found = [((table, number), row) for number, row in self._rows[table].items()]
         for term, value in where.items():
+            if pair := port.pair_of(term):  # two columns of the row
+                found = [each for each in found if each[1][pair[0]] > each[1][pair[1]]]
+                continue
             column, by = port.condition_of(term)  # as in SQL, None meets no condition with a value
             found = [each for each in found if each[1][column] is not None or value is None]
             found = [each for each in found if COMPARE[by](each[1][column], value)]

@@ -57,8 +57,10 @@ if TYPE_CHECKING:
     from perdure.errors import InvalidSessionFile as InvalidSessionFile
     from perdure.errors import InvalidSessionId as InvalidSessionId
     from perdure.errors import NotLoaded as NotLoaded
+    from perdure.errors import OwnerBusy as OwnerBusy
     from perdure.errors import PendingCallsChanged as PendingCallsChanged
     from perdure.errors import PerdureError as PerdureError
+    from perdure.errors import QueueFull as QueueFull
     from perdure.errors import RequestRefused as RequestRefused
     from perdure.errors import RetriesExhausted as RetriesExhausted
     from perdure.errors import RunFailed as RunFailed
@@ -255,7 +257,8 @@ _HOMES = {
     "definition_files": "load_definition load_definitions",
     "errors": "AgentStop ClaimConflict ClaimLost CompactionFailed ConfigurationError ContextTooLong CorruptRecord "
     "DriverError ErasedMeanwhile IllegalStatusChange InputRefused InvalidData InvalidSessionFile InvalidSessionId "
-    "NotLoaded PendingCallsChanged PerdureError RequestRefused RetriesExhausted RunFailed RunInterrupted SessionBusy "
+    "NotLoaded OwnerBusy PendingCallsChanged PerdureError QueueFull RequestRefused RetriesExhausted RunFailed "
+    "RunInterrupted SessionBusy "
     "SessionConflict SessionLocked SessionNotActive SessionNotFound StageFailed StoreError ToolError "
     "ToolUnavailable TransientDriverError UnreadableFile VersionForgotten",
     "loop.agent_loop": "AgentLoop LoopSetup",

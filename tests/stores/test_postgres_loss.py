@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -163,18 +163,19 @@ async def test_a_post_whose_answer_was_lost_is_looked_up(
 ) -> None:
     """The item is in the inbox once, and its caller is told its number; others' items are not taken for it."""
     todo: list[str] = []
+    fetched = link.fetched
 
     async def lossy(connection: Any, query: str, values: Any) -> Any:
         when = todo.pop(0) if todo and query == inbox._POST else "never"
         if when == "before":
             await connection.close()
-        answer = await link.fetched(connection, query, values)
+        answer = await fetched(connection, query, values)
         if when == "after":
             await connection.close()
             raise psycopg.OperationalError("the connection is lost")
         return answer
 
-    monkeypatch.setattr(inbox, "fetched", lossy)
+    monkeypatch.setattr(link, "fetched", lossy)
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session())
         for number in (1, 3, 5):
@@ -186,13 +187,11 @@ async def test_a_post_whose_answer_was_lost_is_looked_up(
         assert await kinds(store, session.id, inbox=True) == ["steer", "other's"] * 3
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_note_whose_answer_was_lost_is_made_once(
-    schema: str, when: str, monkeypatch: pytest.MonkeyPatch
+def lose_commits(
+    monkeypatch: pytest.MonkeyPatch, plan: list[str], meanwhile: Callable[[], Awaitable[object]] | None = None
 ) -> None:
-    """Its caller is told its number, though another has written behind it by then."""
+    """Lose the connection before or after the next commits, as a plan says, and do something before it is told."""
     commit = psycopg.AsyncTransaction.__aexit__
-    plan: list[str] = []
 
     async def lossy(self: Any, *error: Any) -> Any:
         is_lost = bool(plan) and error[0] is None
@@ -201,13 +200,23 @@ async def test_a_note_whose_answer_was_lost_is_made_once(
         result = await commit(self, *error)
         if is_lost:
             await self.connection.close()
-            await other.note(session.id, entries("other's", run="task"))
+            if meanwhile is not None:
+                await meanwhile()
             raise psycopg.OperationalError("the connection is lost")
         return result
 
     monkeypatch.setattr(psycopg.AsyncTransaction, "__aexit__", lossy)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_note_whose_answer_was_lost_is_made_once(
+    schema: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller is told its number, though another has written behind it by then."""
+    plan: list[str] = []
     async with store_in(schema) as store, store_in(schema) as other:
         session = await store.create(new_session())
+        lose_commits(monkeypatch, plan, lambda: other.note(session.id, entries("other's", run="task")))
         plan += [when]
         number = await store.note(session.id, entries("noted", run="task"))
         assert plan == []

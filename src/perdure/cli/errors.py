@@ -48,6 +48,7 @@ EXIT_CODES: dict[str, int] = {
     "SessionNotFound": NOT_FOUND,
     "SessionConflict": CONFLICT,
     "SessionBusy": CONFLICT,
+    "QueueFull": CONFLICT,
     "SessionLocked": CONFLICT,
     "SessionNotActive": NOT_ALLOWED,
     "IllegalStatusChange": NOT_ALLOWED,

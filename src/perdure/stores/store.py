@@ -63,7 +63,7 @@ from perdure.stores.engine import Engine, IndexedEngine, Job, Kind, T
 from perdure.stores.format import packing
 from perdure.stores.format.placement import Placement, has_end, is_at_hand
 from perdure.stores.format.rows import LAST, Attachments, Batch, prepare_batch
-from perdure.stores.jobs import claiming, loading, record, waiting
+from perdure.stores.jobs import claiming, loading, record
 from perdure.stores.jobs.listing import IdPart, Page
 from perdure.stores.jobs.loading import Load, Loaded
 from perdure.stores.jobs.saving import Append, Keep, KeepAll, Pack, Take
@@ -571,10 +571,14 @@ class Store:
             )
 
     async def waiting(self, limit: int = 100, *, idle_only: bool = True) -> Sequence[Waiting]:
+        from perdure.stores.jobs import waiting
+
         checked.waiting(limit, idle_only)
         return await self._engine.run(partial(waiting.waiting, limit, idle_only))
 
     async def has_waiting(self, session_id: str) -> bool:
+        from perdure.stores.jobs import waiting
+
         return await self._engine.run(partial(waiting.has_waiting, SessionId(session_id)), "write")
 
     async def running(self) -> Sequence[Running]:

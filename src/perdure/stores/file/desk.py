@@ -217,7 +217,7 @@ class Desk:
         for session_id in hints.hinted(folder, kind):
             with suppress(CorruptRecord, UnreadableFile):
                 rows = self.existing(session_id)
-                if rows is not None:
+                if rows is not None and not rows.log.damage:
                     found.append(rows)
         for stem in self._kept.keys() - self.seen.keys():  # they are as they were when they were last looked at
             self.forget(stem)

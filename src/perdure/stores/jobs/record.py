@@ -37,7 +37,6 @@ from perdure.stores.jobs.saving import (
     row_of_batch,
     rows_of_runs,
 )
-from perdure.stores.jobs.waiting import require_room
 
 _NEAR = 256
 _RUN = ("loop", "first_seq", "last_seq", "log", "first_pos", "end_pos")
@@ -262,6 +261,10 @@ class Post(NamedTuple):
     most_of_owner: int | None = None
     also: Sequence[Also] = ()
 
+    @property
+    def is_limited(self) -> bool:
+        return self.most is not None or self.most_of_owner is not None
+
     @classmethod
     def of(
         cls,
@@ -284,9 +287,13 @@ def post(session_id: str, item: Post) -> Job[int]:
     place = yield from place_in_inbox(session_id)
     if place is None:
         raise SessionNotFound(session_id)
-    yield from require_room(session_id, place.owner, place.end - place.taken, item.most, item.most_of_owner)
+    if item.is_limited:
+        from perdure.stores.jobs.waiting import require_room  # a first turn does without
+
+        yield from require_room(session_id, place.owner, place.end - place.taken, item.most, item.most_of_owner)
     seq = yield from put_into_inbox(session_id, place, item)
-    yield from item.also
+    for each in item.also:  # noqa: UP028  # which are sent answers, as an iterator cannot be
+        yield each
     return seq
 
 

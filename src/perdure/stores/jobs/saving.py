@@ -52,7 +52,6 @@ from perdure.stores.jobs.lines import (
     shown_by_first,
     uncovered,
 )
-from perdure.stores.jobs.waiting import require_seat
 from perdure.stores.tapes import without
 
 Pack = Callable[[bytes], bytes]
@@ -474,13 +473,15 @@ class Append(Change):
         return self.made(place, (log, start), facts)
 
     def columns(self, place: Place, facts: Facts) -> dict[str, Any]:
-        """Return what changes in the session's row."""
-        return {
+        """Return what changes in the session's row. `taken` is left out unless it does: indexes look at it."""
+        columns: dict[str, Any] = {
             "msg_end": place.msg_end + (0 if self.branch else len(self.messages)),
             "evt_end": place.evt_end + self.entries,
-            "taken": max(facts.taken, self.taken),
             "expires": Later(self.claim.lease),
         }
+        if self.taken > facts.taken:
+            columns["taken"] = self.taken
+        return columns
 
     def made(self, place: Place, log: tuple[int | str, int], facts: Facts) -> Any:
         """Return what the append came to; `log` is where its messages went. `facts` are those from before it."""
@@ -520,6 +521,8 @@ class Take(Append):
     def require_seat(self) -> Job[None]:
         """Raise OwnerBusy if the session's owner has as many runs at once as are allowed."""
         if self.per_owner is not None:
+            from perdure.stores.jobs.waiting import require_seat  # most claims are not counted
+
             yield from require_seat(self.session_id, self.per_owner)
 
     def finish(self, result: tuple[Claim, Appended]) -> tuple[Claim, Appended]:

@@ -118,7 +118,8 @@ def ring(timer: Timer, again: float | None, entry: Entry | None, also: Sequence[
     else:
         crc, _ = sealed(place.sid, replace(stored, due=again))
         yield Update("timer", {"due": again, "crc": crc}, {"timer": timer.id, "sid": place.sid})
-    yield from also
+    for each in also:  # noqa: UP028  # which are sent answers, as an iterator cannot be
+        yield each
     return True
 
 

@@ -13,19 +13,24 @@ from perdure.stores.postgres.link import Link
 from perdure.stores.postgres.rows import NOW, given_time, plain, restored
 
 # From `waiting` in its order, as far as the page goes. Each row is looked at in `session`, which is the truth.
+# The limit is part of the text: a plan for any limit would read all that wait, and sort it.
 _ROWS = """
     SELECT session.id, session.owner, waiting.priority, waiting.since, session.inbox_end, session.taken, waiting.sid
 """
 _FREE = f"""
     {_ROWS} FROM waiting JOIN session ON session.sid = waiting.sid
-    WHERE waiting.status = 'active' AND session.inbox_end > session.taken AND (%(all)s OR session.claim IS NULL)
-    ORDER BY waiting.priority DESC, waiting.since, waiting.sid LIMIT %(limit)s
+    WHERE waiting.status = 'active' AND session.inbox_end > session.taken {{idle}}
+    ORDER BY waiting.priority DESC, waiting.since, waiting.sid LIMIT {{limit:d}}
 """
+# One by one, however many the planner may take them for.
 _CLAIMED = f"""
     {_ROWS}, convert_to(session.claim, 'UTF8'), session.expires <= coalesce(%(at)s::float8, {NOW})
-    FROM claimed JOIN waiting ON waiting.sid = claimed.sid JOIN session ON session.sid = claimed.sid
+    FROM claimed
+    CROSS JOIN LATERAL (SELECT * FROM waiting AS of WHERE of.sid = claimed.sid OFFSET 0) AS waiting
+    CROSS JOIN LATERAL (SELECT * FROM session AS of WHERE of.sid = claimed.sid OFFSET 0) AS session
     WHERE waiting.status = 'active' AND session.inbox_end > session.taken AND session.claim IS NOT NULL
 """
+_MOST = 1_000_000
 # Whoever has posted and not committed holds the row's lock: this waits for that, and reads the row as it is then.
 _LAST_LOOK = "SELECT inbox_end > taken FROM session WHERE id = %s FOR SHARE"
 _RESERVE = f"""
@@ -38,13 +43,17 @@ _RESERVE = f"""
 
 async def waiting(link: Link, limit: int, idle_only: bool) -> list[Waiting]:
     """Do what the job of this name does."""
-    free = await link.rows(_FREE, {"all": not idle_only, "limit": limit})
+    free = await link.rows(page(limit, idle_only=idle_only))
     claimed = await link.rows(_CLAIMED, {"at": given_time()}) if idle_only else []
     seen = {row[0] for row in free}  # what was given back between the two is seen by both
     lapsed = [
         row[:-2] for row in claimed if row[0] not in seen and (row[-1] or holder_of(row[0], bytes(row[-2])).is_gone)
     ]
     return [waiting_of(_with_text(row)) for row in merged(free, lapsed)[:limit]]
+
+
+def page(limit: int, *, idle_only: bool) -> str:
+    return _FREE.format(idle="AND session.claim IS NULL" if idle_only else "", limit=min(limit, _MOST))
 
 
 def _with_text(row: Any) -> Any:

@@ -21,7 +21,7 @@ from perdure.stores.sqlite.worker import require_in_place
 
 # The tables whose rows move when sessions are saved, so that names, or what was being said, may be left in pages that
 # no erasure touches. All others are appended to, and their rows move in erasures only.
-_NAMES = frozenset({"session", "tag", "log", "run", "key", "attached", "sketch"})
+_NAMES = frozenset({"session", "tag", "log", "run", "key", "attached", "sketch", "timer"})
 _MOMENT_MS = 5
 
 

@@ -1,0 +1,250 @@
+"""What waits and timers, beneath their contract: by which indexes, in which transaction, with nothing left over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+import pytest
+from tests import postgres_server
+from tests.stores.files import bytes_in, files_in
+from tests.stores.test_postgres_loss import lose_commits
+
+from perdure import Entry, FileStore, Message, OwnerBusy, PostgresStore, QueueFull, SqliteStore, StoreError
+from perdure.model.ids import SessionId
+from perdure.protocols import Also, Timer
+from perdure.stores.engine import Select
+from perdure.stores.jobs import timers, waiting
+from perdure.stores.postgres import waiting as postgres_waiting
+from perdure.stores.sqlite.engine import TRANSLATOR
+from perdure.testing.samples import new_session, say, tell
+
+ITEM = Entry("queue", {"said": "hello"})
+
+
+def timer(name: str = "t", *, text: str = "hello", **options: Any) -> Timer:
+    return Timer(SessionId("it"), name, 5.0, Entry("queue", {"said": text}), **options)
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> str:
+    return postgres_server.schema_of(tmp_path)
+
+
+def store_in(schema: str) -> PostgresStore:
+    return PostgresStore(postgres_server.dsn(), schema=schema)
+
+
+def connected(schema: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(postgres_server.dsn(), autocommit=True, options=f"-c search_path={schema}")
+
+
+class TestSqlite:
+    async def test_each_question_has_an_index(self, tmp_path: Path) -> None:
+        """What it costs follows what it returns, however many sessions wait or do not."""
+        async with SqliteStore(tmp_path / "s.db"):
+            pass
+        claimed = {**waiting.WAITS, "status": "active", "claim !=": None}
+        asked = {
+            "session_waiting (status=?)": self._waiting(),
+            "session_claimed": Select("session", waiting.COLUMNS, claimed),
+            "session_waiting_by_owner (owner=?)": Select(
+                "session", ("inbox_end",), {"owner": "ada", **waiting.WAITS}, limit=9
+            ),
+            "timer_by_due (due<?)": Select("timer", timers.COLUMNS, {"due <=": 5.0}, order="due timer", limit=9),
+        }
+        for index, select in asked.items():
+            plan = self._plan(tmp_path / "s.db", select)
+            assert [index in step for step in plan] == [True], (index, plan)
+
+    def _waiting(self) -> Select:
+        where = {**waiting.WAITS, "status": "active", "claim": None}
+        return Select("session", waiting.COLUMNS, where, order="-priority since sid", limit=9)
+
+    def _plan(self, path: Path, select: Select) -> Sequence[str]:
+        db = apsw.Connection(str(path))
+        text, values = TRANSLATOR.select(select)
+        plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {text}", tuple(values))]
+        db.close()
+        return plan
+
+    async def test_no_byte_of_a_timer_is_left(self, tmp_path: Path) -> None:
+        """Of one that rang, one that was dropped and one that is set, once its session is erased."""
+        async with SqliteStore(tmp_path / "s.db") as store:
+            await _rung_dropped_and_set(store)
+            await store.delete("it")
+            assert b"erase-me" not in bytes_in(tmp_path)
+
+
+class TestFiles:
+    async def test_no_byte_of_a_timer_is_left(self, tmp_path: Path) -> None:
+        """The hints go too."""
+        async with FileStore(tmp_path) as store:
+            await _rung_dropped_and_set(store)
+            await store.delete("it")
+            assert b"erase-me" not in bytes_in(tmp_path)
+            assert not files_in(tmp_path).keys() & {".timers/it", ".waiting/it"}
+
+    async def test_a_redaction_leaves_nothing_of_timers_that_are_gone(self, tmp_path: Path) -> None:
+        """What they had said may be the message that is redacted. One that is still set keeps its item."""
+        async with FileStore(tmp_path) as store:
+            await _rung_dropped_and_set(store)
+            session = await store.load("it")
+            assert session is not None
+            message = Message.user("erase-me rung")
+            session = await store.save(tell(session, message), taken=1)
+            await store.redact("it", [message.id])
+            found = (tmp_path / "it.jsonl").read_bytes()
+            assert b"erase-me dropped" not in found
+            assert found.count(b"erase-me rung") == found.count(b'"kind":"inbox"')  # which the redaction knows by ids
+            assert [each.name for each in await store.timers()] == ["set"]
+
+    async def test_a_directory_of_an_older_release_is_looked_through_once(self, tmp_path: Path) -> None:
+        """It has no hints. Afterwards they are given with what they tell of."""
+        async with FileStore(tmp_path) as store:
+            for name in ("a", "b"):
+                await store.create(new_session("Hello", id=name))
+            await store.post("a", ITEM)
+            (tmp_path / ".waiting" / "a").unlink()
+            assert [each.session_id for each in await store.waiting()] == ["a"]
+            assert {name for name in files_in(tmp_path) if name.startswith(".waiting")} == {".waiting/+", ".waiting/a"}
+            await store.post("b", ITEM)
+            assert len(await store.waiting()) == 2
+
+    async def test_a_lost_hint_is_named_and_made_anew(self, tmp_path: Path) -> None:
+        """A check finds it missing, and gc has all sessions looked at again."""
+        async with FileStore(tmp_path) as store:
+            await store.create(new_session("Hello", id="it"))
+            await store.post("it", ITEM)
+            await store.set_timer(timer())
+            assert len(await store.waiting()) == 1
+            assert [*await store.check()] == []
+            for kind in (".waiting", ".timers"):
+                (tmp_path / kind / "it").unlink()
+            assert [problem.where for problem in await store.check()] == [".waiting/it", ".timers/it"]
+            assert [*await store.waiting()] == [*await store.timers()] == []
+            await store.gc()
+            assert (len(await store.waiting()), len(await store.timers())) == (1, 1)
+            assert [*await store.check()] == []
+
+    async def test_a_damaged_session_stops_no_other(self, tmp_path: Path) -> None:
+        """It is left out of what waits, and of what is due."""
+        async with FileStore(tmp_path) as store:
+            for name in ("it", "other"):
+                await store.create(new_session("Hello", id=name))
+                await store.post(name, ITEM)
+            await store.set_timer(timer())
+            path = tmp_path / "it.jsonl"
+            path.write_bytes(path.read_bytes().replace(b"Hello", b"Jello"))
+        async with FileStore(tmp_path) as store:
+            assert [each.session_id for each in await store.waiting()] == ["other"]
+            assert [*await store.due(9.0)] == []
+
+
+async def _rung_dropped_and_set(store: Any) -> None:
+    await store.create(new_session("Hello", id="it"))
+    for name in ("rung", "dropped", "set"):
+        kept = await store.set_timer(timer(name, text=f"erase-me {name}"))
+        if name == "rung":
+            assert await store.ring(kept)
+    assert await store.drop_timer("it", "dropped")
+
+
+class TestPostgres:
+    async def test_a_statement_of_the_caller_is_in_the_same_transaction(self, schema: str) -> None:
+        """If it fails, nothing is posted and no timer has rung; if the post is refused, it is not carried out."""
+        async with store_in(schema) as store:
+            await store.create(new_session("Hello", id="it", owner="ada"))
+            kept = await store.set_timer(timer())
+            with connected(schema) as db:
+                db.execute("CREATE TABLE job (session text)")
+                wake, wrong = Also("INSERT INTO job VALUES (%s)", ("it",)), Also("INSERT INTO nowhere VALUES (1)")
+                assert await store.post("it", ITEM, also=[wake]) == 1
+                assert await store.ring(kept, again=9.0, also=[wake])
+                for also in ([wrong], [wake, wrong]):
+                    with pytest.raises(StoreError):
+                        await store.post("it", ITEM, also=also)
+                    with pytest.raises(StoreError):
+                        await store.ring(_at(kept, 9.0), also=also)
+                with pytest.raises(QueueFull):
+                    await store.post("it", ITEM, most=2, also=[wake])
+                with pytest.raises(QueueFull):
+                    await store.post("it", ITEM, most_of_owner=2, also=[wake])
+                assert not await store.ring(kept, also=[wake])
+                assert db.execute("SELECT count(*) FROM job").fetchall() == [(2,)]
+            assert len(await store.read("it", inbox=True)) == 2
+            assert [each.due for each in await store.timers()] == [9.0]
+
+    async def test_the_last_look_waits_for_a_post_that_is_under_way(self, schema: str) -> None:
+        """Without the lock it would see nothing, and the item would wait until somebody writes again."""
+        async with store_in(schema) as store:
+            await store.create(new_session("Hello", id="it"))
+            with connected(schema) as db, db.transaction():
+                db.execute("UPDATE session SET inbox_end = 1, since = 5 WHERE id = 'it'")
+                look = asyncio.create_task(store.has_waiting("it"))
+                done, _ = await asyncio.wait({look}, timeout=0.3)
+                assert not done
+            assert await look
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    async def test_what_was_counted_and_whose_answer_was_lost_is_made_once(
+        self, schema: str, when: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A post, a claim and a timer that rings: the limit is not taken for full by what is there already."""
+        plan: list[str] = []
+        lose_commits(monkeypatch, plan)
+        async with store_in(schema) as store, store_in(schema) as other:
+            for name in ("it", "more"):
+                await store.create(new_session("Hello", id=name, owner="ada"))
+            plan += [when]
+            assert await store.post("it", ITEM, most_of_owner=1) == 1
+            kept = await store.set_timer(timer())
+            plan += [when]
+            assert await store.ring(kept)
+            plan += [when]
+            claim, _ = await store.claim("it", version=1, owner="me", per_owner=1)
+            assert plan == []
+            assert len(await other.read("it", inbox=True)) == 2
+            with pytest.raises(OwnerBusy):
+                await other.claim("more", version=1, owner="me", per_owner=1)
+            await store.release(claim)
+            await other.claim("more", version=1, owner="me", per_owner=1)
+
+    async def test_a_page_of_many_that_wait_is_read_by_an_index(self, schema: str) -> None:
+        """It costs what it returns. A page of a hundred thousand is measured by the benchmarks."""
+        async with store_in(schema) as store:
+            await store.create(new_session("Hello", id="it"))
+            with connected(schema) as db:
+                db.execute(
+                    "INSERT INTO session (id, log, version, status, agent, created, updated, inbox_end, since, op)"
+                    " SELECT 'w' || n, 0, 1, 'active', 'a', n, n, 1, n, '' FROM generate_series(1, 5000) AS n"
+                )
+                db.execute("ANALYZE session, waiting")
+                text = postgres_waiting.page(10, idle_only=True)
+                plan = "\n".join(row[0] for row in db.execute(f"EXPLAIN {text}".encode()))
+            assert "waiting_by_urgency" in plan
+            assert "Sort" not in plan
+            assert [each.session_id for each in await store.waiting(3)] == ["w1", "w2", "w3"]
+
+    async def test_a_save_stays_on_its_page(self, schema: str) -> None:
+        """No index is on what a post or a taken item changes: the session's new row needs no new entries in any."""
+        async with store_in(schema) as store:
+            session = await store.create(new_session("Hello", id="it"))
+            with connected(schema) as db:
+                for round in range(3):
+                    await store.post("it", ITEM, priority=round)
+                    session = await store.save(say(session, f"answer {round}"), taken=round + 1)
+                await asyncio.sleep(1.2)  # statistics are told once a second
+                await store.exists("it")
+                sql = "SELECT n_tup_upd - n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = %s AND relname = %s"
+                ((cold,),) = db.execute(sql, (schema, "session")).fetchall()
+            assert cold <= 1  # a minute may begin, by which lists are ordered
+            assert [*await store.waiting()] == []
+
+
+def _at(kept: Timer, due: float) -> Timer:
+    return Timer(kept.session_id, kept.name, due, kept.entry, id=kept.id)
