@@ -40,7 +40,7 @@ from perdure import (
 from perdure.adapters.home import Home
 from perdure.adapters.strands import PerdureSessionManager, PerdureSessionRepository
 from perdure.cli.family_tree import tree_of
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, InvalidData
 from perdure.sessions.shared import SharedStore, shared
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
@@ -452,6 +452,15 @@ def test_the_chat_of_one_of_several_agents(store: SharedStore) -> None:
     assert manager.chat_of("critic").length() == 0
     with pytest.raises(SessionException, match="does not exist"):
         manager.chat_of("nobody")
+
+
+@pytest.mark.parametrize("session_id", ["", " ", None, 5])
+def test_an_id_is_a_text_that_is_not_blank(store: SharedStore, session_id: Any) -> None:
+    """It is refused before anything is kept, by the name of the argument. It may be as long as it likes."""
+    with pytest.raises(InvalidData, match=r"\$\.session_id"):
+        PerdureSessionManager(session_id, store=store)
+    agent_of(store, ["Hello."], "long " * 500)("Hi?")
+    assert len(agent_of(store, [], "long " * 500).messages) == 2
 
 
 async def test_it_can_be_called_where_an_event_loop_runs(store: SharedStore) -> None:

@@ -22,7 +22,7 @@ from strands.types.session import Session, SessionAgent, SessionMessage, Session
 
 from perdure.adapters.foreign import as_metadata, of_metadata
 from perdure.adapters.forms.strands import FORM
-from perdure.adapters.home import Change, Home
+from perdure.adapters.home import Change, Home, check_session_id
 from perdure.errors import ConfigurationError, SessionConflict, SessionNotActive, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
@@ -266,6 +266,7 @@ class PerdureSessionManager(RepositorySessionManager):
     def __init__(
         self, session_id: str, *, store: str | SessionStore | None = None, owner: str | None = None, **kwargs: Any
     ) -> None:
+        check_session_id(session_id)
         self.repository = PerdureSessionRepository(store=store, owner=owner)
         try:
             super().__init__(session_id, self.repository, **kwargs)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from perdure.adapters.foreign import as_name
 from perdure.errors import SessionBusy, SessionConflict
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.model.value import EMPTY, JSON, clean_text
+from perdure.model.value import EMPTY, JSON
 from perdure.runtime.repository import SessionFactory
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 NOTE = "imported"
 """The key of the metadata that tells what of a source has arrived."""
-_LONGEST_NAME = 200
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -188,7 +188,8 @@ class Target:
         if spawn is not None:
             info = replace(info, parent_id=SessionId(spawn.parent_session_id), spawn_ref=spawn)
         made = replace(made, info=info)
-        return made if name is None or name == session_id else made.with_name(clean_text(name)[:_LONGEST_NAME])
+        shown = as_name(name, session_id)
+        return made if shown is None else made.with_name(shown)
 
 
 async def take_in(
