@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "trim text": (lambda c: c.trim("3"), "keep_last"),
     "no role": (lambda c: c.inject({"content": "hi"}), "role"),
     "bad role": (lambda c: c.inject({"role": "narrator", "content": "hi"}), "role"),
-    "plain text": (lambda c: c.inject("hi"), "role"),
+    "plain texts": (lambda c: c.inject(["hi", "there"]), "role"),
     "no message": (lambda c: c.inject(7), "message"),
     "fork at": (lambda c: c.fork(at=99), "99"),
     "fork type": (lambda c: c.fork(at=1.5), "at"),
