@@ -5,6 +5,9 @@ EXTRAS ?= dev,llm,mcp,peers,postgres,serve
 JOBS ?= 3
 ARGS ?=
 
+# Tests start hundreds of processes, which would each compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed

@@ -505,13 +505,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 async def test_a_verb_refuses(url: str) -> None:
     """What is wrong is a PerdureError, the same kind on every store, and the session is as it was."""
-    accepted = {name: told for name in VERBS if (told := await refused(url, name)) is not None}
+    async with P.store_of(url) as store:
+        accepted = {name: told for name in VERBS if (told := await refused(store, name)) is not None}
     assert accepted == {}
 
 
-async def refused(url: str, name: str) -> str | None:
+async def refused(store: Any, name: str) -> str | None:
     """What is wrong with how a verb refuses; None if nothing is."""
-    store = P.store_of(url)
     async with perdure.connect(store, driver=ScriptedDriver(lambda _: "yes")) as sessions:
         chat = await sessions.open("s")
         if await chat.length() == 0:

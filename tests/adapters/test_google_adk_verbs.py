@@ -170,6 +170,18 @@ async def test_what_perdure_says_is_an_event() -> None:
     assert texts(await scene.load())[-1] == "more"
 
 
+async def test_what_perdure_answers_is_by_the_agent_that_spoke_last() -> None:
+    """Under any other name ADK would quote it to the model as the words of another agent."""
+    scene = Scene()
+    session = await scene.begin()
+    await scene.service.append_event(session, said("Indeed.", "model", author="weather"))
+    await scene.chat.inject(Message.assistant("And dry."))
+    await scene.chat.inject(Message.assistant("And warm."))
+    loaded = await scene.load()
+    assert loaded is not None
+    assert [event.author for event in loaded.events[-3:]] == ["weather"] * 3
+
+
 async def test_what_is_redacted_is_gone_from_adk_too() -> None:
     """At once, and the session goes on: the event keeps its place, its id and its author."""
     scene = Scene()

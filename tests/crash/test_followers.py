@@ -21,7 +21,7 @@ from tests.crash.addresses import KINDS, address_of
 
 from perdure.archive import fsck
 
-ROUNDS = {"sqlite": 5, "postgres": 2}
+ROUNDS = {"sqlite": 3, "postgres": 1}
 if os.environ.get("PERDURE_TORTURE"):
     ROUNDS = dict.fromkeys(ROUNDS, 100)
 RUNS = 20

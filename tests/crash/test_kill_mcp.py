@@ -17,14 +17,14 @@ import perdure
 from perdure import ApproveToolCalls, ConfigurationError, LoopFactory, SessionRuntime, recover
 from perdure.testing import ScriptedDriver
 
-ROUNDS = 60 if os.environ.get("PERDURE_TORTURE") else 2
+ROUNDS, SEEDS = (60, 3) if os.environ.get("PERDURE_TORTURE") else (3, 1)
 
 
 async def killed(database: str, ledger: Path, session_id: str, delay: float, how: str = "send") -> bool:
     return await asyncio.to_thread(run_and_kill, database, ledger, session_id, delay, how, program=mcp_process.__file__)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(SEEDS))
 async def test_a_killed_run_repeats_no_completed_call(tmp_path: Path, seed: int) -> None:
     """Wherever SIGKILL strikes, no completed call is made again, and an unknown one only if the server says it may."""
     chance = random.Random(seed)

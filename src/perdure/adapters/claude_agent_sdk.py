@@ -12,17 +12,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
-import anyio
-import sniffio
-from claude_agent_sdk import fold_session_summary, project_key_for_directory
-from claude_agent_sdk.types import (
-    SessionKey,
-    SessionListSubkeysKey,
-    SessionStoreEntry,
-    SessionStoreListEntry,
-    SessionSummaryEntry,
-)
-from claude_agent_sdk.types import SessionStore as ClaudeSessionStore
+from perdure.adapters.extras import extra
+
+with extra("claude"):
+    import anyio
+    import sniffio
+    from claude_agent_sdk import fold_session_summary, project_key_for_directory
+    from claude_agent_sdk.types import (
+        SessionKey,
+        SessionListSubkeysKey,
+        SessionStoreEntry,
+        SessionStoreListEntry,
+        SessionSummaryEntry,
+    )
+    from claude_agent_sdk.types import SessionStore as ClaudeSessionStore
 
 from perdure.adapters.foreign import as_metadata, of_metadata
 from perdure.adapters.forms.claude import FORM

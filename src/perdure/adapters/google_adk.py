@@ -19,15 +19,19 @@ from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from google.adk.errors import StaleSessionError
-from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.events import Event
-from google.adk.platform import time as platform_time
-from google.adk.platform import uuid as platform_uuid
-from google.adk.sessions import BaseSessionService, Session, State
-from google.adk.sessions._session_util import extract_json_safe_state_delta
-from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
+from perdure.adapters.extras import extra
+
+with extra("google-adk"):
+    from google.adk.errors import StaleSessionError
+    from google.adk.errors.already_exists_error import AlreadyExistsError
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+    from google.adk.events import Event
+    from google.adk.platform import time as platform_time
+    from google.adk.platform import uuid as platform_uuid
+    from google.adk.sessions import BaseSessionService, Session, State
+    from google.adk.sessions._session_util import extract_json_safe_state_delta
+    from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
+
 from msgspec.structs import replace
 
 from perdure.adapters.forms.adk import FORM

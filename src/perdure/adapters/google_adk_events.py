@@ -108,7 +108,21 @@ def _complete(session: AgentSession, message: Message, item: JSON) -> JSON:
     """Return an item with what ADK would otherwise make up anew with each read; perdure's own messages lack it."""
     if "timestamp" in item:
         return item
-    return {"invocation_id": message.id, **item, "timestamp": _time_of(session, message)}
+    # ADK shows a model what other agents have said as a quotation; this was said in place of the session's own agent.
+    own = {"author": _agent_before(session, message)} if message.role == "assistant" else {}
+    return {"invocation_id": message.id, **item, **own, "timestamp": _time_of(session, message)}
+
+
+def _agent_before(session: AgentSession, message: Message) -> str:
+    """Return the agent that has spoken last before a message; `model` if none has."""
+    is_before, author = False, None
+    for each in reversed(session.state.transcript):
+        if is_before and each.role == "assistant":
+            author = FORM.frame(each).get("author")
+        if isinstance(author, str):
+            return author
+        is_before = is_before or each is message
+    return "model"
 
 
 def _time_of(session: AgentSession, message: Message) -> float:

@@ -11,9 +11,12 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from agents.items import TResponseInputItem
-from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
-from agents.run_context import RunContextWrapper
+from perdure.adapters.extras import extra
+
+with extra("openai-agents"):
+    from agents.items import TResponseInputItem
+    from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
+    from agents.run_context import RunContextWrapper
 
 from perdure.adapters.forms.openai import FORM
 from perdure.adapters.home import Home, check_session_id

@@ -11,14 +11,17 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import ConfigDict, TypeAdapter
-from pydantic_ai.conversation_store import (
-    ConversationConflict,
-    ConversationEntry,
-    ConversationRecord,
-    ConversationStore,
-)
-from pydantic_ai.usage import RunUsage
+from perdure.adapters.extras import extra
+
+with extra("pydantic-ai"):
+    from pydantic import ConfigDict, TypeAdapter
+    from pydantic_ai.conversation_store import (
+        ConversationConflict,
+        ConversationEntry,
+        ConversationRecord,
+        ConversationStore,
+    )
+    from pydantic_ai.usage import RunUsage
 
 from perdure.adapters.forms.pydantic import FORM
 from perdure.adapters.home import Home

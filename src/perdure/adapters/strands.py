@@ -14,11 +14,14 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from strands.session.repository_session_manager import RepositorySessionManager
-from strands.session.session_repository import SessionRepository
-from strands.types.content import Message as StrandsMessage
-from strands.types.exceptions import SessionException
-from strands.types.session import Session, SessionAgent, SessionMessage, SessionType, decode_bytes_values
+from perdure.adapters.extras import extra
+
+with extra("strands"):
+    from strands.session.repository_session_manager import RepositorySessionManager
+    from strands.session.session_repository import SessionRepository
+    from strands.types.content import Message as StrandsMessage
+    from strands.types.exceptions import SessionException
+    from strands.types.session import Session, SessionAgent, SessionMessage, SessionType, decode_bytes_values
 
 from perdure.adapters.foreign import as_metadata, of_metadata
 from perdure.adapters.forms.strands import FORM
