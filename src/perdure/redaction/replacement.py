@@ -10,6 +10,12 @@ from perdure.model.loop_events import KINDS
 from perdure.protocols import Entry
 from perdure.redaction.traces import ENVELOPE, IN_PART, MARK, Traces, is_replaced
 
+DERIVED = "$derived"
+"""The key in an object of a session's metadata that says that the object was made of messages, and can be made again.
+
+A redaction drops it whole: it may quote any piece of them.
+"""
+
 
 class Replacement:
     """Puts a text in the place of messages, as far as their traces are known by then."""
@@ -191,6 +197,12 @@ class Replacement:
         if is_touched:
             return {**{name: each for name, each in plain.items() if name != "traceback"}, "message": self._text}
         return {name: each if name == "type" else self.scrubbed(each) for name, each in plain.items()}
+
+    def metadata(self, plain: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a session's metadata with the same replaced, and without what was made of messages."""
+        made = (key for key, each in plain.items() if isinstance(each, dict) and DERIVED in each)
+        dropped = set(made)
+        return {key: self.scrubbed(each) for key, each in plain.items() if key not in dropped}
 
     def scrubbed(self, value: Any) -> Any:
         """Plain data with every text of the messages replaced that is quoted in it whole."""
