@@ -224,9 +224,7 @@ def show(
     _print_header(found, KILLED if was_killed else found.status.value)
     print_messages(messages)
     if hidden := sum(message.is_sealed for message in messages):
-        note(
-            f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. See them with --json."
-        )
+        note(f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. --json has them.")
 
 
 def _last_of(messages: list[Message], count: int) -> list[Message]:
