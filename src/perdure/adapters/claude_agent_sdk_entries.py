@@ -43,8 +43,8 @@ class Made(NamedTuple):
 
     @classmethod
     def of(cls, entry: JSON) -> Made:
-        message = FORM.message(entry)
-        return cls(entry, message, _mark_of_entry(entry), _mark_of_frame(message))
+        message, mark = FORM.message(entry), _mark_of_entry(entry)
+        return cls(entry, message, mark, None if isinstance(mark, str) else _mark_of_frame(message))
 
     @property
     def has_uuid(self) -> bool:
@@ -69,7 +69,8 @@ class History:
         for message in messages:
             mark = _mark_of(message)
             self._places.setdefault(mark, len(self._marks))
-            self._places.setdefault(FORM.id_of(message), len(self._marks))
+            if isinstance(mark, bytes):  # what was redacted may have had a uuid
+                self._places.setdefault(FORM.id_of(message), len(self._marks))
             self._marks.append(mark)
 
     def new_among(self, given: Sequence[Made]) -> tuple[list[Made], int | None]:
