@@ -29,7 +29,6 @@ from perdure.adapters.claude_agent_sdk_entries import Histories, Made
 from perdure.adapters.foreign import as_metadata, of_metadata
 from perdure.adapters.forms.claude import FORM
 from perdure.adapters.home import Home
-from perdure.adapters.importing.arriving import NOTE
 from perdure.errors import SessionConflict, SessionNotActive, SessionNotFound
 from perdure.model.ids import SessionId, mark_of
 from perdure.model.indexed import LONGEST
@@ -81,7 +80,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         return [{"session_id": each["session_id"], "mtime": each["mtime"]} for each in found]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """Return their summaries. A transcript is read only if a verb of perdure's has changed what it shows."""
+        """Return their summaries. A transcript is read only if a verb of perdure's has taken something out of it."""
         return await self._run(self._summaries, project_key)
 
     async def delete(self, key: SessionKey) -> None:
@@ -190,17 +189,19 @@ class PerdureSessionStore(ClaudeSessionStore):
         infos = await all_infos(
             self._home.store.list, agent=self._home.agent.name, owner=self._home.owner, metadata=asked, top_level=True
         )
-        heads = await self._home.store.heads([info.id for info in infos])
+        ids = [info.id for info in infos]
+        heads, previews = await self._home.store.heads(ids), await self._home.store.previews(ids)
         found: list[SessionSummaryEntry] = []
         for head in sorted(heads.values(), key=lambda head: (head.info.updated_at, head.info.created_at)):
-            data = await self._data(head, project_key)
+            preview = previews.get(head.info.id)
+            data = await self._data(head, None if preview is None else preview.message_count, project_key)
             found.append(self._summary(head, data, after=found[-1]["mtime"] if found else 0))
         return found[::-1]
 
-    async def _data(self, head: SessionHead, project_key: str) -> Any:
+    async def _data(self, head: SessionHead, count: int | None, project_key: str) -> Any:
         """Return the summary of a session. If a verb has changed what it shows, that is read, once in this process."""
         session_id, version = head.info.id, head.info.version
-        if _is_current(head.info, head.metadata):
+        if _is_current(head.metadata.get(_SUMMARY), count):
             return _data_of(head.metadata[_SUMMARY])
         known = self._folded.recall(session_id)
         if known is None or known[0] != version:
@@ -263,15 +264,16 @@ def _indexed(project_key: str) -> str:
 
 
 def _summarised(session: AgentSession, key: SessionKey, new: list[SessionStoreEntry]) -> AgentSession:
-    """Return a session with its summary brought up to date, and listed under its project."""
-    state, version = session.state, session.version
+    """Return a session that shows new entries at its end with its summary up to date, and listed under its project."""
+    state, count = session.state, len(session.state.transcript)
     kept = state.metadata.get(_SUMMARY)
-    if kept is not None and _is_current(session.info, state.metadata):
-        known = SessionSummaryEntry(session_id=key["session_id"], mtime=0, data=_data_of(kept))
-        data = fold_session_summary(known, key, new)["data"]
-    else:
+    before = _data_of(kept) if _is_current(kept, count - len(new)) else None
+    if before is None:
         data = _folded(session, key)
-    state = state.with_metadata(_SUMMARY, {DERIVED: [session.id, version + 1], "data": as_metadata(data)})
+    else:
+        data = fold_session_summary({"session_id": key["session_id"], "mtime": 0, "data": {**before}}, key, new)["data"]
+    if before is None or data != before:
+        state = state.with_metadata(_SUMMARY, {DERIVED: count, "data": as_metadata(data)})
     if _PROJECT not in state.metadata:
         state = state.with_metadata(_PROJECT, _indexed(key["project_key"]))
     return session.with_state(state).with_indexed((_PROJECT,))
@@ -282,17 +284,14 @@ def _folded(session: AgentSession, key: SessionKey) -> dict[str, Any]:
     return fold_session_summary(None, key, cast("list[SessionStoreEntry]", _shown(session.state.transcript)))["data"]
 
 
-def _is_current(info: AgentSessionInfo, metadata: Mapping[str, Any]) -> bool:
-    """Return whether a session's summary is of what it shows: no verb has changed that since.
+def _is_current(kept: Any, count: int | None) -> bool:
+    """Return whether a summary is of what a session shows, by how many messages it shows.
 
-    A summary that does not tell what it is of is taken as it is.
+    If these are fewer than the summary was made of, a verb has taken some back. To write down more than their number
+    would cost every append a new value. A summary that does not tell is taken as it is.
     """
-    kept = metadata.get(_SUMMARY)
     made_of = kept.get(DERIVED) if isinstance(kept, Mapping) else None
-    if made_of is True:  # by an import, which has a note of its own
-        note = metadata.get(NOTE)
-        made_of = (note.get("id"), note.get("version")) if isinstance(note, Mapping) else ()
-    return kept is not None and (made_of is None or tuple(made_of) == (info.id, info.version))
+    return kept is not None and (made_of is None or count is None or made_of <= count)
 
 
 def _data_of(kept: Any) -> Any:
