@@ -230,7 +230,7 @@ def show(
         messages = list(await sessions.history(session_id) if everything else found.state.messages)
         was_killed = session_id in await killed_in(sessions)
         await _tell_of_killed(sessions, [session_id] if was_killed else [])
-        return found, messages[-last:] if last else messages, was_killed
+        return found, _last_of(messages, last) if last else messages, was_killed
 
     _, (found, messages, was_killed) = on_session(ctx, session, verb, of_words=True)
     if as_json:
@@ -238,6 +238,14 @@ def show(
         return
     _print_header(found, KILLED if was_killed else found.status.value)
     print_messages(messages)
+    if hidden := sum(message.is_sealed for message in messages):
+        note(f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. --json has them.")
+
+
+def _last_of(messages: list[Message], count: int) -> list[Message]:
+    """Return the last messages of which as many are shown; those that are hidden between them come along."""
+    shown = [place for place, message in enumerate(messages) if not message.is_sealed]
+    return messages[shown[-count] :] if len(shown) >= count else messages
 
 
 def _blocks(session: AgentSession) -> list[str]:

@@ -226,6 +226,32 @@ class TestClaude:
         await store.append(key, [{**entries[-1], "uuid": "new"}])
         assert len(await store.load(key) or []) == len(entries) + 1
 
+    async def test_what_the_adapter_keeps_is_left_alone(self, tmp_path: Path, url: str) -> None:
+        """The reason says who has put the session there, and what to do."""
+        adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
+        entries = self.written(tmp_path)
+        key = {"project_key": "-home-ada-work", "session_id": "s-1"}
+        await adapter.PerdureSessionStore(store=url).append(key, entries[:1])
+        report = await taken_in(url, "claude", tmp_path / "-home-ada-work" / "s-1.jsonl")
+        (refused,) = report.refused
+        assert "the adapter for claude-agent-sdk keeps it in this store already" in refused.reason
+        assert f"perdure erase {refused.session_id} --yes" in refused.reason
+
+    async def test_a_summary_follows_what_is_shown(self, tmp_path: Path, url: str) -> None:
+        """A redacted prompt is in neither list nor store, though only a piece of it was in the summary."""
+        adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
+        said = {"role": "user", "content": "4111 1111 " * 100}
+        _write_lines(tmp_path / "p.jsonl", [{"type": "user", "uuid": "u-1", "message": said}])
+        await taken_in(url, "claude", tmp_path / "p.jsonl")
+        store = adapter.PerdureSessionStore(store=url)
+        (before,) = await store.list_session_summaries(tmp_path.name)
+        assert before["data"]["first_prompt"].startswith("4111")
+        chat = store.chat("p", project_key=tmp_path.name)
+        await chat.redact(["u-1"])
+        (after,) = await store.list_session_summaries(tmp_path.name)
+        assert after["data"]["first_prompt"] == "[redacted]"
+        assert "4111" not in repr((await chat.session(1)).state.metadata)
+
     async def test_the_summary_is_the_sdks(self, tmp_path: Path, url: str) -> None:
         """Lists show of an imported transcript what they would show of one that the SDK has mirrored."""
         sdk = pytest.importorskip("claude_agent_sdk")

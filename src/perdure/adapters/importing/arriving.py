@@ -118,7 +118,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
         """Add what is new. What was changed on both sides since is left alone."""
         note = found.state.metadata.get(NOTE)
         if not isinstance(note, Mapping) or note.get("from") != target.framework or note.get("id") != found.id:
-            return _refused(found.id, f"Another session has the id {found.id!r}. Import into another store.")
+            return _refused(found.id, _not_imported(found, target.framework))
         had = int(note["items"])
         if had > len(self.items) or note["digest"] != _digest(self.items[:had]):
             reason = "what had arrived of it has been changed in the source since"
@@ -154,6 +154,13 @@ _AGAIN = (
     "Session {id!r} stays as it is: {reason}. "
     "Import into another store, or erase it here (`perdure erase {id} --yes`) and import again."
 )
+
+
+def _not_imported(found: AgentSession, framework: str) -> str:
+    """Explain that a session has the id of one that arrives, and did not come by an import."""
+    if found.info.agent_name != framework:
+        return f"Another session has the id {found.id!r}. Import into another store."
+    return _AGAIN.format(id=found.id, reason=f"the adapter for {framework} keeps it in this store already")
 
 
 class Target:

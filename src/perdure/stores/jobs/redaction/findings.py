@@ -11,13 +11,13 @@ from perdure.aio import in_turns
 from perdure.errors import InvalidData
 from perdure.model.message import Message
 from perdure.redaction.replacement import Replacement
-from perdure.redaction.traces import Traces, is_replaced
+from perdure.redaction.traces import ENVELOPE, Traces, is_hidden, is_replaced
 from perdure.stores.engine import Job
 from perdure.stores.jobs.claiming import Facts, facts_of
 from perdure.stores.jobs.record import read_by_batch
 from perdure.stores.jobs.redaction.blocks import BlocksMet, MetBlock, stretch_of
 from perdure.stores.jobs.redaction.copies import copies_of
-from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_at, messages_of
+from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_at, messages_of, own_messages
 from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.request import Request
 
@@ -88,7 +88,23 @@ class Findings:
             for session_id in sessions:
                 yield from self._look_beyond_versions(session_id)
             if len(self._places) == before:
-                return sessions
+                break
+        for session_id in sessions:
+            yield from self._find_quotes(session_id)
+        return sessions
+
+    def _find_quotes(self, session_id: str) -> Job[None]:
+        """Take the hidden messages in a session's own logs that quote the messages: a framework keeps copies there."""
+        if not self.rows:
+            return
+        for row in (yield from own_messages(session_id, ENVELOPE)):
+            plain = codec.decode_plain(row.body)
+            if (row.log, row.position) in self.rows or not is_hidden(plain):
+                continue
+            changed = self._replacement.hidden(plain)
+            if changed is not None:
+                body = codec.encode_message(codec.convert(Message, changed))
+                self.rows[row.log, row.position] = Row(row.log, row.position, body)
 
     def _find_copies(self) -> Job[None]:
         """Take the same messages in copies of the logs that have them."""
