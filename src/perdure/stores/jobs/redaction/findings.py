@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure import codec
 from perdure.aio import in_turns
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, SessionNotFound
 from perdure.model.message import Message
 from perdure.redaction.replacement import Replacement
 from perdure.redaction.traces import ENVELOPE, Traces, is_hidden, is_replaced
@@ -39,12 +39,17 @@ class Findings:
         self._sessions: list[str] = []
 
     def find(self) -> Job[None]:
-        """Find the messages that were asked for; InvalidData if there is one that the session has not."""
+        """Find the messages that were asked for; InvalidData if there is one that the session has not.
+
+        SessionNotFound if it was erased while it was read.
+        """
         session_id, wanted = self._request.session_id, self._request.ids
         yield from self._note_facts(session_id)
         found = yield from self._collect(session_id, wanted)
         missing = [each for each in wanted if each not in found]
         if missing:
+            if (yield from facts_of(session_id)).sid is None:
+                raise SessionNotFound(session_id)
             problem = f"session {session_id!r} has no message {missing[0]!r} in its history; nothing was replaced"
             raise InvalidData("$.message_ids", problem)
 
