@@ -14,7 +14,7 @@ from tests.stores.test_postgres import schema, sql, store_in
 from perdure import AgentDefinition, AgentSession, PostgresStore, SendMessage, SessionRuntime, ToolCall, tool
 from perdure.errors import SessionNotFound
 from perdure.stores.jobs import erasing
-from perdure.stores.jobs.redaction import findings, redacting
+from perdure.stores.jobs.redaction import held, redacting
 from perdure.stores.postgres import link
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import fork, new_session, note, say, texts
@@ -173,7 +173,7 @@ async def test_a_session_that_is_erased_while_a_redaction_reads_is_not_found(
         async def work() -> None:
             await other.delete("s")
 
-        meanwhile(monkeypatch, findings, "facts_of", work)
+        meanwhile(monkeypatch, held, "own_stretches", work)
         with pytest.raises(SessionNotFound):
             await store.redact("s", [session.state.messages[0].id])
 
