@@ -75,7 +75,9 @@ class PerdureSessionStore(ClaudeSessionStore):
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return what a transcript shows now, None if nothing was ever appended to it."""
-        return cast("list[SessionStoreEntry] | None", await self._run(self._load, key))
+        found = self._home.at_hand(self._id_of(key))
+        shown = await self._run(self._load, key) if found is None else _entries_of(found, key)
+        return cast("list[SessionStoreEntry] | None", shown)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """Return the transcripts of a project, without those of sub-agents. No transcript is read."""
@@ -178,14 +180,7 @@ class PerdureSessionStore(ClaudeSessionStore):
 
     async def _load(self, key: SessionKey) -> list[dict[str, Any]] | None:
         session = await self._find(key)
-        if session is None or not (_subpath(key) or _PROJECT in session.state.metadata):
-            return None
-        shown = _shown(session.state.transcript)
-        if forked_from(session.info):  # whose entries name the session that they were said in
-            for entry in shown:
-                if "sessionId" in entry:
-                    entry["sessionId"] = key["session_id"]
-        return shown
+        return None if session is None else _entries_of(session, key)
 
     async def _summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         asked = {_PROJECT: _indexed(project_key)}
@@ -299,6 +294,18 @@ def _is_current(kept: Any, count: int | None) -> bool:
 
 def _data_of(kept: Any) -> Any:
     return of_metadata(kept["data"] if DERIVED in kept else kept)
+
+
+def _entries_of(session: AgentSession, key: SessionKey) -> list[dict[str, Any]] | None:
+    """Return what a transcript shows; None if nothing was ever appended to it."""
+    if not (_subpath(key) or _PROJECT in session.state.metadata):
+        return None
+    shown = _shown(session.state.transcript)
+    if forked_from(session.info):  # whose entries name the session that they were said in
+        for entry in shown:
+            if "sessionId" in entry:
+                entry["sessionId"] = key["session_id"]
+    return shown
 
 
 def _shown(view: Transcript) -> list[dict[str, Any]]:

@@ -76,10 +76,14 @@ class Home:
 
     async def read(self, session_id: SessionId, *, last: int | None = None) -> AgentSession | None:
         """Return the same to a task of any event loop: at once if it is at hand."""
+        session = self.at_hand(session_id, last=last)
+        return await self.run(self.load(session_id, last=last)) if session is None else session
+
+    def at_hand(self, session_id: SessionId, *, last: int | None = None) -> AgentSession | None:
+        """Return the same in any thread and without waiting; None if it has to be loaded."""
         session = self.store.glance(session_id, last=last) if self._reads_ends else None
-        if session is None:
-            return await self.run(self.load(session_id, last=last))
-        self._require_own(session)
+        if session is not None:
+            self._require_own(session)
         return session
 
     def _require_own(self, session: AgentSession) -> None:
