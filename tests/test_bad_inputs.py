@@ -346,7 +346,8 @@ VERBS: dict[str, Verb] = {
     "execute number": lambda s, c: s.execute("s", 5),  # type: ignore[arg-type]
     "execute a class": lambda s, c: s.execute("s", P.ClearSession),
     "execute on_conflict": lambda s, c: s.execute("s", P.ClearSession(), on_conflict="ignore"),  # type: ignore[arg-type]
-    "inject text": lambda s, c: c.inject("x"),
+    "inject blank": lambda s, c: c.inject(" "),
+    "inject texts": lambda s, c: c.inject(["x", "y"]),
     "inject None": lambda s, c: c.inject(None),
     "inject NaN": lambda s, c: c.inject(Message.user("x", metadata={"a": NAN})),
     "inject half a character": lambda s, c: c.inject(Message("user", (P.Text(HALF),))),

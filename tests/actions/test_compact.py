@@ -155,9 +155,9 @@ async def test_nothing_to_do_moves_no_version(opened):
 
 
 async def test_uncompact_names_what_is_wrong():
-    """Nothing to undo, an unknown block, and something that is no id are typed errors."""
+    """Nothing to show again, an unknown block, and something that is no id are typed errors."""
     async with session_of(MemoryStore(), *turns(9)) as (runtime, _):
-        with pytest.raises(InvalidData, match="nothing to undo"):
+        with pytest.raises(InvalidData, match="nothing to show again"):
             await runtime.execute("s", UncompactTranscript())
         after = await runtime.execute("s", CompactTranscript(keep_last=2))
         (block,) = after.state.transcript.blocks()

@@ -74,6 +74,15 @@ def run(tell: Tell, url: str, count: int) -> None:
         tell(4 * (order + 1))
 
 
+def begin_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str) -> None:
+    """Begin one agent of a session together with others who begin theirs, and say its name there."""
+    wait()
+    said: Any = {"role": "user", "content": [{"text": name}]}
+    manager = PerdureSessionManager("s-1", store=url)
+    Agent(model=ScriptedModel([]), agent_id=name, session_manager=manager, messages=[said], callback_handler=None)
+    tell(name)
+
+
 def write_at_once(tell: Tell, wait: Callable[[], object], url: str, name: str, count: int, rounds: int) -> None:
     """Write messages to one session after the other, together with others who do so, and tell their numbers."""
     repository = PerdureSessionRepository(store=url)

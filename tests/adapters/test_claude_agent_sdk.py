@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -34,7 +35,16 @@ from tests.adapters.claude_process import KEY, PROJECT, SESSION, SUBPATH, chain,
 from tests.adapters.items import ITEMS
 from tests.adapters.processes import run_and_kill, run_at_once
 
-from perdure import MemoryStore, Message, PostgresStore, SessionBusy, SessionConflict, SessionNotActive, connect
+from perdure import (
+    InvalidData,
+    MemoryStore,
+    Message,
+    PostgresStore,
+    SessionBusy,
+    SessionConflict,
+    SessionNotActive,
+    connect,
+)
 from perdure.adapters.claude_agent_sdk import PerdureSessionStore
 from perdure.adapters.home import Home
 from perdure.cli.family_tree import tree_of
@@ -83,6 +93,27 @@ async def conversation(store: PerdureSessionStore, key: Any = KEY) -> list[str]:
     return said[::-1]
 
 
+def turn(number: int, prompt: str | None = None) -> list[Any]:
+    """Return the entries of a turn as Claude writes them. Those without a uuid are what it notes for itself."""
+    asked, noted = prompt or f"Question {number}?", {"sessionId": SESSION}
+    at = f"2026-01-01T00:0{number}:00"
+    uuids = [f"00000000-0000-4000-8000-0000000000{number}{place}" for place in range(2)]
+    parent = None if number == 1 else uuids[1].replace(f"{number}1", f"{number - 1}1")
+    question = entry(uuids[0], parent, f"{number}?")
+    question["message"] = {"role": "user", "content": asked}
+    return [
+        {"type": "queue-operation", "operation": "enqueue", "timestamp": f"{at}.001Z", **noted, "content": asked},
+        {"type": "queue-operation", "operation": "dequeue", "timestamp": f"{at}.003Z", **noted},
+        question,
+        {"type": "atis-latch", "atis": "", **noted},
+        entry(uuids[1], uuids[0], f"Answer {number}."),
+        {"type": "last-prompt", "lastPrompt": asked, "leafUuid": uuids[1], **noted},
+        {"type": "mode", "mode": "normal", **noted},
+        {"type": "atis-latch", "atis": "", **noted},
+        {"type": "cost-state", **noted, "totalCostUSD": number / 8},
+    ]
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_sdks_own_contracts_hold(kept: SharedStore, backend: str) -> None:
     """All 14 behaviours that the SDK asks of a store, each time for an owner who has nothing there yet."""
@@ -110,14 +141,68 @@ async def test_entries_come_back_the_same(store: PerdureSessionStore) -> None:
 
 
 async def test_an_entry_is_kept_once(store: PerdureSessionStore) -> None:
-    """The SDK sends a batch again whose answer it has not heard. What has no uuid is not told apart."""
+    """The SDK sends a batch again whose answer it has not heard."""
     batch: Any = [*chain("a", 4), {"type": "custom-title", "customTitle": "Orders"}]
     await store.append(KEY, batch)
     await store.append(KEY, batch)
-    assert await store.load(KEY) == [*batch, batch[-1]]
+    assert await store.load(KEY) == batch
     again = PerdureSessionStore(store=store._home.shared)
     await again.append(KEY, [batch[0], batch[0], *chain("b", 1)])
     assert [each.get("uuid") for each in await again.load(KEY) or []][-2:] == [None, "b-0"]
+
+
+async def test_what_has_no_uuid_is_kept_once(store: PerdureSessionStore) -> None:
+    """A transcript that is imported again adds nothing, in batches of whatever size, and after a restart."""
+    entries = [*turn(1), *turn(2), *turn(3)]
+    await store.append(KEY, entries)
+    for size in (500, 1, 2, 3, 7):
+        again = PerdureSessionStore(store=store._home.shared)
+        for start in range(0, len(entries), size):
+            await again.append(KEY, entries[start : start + size])
+            await store.append(KEY, entries[start : start + size])
+        assert await store.load(KEY) == entries
+    await again.append(KEY, [*entries, *turn(4)])
+    assert await store.load(KEY) == [*entries, *turn(4)]
+
+
+async def test_a_retried_append_is_kept_once(store: PerdureSessionStore) -> None:
+    """As the SDK makes them: the conversation, then what Claude notes for itself."""
+    entries = [*turn(1), *turn(2)]
+    for batch in (entries[:7], entries[7:9], entries[9:12], entries[12:]):
+        for _ in range(3):
+            await store.append(KEY, batch)
+    assert await store.load(KEY) == entries
+
+
+async def test_equal_entries_are_not_taken_for_one_another(store: PerdureSessionStore) -> None:
+    """What was set, changed and set again is set, also after an import of the same transcript and after an undo."""
+    title, other = {"type": "custom-title", "customTitle": "A"}, {"type": "custom-title", "customTitle": "B"}
+    latches = [{"type": "atis-latch", "atis": ""}] * 2
+    for batch in ([*turn(1), *latches], [title], [other], [title], *([each] for each in chain("b", 2)), [title]):
+        await store.append(KEY, batch)  # type: ignore[arg-type]
+    entries = [*turn(1), *latches, title, other, title, *chain("b", 2), title]
+    assert await store.load(KEY) == entries
+    await store.append(KEY, entries)  # type: ignore[arg-type]
+    assert await store.load(KEY) == entries
+    await store.append(KEY, [other])  # type: ignore[list-item]
+    assert (await store.load(KEY) or [])[-1] == other
+    await store.chat(SESSION, project_key=PROJECT).undo()
+    await store.append(KEY, [other])  # type: ignore[list-item]
+    assert (await store.load(KEY) or [])[-1] == other
+
+
+async def test_what_was_never_mirrored_is_added_once(store: PerdureSessionStore) -> None:
+    """Claude's own file has more than it mirrors, and a batch may have been lost on the way."""
+    mirrored = [*turn(1), *turn(3)]
+    request: Any = [{"type": "api-request-blob", "hash": "1"}, {"type": "api-request-blob", "hash": "2"}]
+    request = [{"type": "api-request-shape", "timestamp": "2026-01-01T00:01:00.005Z"}, *request]
+    local = [*turn(1)[:3], *request, *turn(1)[3:], *turn(2), *turn(3)]
+    await store.append(KEY, mirrored)
+    for _ in range(3):
+        await store.append(KEY, local)
+        loaded = await store.load(KEY) or []
+        assert len(loaded) == len(local)
+        assert all(each in loaded for each in local)
 
 
 async def test_a_sub_agent_is_a_child(store: PerdureSessionStore) -> None:
@@ -265,6 +350,78 @@ async def test_a_redacted_entry_is_still_valid(store: PerdureSessionStore) -> No
     assert await conversation(store) == ["[redacted]", "Noted."]
     kept: Any = ("type", "uuid", "parentUuid", "sessionId", "cwd", "timestamp")
     assert [loaded[0][name] for name in kept] == [entries[0][name] for name in kept]
+
+
+@pytest.mark.parametrize("prompt", ["My card is 4111 1111 1111 1111, is it?", "4711", '4111 "1111"\n' * 40])
+async def test_copies_of_a_redacted_prompt_go_with_it(kept: SharedStore, prompt: str) -> None:
+    """Claude notes a prompt in other entries too. Nothing of it is left, in a fork neither, nor does it come back."""
+    store = PerdureSessionStore(store=kept)
+    entries = [*turn(1, prompt), *turn(2)]
+    await store.append(KEY, entries)
+    chat = store.chat(SESSION, project_key=PROJECT)
+    fork = await chat.fork()
+    await store.append({**KEY, "session_id": fork.id}, turn(3, prompt))
+    assert await chat.redact([entries[2]["uuid"]]) == 1
+    loaded = await store.load(KEY) or []
+    assert [each["type"] for each in loaded] == [each["type"] for each in entries]
+    noted = [each for each in loaded if "uuid" not in each]
+    assert noted == [_without(each, prompt) for each in entries if "uuid" not in each]
+    summaries = await store.list_session_summaries(PROJECT)
+    needle = json.dumps(prompt)[1:12]
+    assert needle not in json.dumps(loaded) + json.dumps([each for each in summaries if each["session_id"] == SESSION])
+    async with connect(kept) as sessions:
+        for version in range(1, (await sessions.session(chat.id)).version + 1):
+            found = await sessions.session(chat.id, version)
+            assert needle not in json.dumps(found.to_dict())
+    for again in (store, PerdureSessionStore(store=kept)):
+        await again.append(KEY, entries)
+        assert await again.load(KEY) == loaded
+
+
+def _without(each: Any, text: str) -> Any:
+    return {key: "[redacted]" if value == text else value for key, value in each.items()}
+
+
+async def test_an_undo_takes_back_what_a_reader_sees(store: PerdureSessionStore) -> None:
+    """A turn is two appends, and the second has nothing but what Claude notes for itself. The summary follows."""
+    for number in (1, 2, 3):
+        await store.append(KEY, turn(number)[:-1])
+        await store.append(KEY, turn(number)[-1:])
+    chat = store.chat(SESSION, project_key=PROJECT)
+    fork = await chat.fork()
+    await chat.undo()
+    assert await store.load(KEY) == [*turn(1), *turn(2)]
+    assert await prompts(store) == {SESSION: "Question 2?", fork.id: "Question 3?"}
+    await chat.undo()
+    assert await store.load(KEY) == turn(1)
+    with pytest.raises(InvalidData, match="nothing to undo"):
+        await chat.undo()
+    await store.append(KEY, turn(4))
+    assert (await prompts(store))[SESSION] == "Question 4?"
+    branch = store.chat(fork.id, project_key=PROJECT)
+    await branch.compact(compact_strategy="truncate", keep_last=2)
+    assert (await conversation(store, {**KEY, "session_id": fork.id}))[1:] == ["Question 3?", "Answer 3."]
+    await store.append({**KEY, "session_id": fork.id}, [turn(5)[-1]])
+    await branch.undo()  # the compaction, and what Claude has noted after it
+    assert len(await conversation(store, {**KEY, "session_id": fork.id})) == 6
+    assert (await prompts(store))[fork.id] == "Question 3?"
+
+
+async def prompts(store: PerdureSessionStore) -> dict[str, str]:
+    return {each["session_id"]: each["data"]["last_prompt"] for each in await store.list_session_summaries(PROJECT)}
+
+
+async def test_hidden_entries_are_not_counted(store: PerdureSessionStore) -> None:
+    """What Claude notes for itself is not shown; `trim` and `compact` count the messages that are."""
+    await store.append(KEY, [*turn(1), *turn(2), *turn(3)])
+    chat = store.chat(SESSION, project_key=PROJECT)
+    shown = [message.text for message in (await chat.session()).state.messages if not message.is_sealed]
+    assert shown == [text for number in (1, 2, 3) for text in (f"Question {number}?", f"Answer {number}.")]
+    await chat.compact(compact_strategy="truncate", keep_last=4)
+    assert (await conversation(store))[1:] == shown[2:]
+    await chat.uncompact()
+    await chat.trim(2)
+    assert await conversation(store) == shown[4:]
 
 
 async def test_a_deleted_session_is_not_written_to(store: PerdureSessionStore) -> None:

@@ -425,6 +425,31 @@ async def test_owners_and_any_name(store: Any) -> None:
     assert (await sessions[0].chat.session()).info.name == "an order/№ 7"
 
 
+@pytest.mark.parametrize("session_id", ["", " ", None, 5])
+def test_an_id_is_a_text_that_is_not_blank(session_id: Any) -> None:
+    """It is refused before anything is asked of it, by the name of the argument."""
+    with pytest.raises(InvalidData, match=r"\$\.session_id"):
+        PerdureSession(session_id, store=MemoryStore())
+
+
+async def test_an_id_may_be_as_long_as_it_likes(store: Any) -> None:
+    """What a list shows of it is its beginning."""
+    session = PerdureSession("an id " * 500, store=store)
+    await session.add_items([said("Hello")])
+    assert await PerdureSession("an id " * 500, store=store).get_items() == [said("Hello")]
+    assert await PerdureSession("an id " * 501, store=store).get_items() == []
+    assert ((await session.chat.session()).info.name or "").startswith("an id an id")
+
+
+async def test_a_fork_needs_no_id(store: Any) -> None:
+    """It gets a new one, also an owner's."""
+    for owner in (None, "ada"):
+        session = PerdureSession("chat", store=store, owner=owner)
+        await session.add_items([said("Hello")])
+        forked = await session.fork()
+        assert await PerdureSession(forked.session_id, store=store, owner=owner).get_items() == [said("Hello")]
+
+
 async def test_a_long_history_is_not_read_for_its_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit, a process that begins reads the last items, appends, and still has not read the rest."""
     session = PerdureSession("chat", store=url)

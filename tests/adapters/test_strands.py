@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -22,13 +23,24 @@ from tests import postgres_server
 from tests.adapters import strands_process
 from tests.adapters.items import ITEMS
 from tests.adapters.processes import run_and_kill, run_at_once
+from tests.adapters.strands_golden import Crew, told_of
 from tests.adapters.strands_process import ScriptedModel, agent_of, turns
 
-from perdure import MemoryStore, Message, PostgresStore, SessionBusy, SessionConflict, SessionNotActive, connect
+from perdure import (
+    MemoryStore,
+    Message,
+    OfflineDriver,
+    PostgresStore,
+    SessionBusy,
+    SessionConflict,
+    SessionNotActive,
+    connect,
+    connect_blocking,
+)
 from perdure.adapters.home import Home
 from perdure.adapters.strands import PerdureSessionManager, PerdureSessionRepository
 from perdure.cli.family_tree import tree_of
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, InvalidData
 from perdure.sessions.shared import SharedStore, shared
 
 TORTURE = bool(os.environ.get("PERDURE_TORTURE"))
@@ -71,18 +83,6 @@ def shown(repository: PerdureSessionRepository, session_id: str = "s-1", **page:
     """The numbers and the texts that Strands is shown."""
     messages = repository.list_messages(session_id, "default", **page)
     return [(each.message_id, each.to_message()["content"][0]["text"]) for each in messages]
-
-
-class Crew:
-    """A multi-agent, as far as a repository looks at it."""
-
-    id = "crew"
-
-    def __init__(self, **state: Any) -> None:
-        self.state = state
-
-    def serialize_state(self) -> dict[str, Any]:
-        return self.state
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -167,18 +167,76 @@ def test_what_agents_say_can_be_read(store: SharedStore) -> None:
     ]
 
 
-async def test_agents_are_children_of_their_session(repository: PerdureSessionRepository, store: SharedStore) -> None:
-    """`perdure tree` shows each agent and each multi-agent below the session; a list of sessions shows it alone."""
+async def test_the_first_agent_is_the_session(repository: PerdureSessionRepository, store: SharedStore) -> None:
+    """`perdure show s-1` shows what it says. `perdure tree` shows further agents and multi-agents below it."""
+    say(repository, "Hi", "Hello")
     repository.create_agent("s-1", agent("writer"))
     repository.create_multi_agent("s-1", Crew())  # type: ignore[arg-type]
     async with connect(store) as sessions:
         tree = await tree_of(sessions, "s-1", limit=5)
         assert {(each.kind, each.title) for each in tree.children} == {
-            ("subagent", "strands “default”"),
             ("subagent", "strands “writer”"),
             ("subagent", "strands “crew”"),
         }
         assert [info.id for info in await sessions.store.list(top_level=True)] == ["s-1"]
+        assert [message.text for message in (await sessions.session("s-1")).state.messages] == ["Hi", "Hello"]
+
+
+def test_every_verb_by_the_id_that_the_user_knows(store: SharedStore) -> None:
+    """A fork has the messages, what perdure is told there the agent sees, and undo takes a message back."""
+    agent_of(store, ["Hello."])("Hi?")
+    with connect_blocking(store, driver=OfflineDriver()) as sessions:
+        chat = sessions.open("s-1")
+        fork = chat.fork("s-9")
+        assert len(agent_of(store, [], "s-9").messages) == 2
+        chat.send("Really?")
+        assert [each["role"] for each in agent_of(store, []).messages] == ["user", "assistant"] * 2
+        assert len(chat.diff(fork.id).common) == 2
+        chat.undo()
+    assert len(agent_of(store, []).messages) == 2
+
+
+def test_an_emptied_session_is_still_the_agents(repository: PerdureSessionRepository) -> None:
+    """Where nothing is shown any more, by whichever verb, the agent goes on from the beginning."""
+    for verb in ("reset", "rewind"):
+        say(repository, "Hi", "Hello")
+        chat = repository.chat("s-1")
+        chat.reset() if verb == "reset" else chat.rewind(1)
+        assert repository.read_agent("s-1", "default") is not None
+        assert shown(repository) == []
+
+
+def test_agents_that_begin_at_once_are_all_there(tmp_path: Path) -> None:
+    """One of them is the session, whichever came first, and the others are children."""
+    url, names = f"sqlite:///{tmp_path}/a.db", [f"agent-{number}" for number in range(6)]
+    told = run_at_once(strands_process.begin_at_once, [(url, name) for name in names])
+    repository = PerdureSessionRepository(store=url)
+    assert told == [[name] for name in names]
+    for name in names:
+        (kept,) = repository.list_messages("s-1", name)
+        assert kept.message["content"] == [{"text": name}]
+    parents = [repository.chat("s-1", name).session().info.parent_id for name in names]
+    assert sorted(parents, key=str) == [None, *["s-1"] * 5]
+    repository._home.shared.close()
+
+
+@pytest.mark.parametrize("golden", ["strands-1", "strands-2"])
+def test_sessions_of_every_layout_load(store: SharedStore, golden: str) -> None:
+    """In the first, a session had no messages and every agent was a child. They are read and continued for ever."""
+    directory = Path(__file__).parents[1] / "golden" / golden
+    with connect_blocking(store) as sessions:
+        sessions.import_(directory / "sessions.jsonl")
+    assert json.loads(json.dumps(told_of(store))) == json.loads((directory / "told.json").read_text())
+    for session_id in ("s-1", "s-2", "user@x / 4"):
+        again = agent_of(store, ["Well."], session_id)
+        assert again.messages
+        again("And now?")
+        assert agent_of(store, [], session_id).messages[-2:] == again.messages[-2:]
+    repository = PerdureSessionRepository(store=store)
+    repository.create_agent("s-1", agent("critic"))
+    assert repository.chat("s-1", "critic").session().info.parent_id == "s-1"
+    with pytest.raises(SessionException, match="already exists"):
+        repository.create_agent("s-1", agent())
 
 
 def test_a_taken_number_is_refused(repository: PerdureSessionRepository) -> None:
@@ -353,7 +411,7 @@ def test_a_claimed_session_is_refused(repository: PerdureSessionRepository) -> N
     """While perdure runs the session nobody else writes."""
     say(repository, "Hi")
     home, chat = repository._home, repository.chat("s-1")
-    claim, _ = home.wait(home.store.claim(chat.id, version=2, owner="somebody"))
+    claim, _ = home.wait(home.store.claim(chat.id, version=chat.session().version, owner="somebody"))
     with pytest.raises(SessionBusy):
         say(repository, "Hello", start=1)
     with pytest.raises(SessionBusy):
@@ -394,6 +452,15 @@ def test_the_chat_of_one_of_several_agents(store: SharedStore) -> None:
     assert manager.chat_of("critic").length() == 0
     with pytest.raises(SessionException, match="does not exist"):
         manager.chat_of("nobody")
+
+
+@pytest.mark.parametrize("session_id", ["", " ", None, 5])
+def test_an_id_is_a_text_that_is_not_blank(store: SharedStore, session_id: Any) -> None:
+    """It is refused before anything is kept, by the name of the argument. It may be as long as it likes."""
+    with pytest.raises(InvalidData, match=r"\$\.session_id"):
+        PerdureSessionManager(session_id, store=store)
+    agent_of(store, ["Hello."], "long " * 500)("Hi?")
+    assert len(agent_of(store, [], "long " * 500).messages) == 2
 
 
 async def test_it_can_be_called_where_an_event_loop_runs(store: SharedStore) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from perdure import AgentDefinition, ModelRequest, ToolCall, connect_blocking
 from perdure.cli import terminal as bars
+from perdure.model.ids import SessionId
 from perdure.testing import ScriptedDriver
 
 from .conftest import COMMAND
@@ -78,6 +79,68 @@ def test_a_fork(perdure: Callable[..., Any], session: str) -> None:
     assert [shown(perdure, each) for each in "fgh"] == [6, 2, 2]
     made = perdure("fork", session).out.strip()
     assert perdure("show", made[:30], "--json").json["parent"] == "s"
+
+
+def test_a_fork_that_ends_in_calls_says_so(perdure: Callable[..., Any], session: str) -> None:
+    """It is made all the same, and what to type to fork before them is told. A call with its result is no such end."""
+    call = {"id": "c-1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    said = [
+        {"role": "user", "content": "Add up."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c-1", "content": "3"},
+    ]
+    (made,) = perdure("import", "--format", "openai", "-", stdin=json.dumps(said)).lines
+    for at, is_open in ((1, False), (2, True), (3, False)):
+        forked = perdure("fork", made, f"f-{at}", "--at", at)
+        assert forked.out == f"f-{at}\n"
+        assert ("1 tool call without a result: add." in forked.err) is is_open
+        assert (f"perdure fork {made} --at 1" in forked.err) is is_open
+
+
+def test_a_session_by_its_name(perdure: Callable[..., Any], session: str) -> None:
+    """By the exact name that only one has; if several have it, their ids are told. An id comes first."""
+    perdure("rename", session, "user@x.com/42 ä")
+    assert perdure("show", "user@x.com/42 ä", "--json").json["id"] == session
+    perdure("show", "user@x.com/42", code=2)
+    perdure("fork", session, "other")
+    perdure("rename", "other", "user@x.com/42 ä")
+    refused = perdure("undo", "user@x.com/42 ä", code=2).err
+    assert "2 sessions have the name 'user@x.com/42 ä': other, s" in refused
+    perdure("rename", "other", session)
+    assert perdure("show", session, "--json").json["id"] == session
+    perdure("rename", session, "Elsewhere")
+    assert perdure("show", "Elsewhere", "--json").json["id"] == session
+
+
+def test_a_session_by_what_its_framework_calls_it(perdure: Callable[..., Any], session: str) -> None:
+    """Its id is made of that text, whatever it is named by now, and whatever else has that name."""
+    made = SessionId.of("user@x.com/42 ä")
+    perdure("fork", session, made)
+    perdure("rename", session, "user@x.com/42 ä")
+    assert perdure("show", "user@x.com/42 ä", "--json").json["id"] == made
+
+
+def test_an_empty_session_says_where_the_conversation_is(perdure: Callable[..., Any], home: Path) -> None:
+    """The first layout of Strands' sessions has it in a sub-agent's. One that has messages says nothing of the kind."""
+    golden = Path(__file__).parents[1] / "golden" / "strands-1" / "sessions.jsonl"
+    store = ("--store", "s.db")
+    perdure(*store, "import", golden)
+    shell, child = SessionId.of("user@x / 4"), SessionId.of("user@x / 4", "default")
+    for verb, code in (
+        (("show", shell), 0),
+        (("fork", shell), 0),
+        (("undo", shell), 2),
+        (("diff", shell, "s-2"), 0),
+        (("redact", shell, "nobody", "--yes"), 2),
+        (("send", shell, "hello", "--model", "offline"), 0),
+    ):
+        assert f"2 messages: perdure show {child} --store s.db" in perdure(*store, *verb, code=code).err, verb
+    assert "sub-agent" not in perdure(*store, "show", "s-2").err  # it has messages itself
+    assert "sub-agent" not in perdure(*store, "show", shell).err  # it has been sent one
+    said = perdure(*store, "show", SessionId.of("s-1", "default"), "--json").json["messages"][0]["id"]
+    redacted = perdure(*store, "redact", SessionId.of("s-1", "default"), said, "--yes")
+    assert "messages replaced: 1" in redacted.out
+    assert "copies" not in redacted.err
 
 
 def test_status_name_and_tags(perdure: Callable[..., Any], session: str) -> None:

@@ -42,7 +42,10 @@ def test_the_table_of_exit_codes_is_documented() -> None:
     [
         (["show", "nobody"], 3, "perdure ls"),
         (["show", "../../etc/passwd"], 2, "is not a session id"),
-        (["fork", "s", "../x"], 2, "is not a session id"),
+        (["show", "nobody at all"], 2, "no session has that name. Type: perdure ls"),
+        (["fork", "s", "../x"], 2, "An id is 1 to 200 of the characters A-Z a-z 0-9 . _ -"),
+        (["redact", "s", "nobody", "--yes"], 2, "nothing was replaced\n"),
+        (["uncompact", "s"], 2, "nothing to show again\n"),
         (["fork", "s", "s"], 4, "exists already"),
         (["show", "s", "--version", "9"], 3, "version 9"),
         (["send", "paused", "hello"], 5, "perdure resume paused"),

@@ -43,6 +43,13 @@ def test_sessions_are_taken_in_and_shown(perdure: Callable[..., Any], home: Path
     assert perdure("--store", "s.db", "fsck").out.endswith("no problems\n")
 
 
+def test_a_library_goes_by_its_packages_name_too(perdure: Callable[..., Any], home: Path) -> None:
+    """As the extras of perdure do: each finds what it reads."""
+    written(home / "theirs.db", 1)
+    for name, said in (("google-adk", "no table has the columns"), ("claude-agent-sdk", "theirs.db")):
+        assert said in perdure("--store", "s.db", "import", "--from", name, "theirs.db", code=2).err
+
+
 def test_what_is_refused_is_told(perdure: Callable[..., Any], home: Path) -> None:
     """The others arrive, the reason says what to do, and the exit code tells programs."""
     written(home / "theirs.db", 3)

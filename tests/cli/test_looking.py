@@ -400,3 +400,21 @@ def test_an_envelope_is_found_nowhere(perdure: Callable[..., Any], home: Path, m
     assert "zebra" not in perdure("search", "zebra").out.replace("'zebra'", "")
     assert perdure("search", "door", "--json").json_lines
     assert "zebra" in perdure("export", "s").out
+
+
+def test_hidden_messages_are_not_counted(perdure: Callable[..., Any], home: Path) -> None:
+    """`--last` counts what is printed, and a note tells how many messages a framework keeps for itself."""
+
+    async def tell() -> None:
+        async with SqliteStore(home / "s.db") as store:
+            hidden = [Message("system", (Envelope("acme", {"n": n}),)) for n in range(4)]
+            said = [Message.user(f"Question {n}") for n in range(4)]
+            mixed = [each for pair in zip(said, hidden, strict=True) for each in pair]
+            await store.create(tell_messages(new_session(id="s"), *mixed, Message("system", (Envelope("acme", 9),))))
+
+    asyncio.run(tell())
+    shown = perdure("--store", "s.db", "show", "s", "--last", "2")
+    assert re.findall("Question .", shown.out) == ["Question 2", "Question 3"]
+    assert "Hidden: 3 messages that support keeps for itself" in shown.err
+    assert len(perdure("--store", "s.db", "show", "s", "--last", "2", "--json").json["messages"]) == 5
+    assert len(re.findall("Question .", perdure("--store", "s.db", "show", "s", "--last", "9").out)) == 4

@@ -67,6 +67,50 @@ def test_a_list_shows_ends_that_no_other_session_has(perdure: Callable[..., Any]
         assert perdure("show", row, "--json").json["id"].endswith(row)
 
 
+def test_a_long_id_is_shown_by_a_beginning_that_no_other_has(
+    perdure: Callable[..., Any], home: Path, terminal: None
+) -> None:
+    """Twenty characters or more, or all but the hash; each is accepted. Of an owner's, it is the end."""
+    app = [SessionId.of("assistant", "ada", f"{number}c9e4f1a-session") for number in (1, 2)]
+    odd, marked = SessionId.of("order 7"), SessionId.under("ada", SessionId.of("assistant", "ada", "3"))
+    nested = "assistant-of-the-whole-company-and-more"
+    stored(home, *app, odd, marked, nested, "assistant-of-the-who")
+    rows = [line.split("\t")[0] for line in perdure("ls").lines]
+    assert rows == ["assistant-of-the-who", nested[:21], marked[-4:], "order-7", app[1][:20], app[0][:20]]
+    for row, whole in zip(rows, ["assistant-of-the-who", nested, marked, odd, app[1], app[0]], strict=True):
+        assert perdure("show", row, "--json").json["id"] == whole
+    stored(home, SessionId.of("order 7", "again"), app[0].replace("1c9e4f1a-s", "1c9e4f1a-t"))
+    rows = [line.split("\t")[0] for line in perdure("ls").lines]
+    assert rows[0] == app[0].replace("1c9e4f1a-s", "1c9e4f1a-t")[:24]
+    assert rows[-1] == app[0][:24]
+    assert rows[-3] == odd[:8]
+
+
+def test_the_state_of_apps_is_left_out_of_a_persons_list(
+    perdure: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter keeps it in sessions of its own, which pipes, JSON and --all have."""
+    states = [
+        SessionId.of("google-adk", "state", "app", "weather"),
+        mark_of("ada") + "google-adk-state-user-x.h" + "a" * 26,
+    ]
+
+    async def fill() -> None:
+        async with P.SqliteStore(home / "s.db") as store:
+            for state in states:
+                await store.create(new_session(id=state))
+            await store.create(new_session("hello", id="google-adk-state-app-of-mine"))
+
+    asyncio.run(fill())
+    (home / "perdure.toml").write_text('store = "sqlite:///s.db"\n')
+    assert len(perdure("ls").lines) == len(perdure("ls", "--json").lines) == 3
+    monkeypatch.setattr("perdure.cli.looking.is_terminal", lambda: True)
+    listed = perdure("ls")
+    assert [line.split("\t")[0] for line in listed.lines] == ["google-adk-state-app-of-mine"]
+    assert "2 sessions with the state of apps and users. Add --all" in listed.err
+    assert len(perdure("ls", "--all").lines) == 3
+
+
 def test_pipes_and_json_have_whole_ids(perdure: Callable[..., Any], home: Path) -> None:
     """A script reads what it can keep: an end may be another session's tomorrow."""
     stored(home, uuid_with("4af2"))

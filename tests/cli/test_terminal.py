@@ -78,6 +78,12 @@ def test_a_table_has_the_columns_that_there_is_room_for(room: int, shown: dict[s
     assert _fitting(COLUMNS, room, ("STATUS", "NAME", "AGE"), ("NAME", "TAGS")) == shown
 
 
+def test_short_free_text_is_left_out_in_its_turn() -> None:
+    """What is too short to be shortened stays until the columns before it are left out."""
+    columns = {"ID": ["0" * 36], "STATUS": ["active"], "NAME": ["short"]}
+    assert _fitting(columns, 46, ("STATUS", "NAME"), ("NAME",)) == {"ID": None, "NAME": 5}
+
+
 @pytest.mark.parametrize(("count", "said"), [(0, "0 messages"), (1, "1 message"), (2000, "2,000 messages")])
 def test_one_thing_is_not_many(count: int, said: str) -> None:
     assert counted(count, "message") == said

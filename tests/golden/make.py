@@ -75,6 +75,7 @@ FOREIGN = {
 }
 """The frameworks whose items are in a directory. A new one goes into a new directory, as does a new kind of hole."""
 LANGGRAPH = "langgraph-1"
+STRANDS = "strands-2"
 FORGETFUL = "forgetful-1"
 STORES: dict[str, Callable[[Path], Any]] = {
     "sessions.sqlite": SqliteStore,
@@ -503,6 +504,20 @@ def write_langgraph(directory: Path) -> None:
     (directory / "told.json").write_text(_json(told_of(saver)))
 
 
+def write_strands(directory: Path) -> None:
+    """Sessions of Strands as one release keeps them, and what Strands reads there."""
+    from tests.adapters.strands_golden import furnish_sessions, told_of
+
+    from perdure import MemoryStore, connect_blocking
+    from perdure.sessions.shared import shared
+
+    store = shared(MemoryStore())
+    furnish_sessions(store)
+    with connect_blocking(store) as sessions:
+        sessions.export(directory / "sessions.jsonl")
+    (directory / "told.json").write_text(_json(told_of(store)))
+
+
 def _json(plain: Any) -> str:
     return json.dumps(plain, indent=1, ensure_ascii=True) + "\n"
 
@@ -510,7 +525,8 @@ def _json(plain: Any) -> str:
 def main() -> None:
     wanted: dict[str, Callable[[Path], None]] = {CURRENT: lambda path: asyncio.run(write(path)), RECORD: write_record}
     wanted |= {name: partial(write_foreign, forms) for name, forms in FOREIGN.items()}
-    wanted |= {LANGGRAPH: write_langgraph, FORGETFUL: lambda path: asyncio.run(write_forgetful(path))}
+    wanted |= {LANGGRAPH: write_langgraph, STRANDS: write_strands}
+    wanted |= {FORGETFUL: lambda path: asyncio.run(write_forgetful(path))}
     missing = {HERE / name: writes for name, writes in wanted.items() if not (HERE / name).exists()}
     if not missing:
         there = " and ".join(wanted)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tests.strategies import transcripts
 
 from perdure.errors import InvalidData, NotLoaded
-from perdure.model.message import Message, ToolCall, ToolResult
+from perdure.model.message import Envelope, Message, ToolCall, ToolResult
 from perdure.model.transcript import Block, LogRef, Span, Tape, Transcript, every_span
 
 
@@ -530,3 +530,30 @@ def test_what_a_store_keeps_on_a_block_is_no_part_of_it() -> None:
     assert block == same
     assert "known" not in repr(block)
     assert replace(block).__dict__ == copy.copy(block).__dict__ == {}
+
+
+def hidden(number: int) -> Message:
+    return Message("system", (Envelope("acme", number),), f"hidden-{number}")
+
+
+def test_hidden_messages_are_not_counted() -> None:
+    """The last messages are those that are shown; what is hidden among them and after them comes along."""
+    view = Transcript.of([*said("a"), hidden(1), *said("b"), hidden(2), *said("c"), hidden(3)])
+    assert [view.place_of_last(count) for count in (-1, 0, 1, 2, 3, 4)] == [6, 6, 4, 2, 0, 0]
+    assert [len(view.trim(count)) for count in (0, 1, 2, 3, 9)] == [0, 2, 4, 6, 6]
+
+
+def test_views_may_differ_by_what_is_hidden() -> None:
+    """A reader sees no difference then, whichever of the two is longer and whether they share a log or not."""
+    short = Transcript.of([*said("a", "b")])
+    long = short.append(hidden(1), hidden(2))
+    elsewhere = Transcript.of([hidden(3), *short])
+    for other in (long, elsewhere, long[:1].append(*long[1:], hidden(4))):
+        assert short.differs_by_hidden(other)
+        assert other.differs_by_hidden(short)
+    assert long.differs_by_hidden(elsewhere)
+    for other in (short.append(*said("c")), long.append(*said("c")), short[:1], short):
+        assert not short.differs_by_hidden(other)
+    covered = short.cover(0, 1, short[:1], by="test")  # the same messages, in a block
+    assert covered != short
+    assert not covered.differs_by_hidden(short)

@@ -76,6 +76,12 @@ async def test_a_conversation_is_injected_at_once(url: str) -> None:
         with pytest.raises(InvalidData, match="nothing to inject"):
             await chat.inject([])
         assert await chat.length() == 5
+        await chat.inject("By the way.")
+        await chat.inject("See this:", perdure.attach(b"x", media_type="image/png"))
+        assert [(each.role, each.text) for each in (await chat.session()).state.messages[5:]] == [
+            ("user", "By the way."),
+            ("user", "See this:"),
+        ]
 
 
 async def test_responses_items_go_to_the_provider_and_back(monkeypatch: pytest.MonkeyPatch) -> None:

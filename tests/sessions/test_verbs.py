@@ -16,6 +16,7 @@ import perdure
 from perdure import (
     AgentDefinition,
     ConfigurationError,
+    Envelope,
     InvalidData,
     InvalidSessionId,
     Message,
@@ -148,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "trim text": (lambda c: c.trim("3"), "keep_last"),
     "no role": (lambda c: c.inject({"content": "hi"}), "role"),
     "bad role": (lambda c: c.inject({"role": "narrator", "content": "hi"}), "role"),
-    "plain text": (lambda c: c.inject("hi"), "role"),
+    "plain texts": (lambda c: c.inject(["hi", "there"]), "role"),
     "no message": (lambda c: c.inject(7), "message"),
     "fork at": (lambda c: c.fork(at=99), "99"),
     "fork type": (lambda c: c.fork(at=1.5), "at"),
@@ -437,6 +438,25 @@ async def test_undo_goes_back_one_change_at_a_time(connect: Connect) -> None:
         with pytest.raises(InvalidData, match="nothing to undo"):
             await chat.undo()
         assert texts(await chat.history()) == ["one", "yes", "two", "yes", "three", "yes"]
+
+
+async def test_undo_takes_hidden_messages_along(connect: Connect) -> None:
+    """What a framework keeps for itself is no step of its own, whether it came alone or before a compaction."""
+    hidden = iter(Message("system", (Envelope("acme", n),)) for n in range(9))
+    async with connect() as sessions:
+        chat = await sessions.open("chat")
+        for text in ("one", "two", "three"):
+            await chat.inject(Message.user(text))
+            await chat.inject(next(hidden))
+        assert await chat.undo() == 4
+        await chat.compact(compact_strategy="truncate", keep_last=1)
+        await chat.inject(next(hidden))
+        assert await chat.undo() == 4  # the compaction
+        assert await chat.undo() == 2
+        assert texts((await chat.session()).state.messages) == ["one", ""]
+        assert await chat.undo() == 0
+        with pytest.raises(InvalidData, match="nothing to undo"):
+            await chat.undo()
 
 
 async def test_undo_takes_back_what_changed_the_view(connect: Connect) -> None:

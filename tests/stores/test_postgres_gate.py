@@ -14,7 +14,7 @@ from tests.stores.test_postgres import schema, sql, store_in
 from perdure import AgentDefinition, AgentSession, PostgresStore, SendMessage, SessionRuntime, ToolCall, tool
 from perdure.errors import SessionNotFound
 from perdure.stores.jobs import erasing
-from perdure.stores.jobs.redaction import redacting
+from perdure.stores.jobs.redaction import held, redacting
 from perdure.stores.postgres import link
 from perdure.testing import ScriptedDriver
 from perdure.testing.samples import fork, new_session, note, say, texts
@@ -161,6 +161,21 @@ async def test_a_fork_that_comes_while_a_session_is_erased(schema: str, monkeypa
         assert texts(await other.load("child")) == ["a", "b"]
         assert await execute("SELECT count(*) FROM msg") == [(2,)]
         assert await store.check() == []
+
+
+async def test_a_session_that_is_erased_while_a_redaction_reads_is_not_found(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a session that lacks the message."""
+    async with store_in(schema) as store, store_in(schema) as other:
+        session = await store.create(new_session(SECRET, id="s"))
+
+        async def work() -> None:
+            await other.delete("s")
+
+        meanwhile(monkeypatch, held, "own_stretches", work)
+        with pytest.raises(SessionNotFound):
+            await store.redact("s", [session.state.messages[0].id])
 
 
 async def test_the_last_fork_goes_while_its_parent_is_erased(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ class UncompactTranscript:
         view = session.state.transcript
         block_id = self.block_id or _newest(view)
         if block_id is None:
-            raise InvalidData("$.block_id", "this transcript has no compaction block on it; there is nothing to undo")
+            raise InvalidData("$.block_id", "there is no compaction block in this session, so nothing to show again")
         shown = view.uncover(block_id)
         if context is not None and context.journal is not None:
             shown = await _read_in(shown, context.journal)

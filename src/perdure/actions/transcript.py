@@ -62,6 +62,7 @@ def _makes_call(view: Transcript, call_id: str) -> bool:
 class TrimTranscript:
     """Show the last `keep_last` messages, or a few more where a tool result would else lose its call.
 
+    Hidden messages, which a framework keeps for itself, are not counted.
     That result may be still to come: what a person is to decide about stays.
     """
 
@@ -75,8 +76,10 @@ class TrimTranscript:
 
     async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> AgentSession:
         view, waiting = session.state.transcript, open_calls(session.state)
-        at_least = (len(view) - place for place, message in enumerate(view) if waiting & _calls_of(message))
-        kept = view.trim(max(self.keep_last, next(at_least, 0) if waiting else 0))
+        needed = (place for place, message in enumerate(view) if waiting & _calls_of(message))
+        first = next(needed, len(view)) if waiting else len(view)
+        kept = view.trim(self.keep_last)
+        kept = kept if len(kept) >= len(view) - first else view.cut(view.safe_cut(first), len(view))
         return session.with_state(session.state.with_transcript(kept))
 
 
@@ -126,6 +129,7 @@ class Rewind:
 class Undo:
     """Take back the last change of what the model is shown; once more, the one before it. InvalidData if there is none.
 
+    What changed hidden messages alone, which a framework keeps for itself, goes with the change before it.
     Nothing is lost: every version can still be rewound to. A run that waits for a person ends.
     """
 
@@ -137,7 +141,7 @@ class Undo:
         while shown.version > first and not _began_before(shown.state, first):
             older = await at_version(session, shown.version - 1, context)
             shown = await self._origin(older, first, context)
-            if shown.state.transcript != session.state.transcript:
+            if _is_seen(shown.state.transcript, session.state.transcript):
                 state = session.state.for_next_execution()
                 after = session.with_state(state.with_transcript(shown.state.transcript, rewound_to=shown.version))
                 return await _without_waiting(session, after, context, "it was undone")
@@ -156,6 +160,11 @@ class Undo:
                 break
             session = older
         return session
+
+
+def _is_seen(before: Transcript, after: Transcript) -> bool:
+    """Tell whether a reader can see that a view has changed."""
+    return before != after and not before.differs_by_hidden(after)
 
 
 def _began_before(state: AgentState, version: int) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -27,6 +28,7 @@ with extra("claude"):
     )
     from claude_agent_sdk.types import SessionStore as ClaudeSessionStore
 
+from perdure.adapters.claude_agent_sdk_entries import Histories, Made
 from perdure.adapters.foreign import as_metadata, of_metadata
 from perdure.adapters.forms.claude import FORM
 from perdure.adapters.home import Home
@@ -40,19 +42,19 @@ from perdure.model.transcript import Transcript
 from perdure.model.value import JSON
 from perdure.paging import all_infos
 from perdure.protocols import SessionHead, SessionStore
+from perdure.redaction.replacement import DERIVED
 from perdure.stores.cache import LRU
 
 if TYPE_CHECKING:
     from perdure.sessions.chat import Chat
-    from perdure.stores.store import Store
 
 T = TypeVar("T")
 _KEY, _PROJECT, _SUMMARY = "claude", "claude_project", "claude_summary"
 """Where a session's metadata has the key of its transcript, the project that lists find it by, and its summary."""
 _TOOL = "Agent"
 """The tool by which Claude starts a sub-agent."""
-_MOST_SEEN = 128
-"""Of how many sessions an adapter remembers what they show, as many as a store has at hand."""
+_MOST_FOLDED = 1_000
+"""Of how many sessions an adapter remembers the summary that it had to make of what they show."""
 _SHARED = ("isSidechain", "userType", "cwd", "sessionId", "version", "gitBranch", "agentId", "timestamp")
 """What an entry that perdure has made takes over from the one before it."""
 
@@ -62,17 +64,20 @@ class PerdureSessionStore(ClaudeSessionStore):
 
     def __init__(self, *, store: str | SessionStore | None = None, owner: str | None = None) -> None:
         self._home = Home("claude-agent-sdk", store, owner=owner)
-        self._seen = _Seen(self._home.store)
+        self._histories = Histories(self._home.store)
+        self._folded: LRU[SessionId, tuple[int, JSON]] = LRU(_MOST_FOLDED)
         self._appending: WeakValueDictionary[tuple[int, SessionId], asyncio.Lock] = WeakValueDictionary()
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Add entries to a transcript, in one commit. One whose uuid it has already is left out."""
+        """Add entries to a transcript, in one commit. What it has already is left out."""
         if entries:
             await self._run(self._append, key, entries)
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return what a transcript shows now, None if nothing was ever appended to it."""
-        return cast("list[SessionStoreEntry] | None", await self._run(self._load, key))
+        found = self._home.at_hand(self._id_of(key))
+        shown = await self._run(self._load, key) if found is None else _entries_of(found, key)
+        return cast("list[SessionStoreEntry] | None", shown)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """Return the transcripts of a project, without those of sub-agents. No transcript is read."""
@@ -80,7 +85,7 @@ class PerdureSessionStore(ClaudeSessionStore):
         return [{"session_id": each["session_id"], "mtime": each["mtime"]} for each in found]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """Return their summaries. No transcript is read."""
+        """Return their summaries. A transcript is read only if a verb of perdure's has taken something out of it."""
         return await self._run(self._summaries, project_key)
 
     async def delete(self, key: SessionKey) -> None:
@@ -135,23 +140,17 @@ class PerdureSessionStore(ClaudeSessionStore):
     async def _appended(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> bool:
         """Append what is not there yet. Return False if somebody else saved the session meanwhile."""
         session = await self._find(key) or await self._new(key)
-        new = await self._new_among(entries, session)
-        if not new:
-            return True
-        view = session.state.transcript
-        changed = session.with_state(session.state.with_transcript(view.append(*(message for _, message in new))))
-        if not _subpath(key):
-            changed = _summarised(changed, key, [entry for entry, _ in new])
-        return await self._kept(changed)
-
-    async def _new_among(
-        self, entries: Iterable[SessionStoreEntry], session: AgentSession
-    ) -> list[tuple[SessionStoreEntry, Message]]:
-        """Return the entries that a session has not had yet, each once, with the messages that keep them."""
-        known = await self._seen.ids_of(session)
-        made = [(entry, FORM.message(cast("JSON", entry))) for entry in entries]
-        new = {message.id: (entry, message) for entry, message in reversed(made) if message.id not in known}
-        return [*new.values()][::-1]
+        history = await self._histories.of(session)
+        new, at = history.new_among([Made.of(cast("JSON", entry)) for entry in entries])
+        if new:
+            view = session.state.transcript
+            changed = session.with_state(session.state.with_transcript(view.append(*(each.message for each in new))))
+            if not _subpath(key):
+                changed = _summarised(changed, key, [cast("SessionStoreEntry", each.entry) for each in new])
+            if not await self._kept(changed):
+                return False
+        history.at = at
+        return True
 
     async def _kept(self, session: AgentSession) -> bool:
         try:
@@ -181,31 +180,39 @@ class PerdureSessionStore(ClaudeSessionStore):
 
     async def _load(self, key: SessionKey) -> list[dict[str, Any]] | None:
         session = await self._find(key)
-        if session is None or not (_subpath(key) or _PROJECT in session.state.metadata):
-            return None
-        shown = _shown(session.state.transcript)
-        if forked_from(session.info):  # whose entries name the session that they were said in
-            for entry in shown:
-                if "sessionId" in entry:
-                    entry["sessionId"] = key["session_id"]
-        return shown
+        return None if session is None else _entries_of(session, key)
 
     async def _summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         asked = {_PROJECT: _indexed(project_key)}
         infos = await all_infos(
             self._home.store.list, agent=self._home.agent.name, owner=self._home.owner, metadata=asked, top_level=True
         )
-        heads = await self._home.store.heads([info.id for info in infos])
+        ids = [info.id for info in infos]
+        heads, previews = await self._home.store.heads(ids), await self._home.store.previews(ids)
         found: list[SessionSummaryEntry] = []
         for head in sorted(heads.values(), key=lambda head: (head.info.updated_at, head.info.created_at)):
-            found.append(self._summary(head, after=found[-1]["mtime"] if found else 0))
+            preview = previews.get(head.info.id)
+            data = await self._data(head, None if preview is None else preview.message_count, project_key)
+            found.append(self._summary(head, data, after=found[-1]["mtime"] if found else 0))
         return found[::-1]
 
-    def _summary(self, head: SessionHead, *, after: int) -> SessionSummaryEntry:
+    async def _data(self, head: SessionHead, count: int | None, project_key: str) -> Any:
+        """Return the summary of a session. If a verb has changed what it shows, that is read, once in this process."""
+        session_id, version = head.info.id, head.info.version
+        if _is_current(head.metadata.get(_SUMMARY), count):
+            return _data_of(head.metadata[_SUMMARY])
+        known = self._folded.recall(session_id)
+        if known is None or known[0] != version:
+            session = await self._home.store.load(session_id, version)
+            key = SessionKey(project_key=project_key, session_id=self._session_id(head.info, head.metadata))
+            known = (version, {} if session is None else _folded(session, key))
+            self._folded.keep(session_id, known)
+        return deepcopy(known[1])
+
+    def _summary(self, head: SessionHead, data: Any, *, after: int) -> SessionSummaryEntry:
         # One clock for both lists: the time at which the store kept this version. The SDK sorts by it, in milliseconds,
         # and two may have been kept within one.
         at = max(int(head.info.updated_at.timestamp() * 1000), after + 1)
-        data = of_metadata(head.metadata.get(_SUMMARY, {}))
         return {"session_id": self._session_id(head.info, head.metadata), "mtime": at, "data": data}
 
     def _session_id(self, info: AgentSessionInfo, metadata: Mapping[str, Any]) -> str:
@@ -254,54 +261,51 @@ def _indexed(project_key: str) -> str:
     return project_key if len(project_key) <= LONGEST else str(SessionId.of(project_key))
 
 
-class _Seen:
-    """The ids of all entries that sessions have had. To know them again costs what was appended since."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: LRU[SessionId, tuple[Transcript, set[str]]] = LRU(_MOST_SEEN)
-
-    async def ids_of(self, session: AgentSession) -> Collection[str]:
-        view = session.state.transcript
-        before, ids = self._known.recall(session.id) or (view[:0], set())
-        if not before or not view.extends(before):
-            before, ids = view[:0], await self._hidden_in(session)
-        ids.update(map(FORM.id_of, view[len(before) :]))
-        self._known.keep(session.id, (view, ids))
-        return ids
-
-    async def _hidden_in(self, session: AgentSession) -> set[str]:
-        """Return the ids of what a session does not show now: after an undo, a cut or a compaction."""
-        ids: set[str] = set()
-        if session.version:
-            log, end = await self._store.log_of(session.id)
-            spans = [span for span in session.state.transcript.spans() if span.tape.ref == log]
-            for start, stop in _gaps(sorted((span.start, span.stop) for span in spans), end):
-                with suppress(SessionNotFound):  # which have been erased
-                    ids.update(map(FORM.id_of, await self._store.messages(log, start, stop)))
-        return ids
-
-
-def _gaps(stretches: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
-    """Yield what is between stretches that are in order, up to an end."""
-    at = 0
-    for start, stop in (*stretches, (end, end)):
-        if at < start:
-            yield at, start
-        at = max(at, stop)
-
-
 def _summarised(session: AgentSession, key: SessionKey, new: list[SessionStoreEntry]) -> AgentSession:
-    """Return a session with its summary brought up to date, and listed under its project."""
-    state = session.state
-    before = state.metadata.get(_SUMMARY)
-    known = SessionSummaryEntry(session_id=key["session_id"], mtime=0, data=of_metadata(before)) if before else None
-    summary = fold_session_summary(known, key, new)
-    if known is None or summary["data"] != known["data"]:
-        state = state.with_metadata(_SUMMARY, as_metadata(summary["data"]))
+    """Return a session that shows new entries at its end with its summary up to date, and listed under its project."""
+    state, count = session.state, len(session.state.transcript)
+    kept = state.metadata.get(_SUMMARY)
+    before = _data_of(kept) if _is_current(kept, count - len(new)) else None
+    if before is None:
+        data = _folded(session, key)
+    else:
+        data = fold_session_summary({"session_id": key["session_id"], "mtime": 0, "data": {**before}}, key, new)["data"]
+    if before is None or data != before:
+        state = state.with_metadata(_SUMMARY, {DERIVED: count, "data": as_metadata(data)})
     if _PROJECT not in state.metadata:
         state = state.with_metadata(_PROJECT, _indexed(key["project_key"]))
     return session.with_state(state).with_indexed((_PROJECT,))
+
+
+def _folded(session: AgentSession, key: SessionKey) -> dict[str, Any]:
+    """Return the summary of what a session shows now."""
+    return fold_session_summary(None, key, cast("list[SessionStoreEntry]", _shown(session.state.transcript)))["data"]
+
+
+def _is_current(kept: Any, count: int | None) -> bool:
+    """Return whether a summary is of what a session shows, by how many messages it shows.
+
+    If these are fewer than the summary was made of, a verb has taken some back. To write down more than their number
+    would cost every append a new value. A summary that does not tell is taken as it is.
+    """
+    made_of = kept.get(DERIVED) if isinstance(kept, Mapping) else None
+    return kept is not None and (made_of is None or count is None or made_of <= count)
+
+
+def _data_of(kept: Any) -> Any:
+    return of_metadata(kept["data"] if DERIVED in kept else kept)
+
+
+def _entries_of(session: AgentSession, key: SessionKey) -> list[dict[str, Any]] | None:
+    """Return what a transcript shows; None if nothing was ever appended to it."""
+    if not (_subpath(key) or _PROJECT in session.state.metadata):
+        return None
+    shown = _shown(session.state.transcript)
+    if forked_from(session.info):  # whose entries name the session that they were said in
+        for entry in shown:
+            if "sessionId" in entry:
+                entry["sessionId"] = key["session_id"]
+    return shown
 
 
 def _shown(view: Transcript) -> list[dict[str, Any]]:

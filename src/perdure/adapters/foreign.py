@@ -47,7 +47,7 @@ INVALID_JSON = "INVALID_JSON"
 _DEEPEST = MAX_DEPTH - 10
 _FEW_BRACKETS = 60
 """What has no more brackets than this is not deep, and need not be measured."""
-_LONGEST_ID = 200
+_LONGEST_ID = _LONGEST_NAME = 200
 _SHORT = 1_000
 """What is longer than this is not kept in memory for the next of its kind: it has bytes of its own in it."""
 _AS_TEXT = "$json"
@@ -338,6 +338,12 @@ def _plain_json(item: Any) -> bytes | None:
     except _NOT_OURS:
         return None
     return None if raw.count(b"{") + raw.count(b"[") > _FEW_BRACKETS and _depth(item) > _DEEPEST else raw
+
+
+def as_name(name: str | None, session_id: str) -> str | None:
+    """Return what a session is called for people if its framework calls it so: nothing that its id says as well."""
+    shown = None if name is None or name == session_id else clean_text(name)[:_LONGEST_NAME]
+    return shown if shown and not shown.isspace() else None
 
 
 def as_metadata(value: JSON) -> JSON:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.errors import SessionConflict, SessionNotActive
+from perdure.adapters.foreign import as_name
+from perdure.errors import InvalidData, SessionConflict, SessionNotActive
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Change = Callable[[AgentSession], AgentSession]
+
+
+def check_session_id(session_id: object) -> None:
+    """Raise InvalidData unless a framework's session is named by a text, of whatever length, that is not blank."""
+    if not isinstance(session_id, str) or not session_id.strip():
+        given = "a blank text" if isinstance(session_id, str) else type(session_id).__name__
+        raise InvalidData("$.session_id", f"expected the id of a session, got {given}")
 
 
 class Home:
@@ -68,10 +76,14 @@ class Home:
 
     async def read(self, session_id: SessionId, *, last: int | None = None) -> AgentSession | None:
         """Return the same to a task of any event loop: at once if it is at hand."""
+        session = self.at_hand(session_id, last=last)
+        return await self.run(self.load(session_id, last=last)) if session is None else session
+
+    def at_hand(self, session_id: SessionId, *, last: int | None = None) -> AgentSession | None:
+        """Return the same in any thread and without waiting; None if it has to be loaded."""
         session = self.store.glance(session_id, last=last) if self._reads_ends else None
-        if session is None:
-            return await self.run(self.load(session_id, last=last))
-        self._require_own(session)
+        if session is not None:
+            self._require_own(session)
         return session
 
     def _require_own(self, session: AgentSession) -> None:
@@ -93,7 +105,7 @@ class Home:
         spawn: SpawnRef | None = None,
     ) -> AgentSession:
         """Return a session that is not in the store yet, of version 0. With `spawn` it is a sub-agent's."""
-        shown = None if name == session_id else name
+        shown = as_name(name, session_id)
         made = SessionFactory().create(
             self.agent, session_id=session_id, owner=self.owner, parent=parent, spawn=spawn, name=shown
         )

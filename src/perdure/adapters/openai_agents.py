@@ -19,7 +19,7 @@ with extra("openai-agents"):
     from agents.run_context import RunContextWrapper
 
 from perdure.adapters.forms.openai import FORM
-from perdure.adapters.home import Home
+from perdure.adapters.home import Home, check_session_id
 from perdure.aio import finish_despite_cancel
 from perdure.errors import SessionConflict
 from perdure.model.ids import SessionId
@@ -61,6 +61,7 @@ class PerdureSession:
         strict: bool = False,
         session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
+        check_session_id(session_id)
         self._home = Home(BY, store, owner=owner)
         self._id: SessionId = self._home.id_of(session_id)
         self._strict = strict
@@ -80,13 +81,16 @@ class PerdureSession:
         """The same verbs for code without an event loop, such as around `Runner.run_sync`."""
         return self._home.blocking_chat(self._id)
 
-    async def fork(self, session_id: str, *, at: int | str | None = None, version: int | None = None) -> PerdureSession:
+    async def fork(
+        self, session_id: str | None = None, *, at: int | str | None = None, version: int | None = None
+    ) -> PerdureSession:
         """Return a new session that begins with what this one shows; nothing is copied.
 
-        `at` is how many messages it begins with, or the id of the last of them; `version` begins from an older view.
+        Without an id it gets a new one. `at` is how many messages it begins with, or the id of the last of them;
+        `version` begins from an older view.
         """
         forked = PerdureSession(
-            session_id,
+            SessionId.generate() if session_id is None else session_id,
             store=self._home.shared,
             owner=self._home.owner,
             strict=self._strict,

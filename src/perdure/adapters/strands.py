@@ -1,12 +1,15 @@
 """Sessions of Strands Agents in a store: `Agent(session_manager=PerdureSessionManager("s-1"))`.
 
-A session of Strands is a session without messages. Each of its agents, and the state of each multi-agent, is a child
-session. A message of Strands is a message with its number.
+A session of Strands is a session: the conversation of its first agent. Each further agent, and the state of each
+multi-agent, is a child session. A message of Strands is a message with its number.
+
+Sessions of the first layout have no messages: all of their agents are children. They are read and continued so.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -22,7 +25,7 @@ with extra("strands"):
 
 from perdure.adapters.foreign import as_metadata, of_metadata
 from perdure.adapters.forms.strands import FORM
-from perdure.adapters.home import Change, Home
+from perdure.adapters.home import Change, Home, check_session_id
 from perdure.errors import ConfigurationError, SessionConflict, SessionNotActive, SessionNotFound
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
@@ -52,12 +55,13 @@ class PerdureSessionRepository(SessionRepository):
     def create_session(self, session: Session, **kwargs: Any) -> Session:
         """Keep a new session. SessionException if the id is taken."""
         kept = {**session.to_dict(), "session_type": SessionType(session.session_type).value}
-        made = self._home.new(self._home.id_of(session.session_id), metadata={_SESSION: kept})
+        session_id = self._home.id_of(session.session_id)
+        made = self._home.new(session_id, name=session.session_id, metadata={_SESSION: kept})
         self._home.wait(self._create(made, f"Session {session.session_id} already exists"))
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
-        """Return a session, None if there is none. A fork of an agent's session is a session with that one agent."""
+        """Return a session, None if there is none. A fork of an agent's conversation is a session with that agent."""
         found = self._home.wait(self._home.load(self._home.id_of(session_id)))
         if found is None:
             return None
@@ -72,7 +76,7 @@ class PerdureSessionRepository(SessionRepository):
         self._home.wait(self._delete(session_id))
 
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        """Keep a new agent of a session. SessionException if it has one of that id."""
+        """Keep a new agent of a session: the first is the session itself. SessionException if it has one of that id."""
         self._home.wait(self._create_agent(session_id, session_agent))
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
@@ -172,14 +176,11 @@ class PerdureSessionRepository(SessionRepository):
         return self._home.id_of(session_id, "multi-agent", multi_agent_id)
 
     async def _find_agent(self, session_id: str, agent_id: str) -> AgentSession | None:
-        found = await self._home.load(self._agent(session_id, agent_id))
-        return found if found is not None else await self._find_fork(session_id, agent_id)
-
-    async def _find_fork(self, session_id: str, agent_id: str) -> AgentSession | None:
-        """Return the session of this id of perdure's if it is a fork of that of an agent of this id."""
+        """Return the session with an agent's conversation: the session of Strands itself, or a child."""
         found = await self._home.load(self._home.id_of(session_id))
-        kept = None if found is None else of_metadata(found.state.metadata.get(_AGENT))
-        return found if kept is not None and kept["agent_id"] == agent_id else None
+        if found is not None and _agent_id(found) == agent_id:
+            return found
+        return await self._home.load(self._agent(session_id, agent_id))
 
     async def _create(self, session: AgentSession, taken: str) -> None:
         try:
@@ -188,19 +189,44 @@ class PerdureSessionRepository(SessionRepository):
             raise SessionException(taken) from error
 
     async def _create_agent(self, session_id: str, session_agent: SessionAgent) -> None:
-        agent_id = session_agent.agent_id
+        """Make a session the conversation of this agent, or create a child for it if another has the session."""
+        agent_id, metadata = session_agent.agent_id, as_metadata(session_agent.to_dict())
         taken = f"Agent {agent_id} in session {session_id} already exists"
-        if await self._find_fork(session_id, agent_id) is not None:
-            raise SessionException(taken)
-        metadata = {_AGENT: as_metadata(session_agent.to_dict())}
-        await self._create(await self._child(session_id, self._agent(session_id, agent_id), agent_id, metadata), taken)
+        while True:
+            session = await self._parent(session_id)
+            if await self._find_agent(session_id, agent_id) is not None:
+                raise SessionException(taken)
+            if await self._has_agents(session_id, session):
+                child_id = self._agent(session_id, agent_id)
+                await self._create(await self._child(session_id, child_id, agent_id, {_AGENT: metadata}), taken)
+                return
+            with suppress(SessionConflict):  # of two agents that are created at once, one comes first
+                await self._home.keep(session.with_state(session.state.with_metadata(_AGENT, metadata)))
+                return
+
+    async def _has_agents(self, session_id: str, session: AgentSession) -> bool:
+        """Tell whether a session is an agent's conversation, or has children that are, as in the first layout."""
+        if _agent_id(session) is not None:
+            return True
+        after: str | None = None
+        while True:
+            page = await self._home.store.list(parent=session.id, after=after)
+            spawned = [(info.id, info.spawn_ref.tool_name) for info in page if info.spawn_ref is not None]
+            if any(child_id == self._agent(session_id, name) for child_id, name in spawned):
+                return True
+            if (after := page.next) is None:
+                return False
 
     async def _child(self, session_id: str, child_id: SessionId, name: str, metadata: dict[str, Any]) -> AgentSession:
-        parent = self._home.id_of(session_id)
-        if await self._home.load(parent) is None:
-            raise SessionException(f"Session {session_id} does not exist")
+        parent = (await self._parent(session_id)).id
         spawn = SpawnRef(parent, "", "", name)
         return self._home.new(child_id, name=name, metadata=metadata, parent=parent, spawn=spawn)
+
+    async def _parent(self, session_id: str) -> AgentSession:
+        found = await self._home.load(self._home.id_of(session_id))
+        if found is None:
+            raise SessionException(f"Session {session_id} does not exist")
+        return found
 
     async def _change_agent(self, session_id: str, agent_id: str, change: Change) -> None:
         """Save what a change makes of an agent's session, again on top of what somebody else has saved meanwhile."""
@@ -243,6 +269,7 @@ class PerdureSessionManager(RepositorySessionManager):
     def __init__(
         self, session_id: str, *, store: str | SessionStore | None = None, owner: str | None = None, **kwargs: Any
     ) -> None:
+        check_session_id(session_id)
         self.repository = PerdureSessionRepository(store=store, owner=owner)
         try:
             super().__init__(session_id, self.repository, **kwargs)
@@ -277,6 +304,14 @@ class PerdureSessionManager(RepositorySessionManager):
 
 def _missing(session_id: str, agent_id: str) -> SessionException:
     return SessionException(f"Agent {agent_id} in session {session_id} does not exist")
+
+
+def _agent_id(session: AgentSession) -> str | None:
+    """Return whose conversation a session is, without unpacking the agent's state; None if it is no agent's."""
+    kept = session.state.metadata.get(_AGENT)
+    if not isinstance(kept, Mapping):
+        return None
+    return cast("str", kept["agent_id"] if "agent_id" in kept else of_metadata(kept)["agent_id"])
 
 
 def _with(session: AgentSession, view: Transcript) -> AgentSession:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from perdure.cli.hints import command
 from perdure.cli.options import session_argument, settings_of, store_command, version_option
 from perdure.cli.session_ids import on_session
-from perdure.cli.terminal import counted, note, print_json, print_length, say
+from perdure.cli.terminal import counted, line, note, print_json, print_length, say
 
 if TYPE_CHECKING:
-    from perdure.model.transcript import Block, Piece
+    from perdure.model.session import AgentSession
+    from perdure.model.transcript import Block, Piece, Transcript
     from perdure.sessions.sessions import Sessions
 
 NOTHING_TO_DO = "There is nothing to compact."
@@ -25,7 +27,7 @@ _DONE = {
 
 def _counted(ctx: click.Context, session: str, verb: Callable[[Sessions, str], Awaitable[int]], as_json: bool) -> None:
     """A verb that returns how many messages are shown then."""
-    print_length(*on_session(ctx, session, verb), as_json)
+    print_length(*on_session(ctx, session, verb, of_words=True), as_json)
 
 
 @store_command(json=True)
@@ -36,14 +38,34 @@ def _counted(ctx: click.Context, session: str, verb: Callable[[Sessions, str], A
 def fork(ctx: click.Context, session: str, new: str | None, at: str | None, version: int | None, as_json: bool) -> None:
     """Begin a new session, with the id NEW or one of its own, where SESSION stands. Prints its id."""
 
-    async def verb(sessions: Sessions, session_id: str) -> str:
-        return (await sessions.fork(session_id, new, at=_place(at), version=version)).id
+    async def verb(sessions: Sessions, session_id: str) -> AgentSession:
+        return await (await sessions.fork(session_id, new, at=_place(at), version=version)).session()
 
-    session_id, made = on_session(ctx, session, verb)
+    session_id, made = on_session(ctx, session, verb, of_words=True)
     if as_json:
-        print_json({"session": made, "parent": session_id})
+        print_json({"session": made.id, "parent": session_id})
     else:
-        say(made)
+        say(made.id)
+    _tell_of_open_calls(session_id, made.state.transcript)
+
+
+def _tell_of_open_calls(parent: str, view: Transcript) -> None:
+    """Say that a fork ends in calls without their results, and how to fork before them."""
+    answered: set[str] = set()
+    for place in range(len(view) - 1, -1, -1):
+        message = view[place]
+        if message.tool_calls:
+            names = [line(call.name) for call in message.tool_calls if call.id not in answered]
+            if names:
+                earlier = command("fork", parent, "--at", place)
+                note(
+                    f"The fork ends in {counted(len(names), 'tool call')} without a result: {', '.join(names)}. "
+                    f"Some frameworks refuse to go on there. To fork before that: {earlier}"
+                )
+            return
+        if not message.tool_results:
+            return
+        answered.update(result.call_id for result in message.tool_results)
 
 
 def _place(text: str | None) -> int | str | None:

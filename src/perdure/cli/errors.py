@@ -65,8 +65,9 @@ NAME_A_MODEL = (
     "Name one: --model openai:gpt-5, or PERDURE_MODEL, or a line in perdure.toml. To try it without a key: "
     "--model offline"
 )
+_AN_ID = "An id is 1 to 200 of the characters A-Z a-z 0-9 . _ - and begins with a letter or digit."
 _NOT_SET_UP = "ConfigurationError"
-_PARAMETERS = ("call_ids", "reason")
+_PARAMETERS = ("block_id", "call_ids", "message_ids", "reason")
 """Where the library means a parameter of Python's, which is none of a command's."""
 
 
@@ -147,7 +148,9 @@ def advised(error: Exception) -> str:
             return f"{killed}\n{to_go_on(key, tools=tools)}"
         case IllegalStatusChange(pending=pending) if pending:
             return f"Session {error.session_id!r} waits for approval.\n{to_decide(error.session_id)}"
-        case InvalidSessionId() | SessionNotFound():
+        case InvalidSessionId():
+            return f"{error.what} {_AN_ID}"
+        case SessionNotFound():
             return f"{error.what} Type: {command('ls')}"
         case InvalidData() if error.path.startswith("$"):
             where = error.path.removeprefix("$").removeprefix(".")

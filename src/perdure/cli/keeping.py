@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
@@ -79,7 +80,9 @@ def export(ctx: click.Context, sessions: tuple[str, ...], output: str, format: F
 @click.option(
     "--from",
     "framework",
-    type=click.Choice(["openai-agents", "langgraph", "adk", "agno", "claude", "strands"]),
+    type=click.Choice(
+        ["openai-agents", "langgraph", "adk", "google-adk", "agno", "claude", "claude-agent-sdk", "strands"]
+    ),
     help="Whose SOURCE is: the SQLite file, the transcripts or the directory that this library has written.",
 )
 def import_(
@@ -359,14 +362,14 @@ def forget(ctx: click.Context, session: str, before: int, yes: bool, as_json: bo
 def redact(ctx: click.Context, session: str, messages: tuple[str, ...], replacement: str, yes: bool) -> None:
     """Replace what MESSAGES of SESSION, given by their ids, say: in every version, fork, summary and index."""
     if not yes:
-        session, _ = on_session(ctx, session, lambda sessions, key: _require_said(sessions, key, messages))
+        session, _ = on_session(ctx, session, partial(_require_said, message_ids=messages), of_words=True)
     _confirm(yes, f"replace {counted(len(messages), 'message')}")
 
     async def verb(sessions: Sessions, session_id: str) -> tuple[int, list[str]]:
         replaced = await sessions.redact(session_id, messages, replacement=replacement)
         return replaced, await _with_copies(sessions, session_id)
 
-    _, (replaced, others) = on_session(ctx, session, verb)
+    _, (replaced, others) = on_session(ctx, session, verb, of_words=yes)
     say(f"messages replaced: {replaced}")
     if others:
         shown = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
@@ -386,12 +389,18 @@ async def _require_said(sessions: Sessions, session_id: str, message_ids: Sequen
 
 
 async def _with_copies(sessions: Sessions, session_id: str) -> list[str]:
-    """Return the sessions that a session exchanges texts with: its caller's, and those of its sub-agents."""
+    """Return the sessions that a session exchanges texts with: its caller's, and those of its sub-agents.
+
+    One in which nothing was ever said has no copies, such as that which a framework keeps its agents below.
+    """
     from perdure.actions.children import spawned_by
 
     caller = (await sessions.info(session_id)).spawn_ref
-    spawned = await spawned_by(sessions.store, session_id, deleted=True)
-    return [*([caller.parent_session_id] if caller is not None else []), *(info.id for info in spawned)]
+    spawned = [info.id for info in await spawned_by(sessions.store, session_id, deleted=True)]
+    if caller is None:
+        return list(spawned)
+    said = await sessions.history(caller.parent_session_id)
+    return [*([caller.parent_session_id] if said else []), *spawned]
 
 
 @store_command()

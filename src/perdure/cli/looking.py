@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from perdure.cli.options import (
     store_command,
     version_option,
 )
-from perdure.cli.session_ids import named, on_session
+from perdure.cli.session_ids import named, named_with_words, on_session
 from perdure.cli.setup import on_sessions, owner_of
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import (
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 _TOLD = 5
 """How many killed runs a page of sessions tells of one by one."""
+_BOOKKEEPING = re.compile(r"(?:o[a-z2-7]{16}\.)?google-adk-state-(?:app|user)-.*\.h[a-z2-7]{26}")
+"""The ids that the adapter for Google ADK gives to the states of apps and of users."""
 _WIDE = 140
 """How wide a terminal has to be to show what was said last: beside it a title is shown whole."""
 _SPARE = (
@@ -82,7 +85,7 @@ _WIDTH = 2000
     help="Show the last created first, or the last changed.",
 )
 @limit_option(50)
-@click.option("--all", "everything", is_flag=True, help="However many there are.")
+@click.option("--all", "everything", is_flag=True, help="However many there are, those with only state too.")
 def ls(
     ctx: click.Context,
     /,
@@ -104,9 +107,13 @@ def ls(
         killed = await killed_in(sessions)
         while True:
             page = await sessions.list(**wanted, limit=min(1000, left or 1000), after=after)
+            listed = page if everything or as_json or not is_terminal() else _of_people(page)
             if not as_json:
-                await learn(sessions, [info.id for info in page])
-            _print_page(page, killed, as_json, of_all=sessions.owner is None)
+                await learn(sessions, [info.id for info in listed])
+            _print_page(listed, killed, as_json, of_all=sessions.owner is None)
+            if len(listed) < len(page):
+                left_out = counted(len(page) - len(listed), "session")
+                note(f"Left out: {left_out} with the state of apps and users. Add --all to see them.")
             await _tell_of_killed(sessions, [info.id for info in page if info.id in killed])
             shown, left = shown + len(page), None if left is None else left - len(page)
             after = page.next
@@ -121,6 +128,14 @@ def ls(
         note(_not_indexed(indexed))
     elif not as_json and is_terminal():
         note(f"No sessions here. Begin one: {command('chat', begins=True)}")
+
+
+def _of_people(page: SessionInfoList[ListedSession]) -> SessionInfoList[ListedSession]:
+    """Return a page without the sessions in which an adapter keeps the state that other sessions share."""
+    from perdure.model.session import SessionInfoList
+
+    kept = [info for info in page if info.message_count or not _BOOKKEEPING.fullmatch(info.id)]
+    return SessionInfoList(kept, next=page.next, damaged=page.damaged)
 
 
 def _not_indexed(asked: Mapping[str, Any]) -> str:
@@ -215,14 +230,22 @@ def show(
         messages = list(await sessions.history(session_id) if everything else found.state.messages)
         was_killed = session_id in await killed_in(sessions)
         await _tell_of_killed(sessions, [session_id] if was_killed else [])
-        return found, messages[-last:] if last else messages, was_killed
+        return found, _last_of(messages, last) if last else messages, was_killed
 
-    _, (found, messages, was_killed) = on_session(ctx, session, verb)
+    _, (found, messages, was_killed) = on_session(ctx, session, verb, of_words=True)
     if as_json:
         print_json({**of_session(found, messages), "killed": was_killed})
         return
     _print_header(found, KILLED if was_killed else found.status.value)
     print_messages(messages)
+    if hidden := sum(message.is_sealed for message in messages):
+        note(f"Hidden: {counted(hidden, 'message')} that {found.info.agent_name} keeps for itself. --json has them.")
+
+
+def _last_of(messages: list[Message], count: int) -> list[Message]:
+    """Return the last messages of which as many are shown; those that are hidden between them come along."""
+    shown = [place for place, message in enumerate(messages) if not message.is_sealed]
+    return messages[shown[-count] :] if len(shown) >= count else messages
 
 
 def _blocks(session: AgentSession) -> list[str]:
@@ -292,7 +315,7 @@ def diff(ctx: click.Context, left: str, right: str, as_json: bool) -> None:
     """Show where the sessions LEFT and RIGHT part, and how each goes on."""
 
     async def work(sessions: Sessions) -> tuple[str, str, Diff]:
-        first, second = await named(sessions, left), await named(sessions, right)
+        first, second = await named_with_words(sessions, left), await named_with_words(sessions, right)
         return first, second, await sessions.diff(first, second)
 
     first, second, found = on_sessions(ctx, work)

@@ -125,6 +125,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure import all.jsonl",
         "perdure import - --store sqlite:///sessions.db",
         "perdure import --format openai chat.json",
+        "perdure import --from langgraph checkpoints.sqlite",
     ),
     "copy": ("perdure copy sqlite:///sessions.db postgresql://localhost/agents",),
     "fsck": ("perdure fsck", "perdure fsck order-7 --json"),

@@ -1,4 +1,4 @@
-"""Sessions by their id, or by a beginning or an end of it, and what is done to the one that is named."""
+"""Sessions by their id, by a beginning or an end of it, or by their name, and what is done to the one that is meant."""
 
 from __future__ import annotations
 
@@ -12,36 +12,63 @@ from perdure.cli.errors import NOT_FOUND, USAGE, Failure
 from perdure.cli.hints import command
 from perdure.cli.setup import on_sessions
 from perdure.cli.short_ids import learn
+from perdure.cli.terminal import counted, note
 from perdure.errors import InvalidSessionId, PerdureError, SessionNotFound
 from perdure.model.ids import SessionId, mark_of
 from perdure.protocols import SHORTEST_SUFFIX, Names
 
 if TYPE_CHECKING:
+    from perdure.model.session import ListedSession
     from perdure.sessions.sessions import Sessions
 
 T = TypeVar("T")
 LAST_USED = "@"
 _SHOWN = 5
 _COMPLETED = 100
+_PAGE = 1000
 
 
 def on_session(
-    ctx: click.Context, text: str, verb: Callable[[Sessions, SessionId], Awaitable[T]]
+    ctx: click.Context, text: str, verb: Callable[[Sessions, SessionId], Awaitable[T]], *, of_words: bool = False
 ) -> tuple[SessionId, T]:
-    """Carry out a verb on the session that an argument names. Return its id, and what the verb returns."""
+    """Carry out a verb on the session that an argument names. Return its id, and what the verb returns.
+
+    If the verb is about what was said (`of_words`), a person is told where that is if it is not in this session.
+    """
 
     async def work(sessions: Sessions) -> tuple[SessionId, T]:
-        session_id = await named(sessions, text)
+        session_id = await (named_with_words if of_words else named)(sessions, text)
         return session_id, await verb(sessions, session_id)
 
     return on_sessions(ctx, work)
 
 
 async def named(sessions: Sessions, text: str) -> SessionId:
-    """Return the session that an argument names: by its id, by a beginning or an end that no other has, or by `@`."""
-    found = await (last_used(sessions) if text == LAST_USED else _meant(sessions, SessionId(text)))
+    """Return the session that an argument names: by its id, by a beginning or an end that no other has, by the name
+    that no other has, or by `@`."""
+    found = await (last_used(sessions) if text == LAST_USED else _meant(sessions, text))
     await learn(sessions, [found])
     return found
+
+
+async def named_with_words(sessions: Sessions, text: str) -> SessionId:
+    """Return the same. If nothing was ever said in it, but in the session of one of its sub-agents, say so."""
+    session_id = await named(sessions, text)
+    children = await _spoken_children(sessions, session_id)
+    if len(children) == 1:
+        (child,) = children
+        await learn(sessions, [child.id])
+        has = counted(child.message_count or 0, "message")
+        note(f"Session {session_id!r} has no messages. Its sub-agent's has {has}: {command('show', child.id)}")
+    return session_id
+
+
+async def _spoken_children(sessions: Sessions, session_id: SessionId) -> list[ListedSession]:
+    """Return the sub-agents' sessions that have messages, if a session has never had one itself."""
+    if any(info.message_count != 0 for info in await sessions.list(id=session_id, limit=1)):
+        return []
+    children = [info for info in await sessions.list(parent=session_id) if info.spawn_ref and info.message_count]
+    return [] if children and await sessions.history(session_id) else children
 
 
 async def last_used(sessions: Sessions) -> SessionId:
@@ -55,15 +82,45 @@ async def last_used(sessions: Sessions) -> SessionId:
     raise Failure(f"There is no session{whose} yet. Begin one: {command('chat', begins=True)}", NOT_FOUND)
 
 
-async def _meant(sessions: Sessions, text: SessionId) -> SessionId:
+async def _meant(sessions: Sessions, text: str) -> SessionId:
+    found = await _like_id(sessions, text) or await _of_name(sessions, text)
+    if found is not None:
+        return found
+    try:
+        raise SessionNotFound(SessionId(text))
+    except InvalidSessionId as error:
+        what = error.what.rstrip(".")
+        raise Failure(f"{what}, and no session has that name. Type: {command('ls')}", USAGE) from None
+
+
+async def _like_id(sessions: Sessions, text: str) -> SessionId | None:
+    try:
+        session_id = SessionId(text)
+    except InvalidSessionId:
+        return None
     with suppress(SessionNotFound):
-        return (await sessions.info(text)).id
+        return (await sessions.info(session_id)).id
     found = await _like(sessions, text) or await _like(sessions, text, deleted=True)
-    if not found:
-        raise SessionNotFound(text)
     if len(found) > 1:
         raise _ambiguous(text, found)
-    return found[0]
+    return found[0] if found else None
+
+
+async def _of_name(sessions: Sessions, text: str) -> SessionId | None:
+    """Return the session with this name. A framework's id may be any text: then the session's id is made of it."""
+    with suppress(SessionNotFound, InvalidSessionId):
+        return (await sessions.info(SessionId.of(text))).id
+    found: list[SessionId] = []
+    after: str | None = None
+    while True:
+        page = await sessions.headers(top_level=True, limit=_PAGE, after=after)
+        found += [info.id for info in page if info.name == text]
+        if (after := page.next) is None:
+            break
+    if len(found) > 1:
+        some = ", ".join(found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
+        raise Failure(f"{len(found):,} sessions have the name {text!r}: {some}\nType the id of one.", USAGE)
+    return found[0] if found else None
 
 
 def _ambiguous(text: str, found: Sequence[str]) -> Failure:

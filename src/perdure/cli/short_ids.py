@@ -1,4 +1,7 @@
-"""Ids as a person sees them: the shortest end that no other session has. Ids that perdure makes up begin alike."""
+"""Ids as a person sees them: the shortest end that no other session has, since ids that perdure makes up begin alike.
+
+Of a long id that was chosen, or that an adapter made of a framework's names, it is the beginning that no other has.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,13 @@ if TYPE_CHECKING:
 _LEARNED = "perdure.short_ids"
 _MADE_UP = re.compile(r"(?:o[a-z2-7]{16}\.)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A UUID, behind an owner's mark or not. Any other id was chosen by somebody, who knows it by its beginning."""
+_LONG = 32
+_HASH = re.compile(r"\.h[a-z2-7]{26}$")
+"""What an adapter's ids end with, and nobody reads."""
+_UNREADABLE = re.compile(r"o[a-z2-7]{16}\..*\.h[a-z2-7]{26}")
+"""An adapter's id that begins with the mark of an owner: neither its beginning nor its end tells anybody anything."""
+_BEGINNING = 20
+"""The fewest characters that are left of a long id, unless only its hash is longer."""
 _ALIKE = 50
 """How many sessions with the same end are compared; if there are more, a longer end is tried."""
 
@@ -57,8 +67,9 @@ class _Reach:
 
     async def short(self, session_id: str) -> str:
         """Return what names a session and no other, as `named` looks for it."""
-        if not _MADE_UP.fullmatch(session_id):
-            return session_id.removeprefix(self._mark)
+        bare = session_id.removeprefix(self._mark)
+        if not _MADE_UP.fullmatch(session_id) and not _UNREADABLE.fullmatch(bare):
+            return await self._beginning(session_id, bare)
         length, is_there = await self._length(session_id, deleted=False)
         if not is_there:  # then it is one of the deleted, which are looked for last
             length = max(length, (await self._length(session_id, deleted=True))[0])
@@ -66,6 +77,29 @@ class _Reach:
             if not await self._is_beginning(end):
                 return end
         return session_id
+
+    async def _beginning(self, session_id: str, bare: str) -> str:
+        """Return an id that was chosen, without the mark; if it is long, the beginning that no other session has."""
+        if len(bare) <= _LONG:
+            return bare
+        length = min(_BEGINNING, len(_HASH.sub("", bare)))
+        while length < len(bare):
+            others = [each for each in await self._alike(bare[:length]) if each != session_id]
+            if not others:
+                return bare[:length]
+            alike = max(_common_start(bare, each.removeprefix(self._mark)) for each in others)
+            length = max(length, alike) + 1
+        return bare
+
+    async def _alike(self, text: str) -> list[str]:
+        """Return the sessions that begin or end so, deleted or not: as far as they are looked at."""
+        found: list[str] = []
+        for deleted in (False, True):
+            for prefix in {text, self._mark + text}:
+                found += await self._names.ids_with_prefix(prefix, owner=self._owner, deleted=deleted, limit=_ALIKE)
+            if len(text) >= SHORTEST_SUFFIX:
+                found += await self._names.ids_with_suffix(text, owner=self._owner, deleted=deleted, limit=_ALIKE)
+        return found
 
     async def _length(self, session_id: str, *, deleted: bool) -> tuple[int, bool]:
         """Return how long an end has to be that no other id has, and whether the session itself was met."""
@@ -93,6 +127,10 @@ def _ends(session_id: str, least: int) -> Iterable[str]:
     return (session_id[-length:] for length in range(least, len(session_id)) if session_id[-length].isalnum())
 
 
-def _common_end(one: str, other: str) -> int:
-    both = zip(reversed(one), reversed(other), strict=False)
+def _common_start(one: Iterable[str], other: Iterable[str]) -> int:
+    both = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+
+
+def _common_end(one: str, other: str) -> int:
+    return _common_start(reversed(one), reversed(other))

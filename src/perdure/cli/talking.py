@@ -13,7 +13,7 @@ from perdure.cli.hints import command
 from perdure.cli.interrupted import killed_in, subagents_of
 from perdure.cli.json_forms import of_reply
 from perdure.cli.options import session_argument, store_command
-from perdure.cli.session_ids import named, on_session
+from perdure.cli.session_ids import named, named_with_words, on_session
 from perdure.cli.setup import begun, continued, on_sessions, use_model_in_run
 from perdure.cli.short_ids import learn, shown
 from perdure.cli.terminal import is_terminal, line, note, print_json, print_length, progress, safe, say
@@ -110,7 +110,7 @@ async def _opened_chat(ctx: click.Context, sessions: Sessions, target: str | Non
         raise click.UsageError(f"Session {target!r} exists already. Leave --new out, or choose another id.")
     if not new and target is not None:
         use_model_in_run(ctx, sessions)
-        return await continued(ctx, sessions, await named(sessions, target))
+        return await continued(ctx, sessions, await named_with_words(sessions, target))
     chat = await begun(ctx, sessions, target)
     await learn(sessions, [chat.id])
     note(f"session {chat.id}")

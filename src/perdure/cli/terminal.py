@@ -186,13 +186,12 @@ def _fitting(
     def excess() -> int:
         return sum(wide.values()) + 2 * (len(wide) - 1) - room
 
-    for name in (*flexible, *spare, *flexible):
-        if excess() <= 0:
-            break
-        if name in wide and name in flexible and wide[name] > _FLEXED:
+    for name in flexible:
+        if excess() > 0 and wide.get(name, 0) > _FLEXED:
             wide[name] = max(_FLEXED, wide[name] - excess())
-        elif name in wide and name in spare:
-            del wide[name]
+    for name in spare:
+        if excess() > 0:
+            wide.pop(name, None)
     return {name: None if name == first else size for name, size in wide.items()}
 
 

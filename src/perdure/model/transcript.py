@@ -246,15 +246,36 @@ class Transcript(Sequence[Message]):
             return here.tape is last.tape and here.start == last.start and here.stop >= last.stop
         return here is last
 
+    def differs_by_hidden(self, other: Transcript) -> bool:
+        """Whether two views that differ show a reader the same: only hidden messages make the difference."""
+        for longer, shorter in ((self, other), (other, self)):
+            if len(longer) > len(shorter) and longer.extends(shorter):
+                return all(message.is_sealed for message in longer[len(shorter) :])
+        mine, others = list(self), list(other)
+        return mine != others and _shown(mine) == _shown(others)
+
+    def place_of_last(self, count: int) -> int:
+        """Where the last `count` messages begin that are not hidden; 0 if there are no more."""
+        if count <= 0:
+            return self._length
+        for place, message in zip(range(self._length - 1, -1, -1), reversed(self), strict=True):
+            count -= not message.is_sealed
+            if not count:
+                return place
+        return 0
+
     def reset(self) -> Transcript:
         """An empty view; every log keeps what it has."""
         return Transcript()
 
     def trim(self, keep_last: int) -> Transcript:
-        """At least the last `keep_last` messages: the cut moves earlier so that no result loses its call."""
+        """At least the last `keep_last` messages: the cut moves earlier so that no result loses its call.
+
+        Hidden ones are not counted.
+        """
         if keep_last < 0:
             raise InvalidData("$.keep_last", f"cannot keep {brief(keep_last)} messages; give 0 or more")
-        return self.cut(self.safe_cut(self._length - keep_last), self._length)
+        return self.cut(self.safe_cut(self.place_of_last(keep_last)), self._length)
 
     def safe_cut(self, at: int) -> int:
         """The nearest place at or before `at` where a view may begin without parting a tool call from its result."""
@@ -337,6 +358,10 @@ class Transcript(Sequence[Message]):
 
     def _is_edge(self, place: int) -> bool:
         return self.edge_from(place) == place
+
+
+def _shown(messages: Iterable[Message]) -> list[Message]:
+    return [message for message in messages if not message.is_sealed]
 
 
 def _unchecked(pieces: tuple[Piece, ...], length: int) -> Transcript:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.model.loop_events import KINDS
 from perdure.protocols import Entry
-from perdure.redaction.traces import ENVELOPE, MARK, Traces, is_replaced
+from perdure.redaction.traces import ENVELOPE, IN_PART, MARK, Traces, is_replaced
+
+DERIVED = "$derived"
+"""The key in an object of a session's metadata that says that the object was made of messages, and can be made again.
+
+A redaction drops it whole: it may quote any piece of them.
+"""
 
 
 class Replacement:
@@ -37,6 +44,39 @@ class Replacement:
         kept = {name: plain[name] for name in ("format", "role", "id") if name in plain}
         tags = {**self.scrubbed(plain.get("metadata", {})), MARK: True}
         return {**kept, **({"parts": parts} if parts else {}), "metadata": tags}
+
+    def hidden(self, plain: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return a hidden message without what it quotes of the messages; None if it quotes nothing.
+
+        A framework keeps copies there for itself, such as the last prompt. The rest of it stays.
+        """
+        parts = [{**part, "body": self._body(part.get("body"))} for part in plain["parts"]]
+        if parts == plain["parts"]:
+            return None
+        tags = plain.get("metadata", {})
+        return {**plain, "parts": parts, "metadata": {**tags, MARK: tags.get(MARK) or IN_PART}}
+
+    def _body(self, body: Any) -> Any:
+        """Return what an envelope keeps, without the quotes in it. It may be JSON as a text."""
+        try:
+            value = json.loads(body) if isinstance(body, str) else body
+        except ValueError:
+            return self._unquoted(body)
+        changed = self._unquoted(value)
+        if not isinstance(body, str):
+            return changed
+        # Compared as texts: NaN equals nothing.
+        return body if _as_json(changed, body) == _as_json(value, body) else _as_json(changed, body)
+
+    def _unquoted(self, value: Any) -> Any:
+        """Return data without the texts that equal one of the messages', or quote one that is not short."""
+        if isinstance(value, str):
+            return self._text if value in self._traces.said else self.scrubbed(value)
+        if isinstance(value, list):
+            return [self._unquoted(each) for each in value]
+        if isinstance(value, dict):
+            return {key: self._unquoted(each) for key, each in value.items()}
+        return value
 
     def execution(self, plain: Any) -> Any:
         """Return a run as a version has it, with what its steps tell of the messages replaced."""
@@ -158,6 +198,12 @@ class Replacement:
             return {**{name: each for name, each in plain.items() if name != "traceback"}, "message": self._text}
         return {name: each if name == "type" else self.scrubbed(each) for name, each in plain.items()}
 
+    def metadata(self, plain: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a session's metadata with the same replaced, and without what was made of messages."""
+        made = (key for key, each in plain.items() if isinstance(each, dict) and DERIVED in each)
+        dropped = set(made)
+        return {key: self.scrubbed(each) for key, each in plain.items() if key not in dropped}
+
     def scrubbed(self, value: Any) -> Any:
         """Plain data with every text of the messages replaced that is quoted in it whole."""
         if isinstance(value, str):
@@ -177,6 +223,27 @@ _CALL_KEEPS = {"type", "name", "arguments", "id", "provider"}
 _FREE_TEXT = {"message", "progress", "metadata", "rejection", "strategy", "configs"}
 _TOLD_BY_TOOLS = {"result", "arguments"}
 _POINTS_AT_MESSAGE = {"$said": True}
+
+
+_DELETE = "\x7f"
+
+
+def _as_json(value: Any, like: str) -> str:
+    """Return JSON as a text, spelled as another one: with its blanks in front, and with its control characters."""
+    blanks = like[: len(like) - len(like.lstrip(" "))]
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if not _is_utf8(text):  # half a character can only be stored as an escape
+        text = json.dumps(value, separators=(",", ":"))
+        text = text.replace(json.dumps(_DELETE)[1:-1], _DELETE) if _DELETE in like else text
+    return blanks + text
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_in(key: Any, known: set[str]) -> bool:

@@ -10,6 +10,8 @@ from perdure.protocols import Entry, JournalEntry
 
 MARK = "redacted"
 """The key in a message's metadata that says that its content has been replaced, and the kind of entry that tells so."""
+IN_PART = "in part"
+"""What stands under that key if only what the message quoted of others was replaced."""
 
 # A shorter text of a message is not looked for in others' texts: it could stand there by chance.
 _SHORTEST = 8
@@ -26,6 +28,8 @@ class Traces:
         self.blocks: set[str] = set()
         self.other_blocks: set[str] = set()
         self.secrets: set[str] = set()
+        self.said: set[str] = set()
+        """What the messages say, short texts too: another text may equal them, where it is a copy by its nature."""
 
     def learn(self, plain: Mapping[str, Any]) -> None:
         """Learn from a message that is to be replaced what else may tell of it."""
@@ -41,6 +45,8 @@ class Traces:
         if not is_replaced(plain):
             texts = {each for each in _texts(plain.get("parts", ())) if len(each.strip()) >= _SHORTEST}
             self.secrets |= {spelled for each in texts for spelled in _spellings(each)}
+            said = (part.get("text") for part in plain.get("parts", ()) if part.get("type") == "text")
+            self.said |= {each for each in said if isinstance(each, str) and each.strip()}
 
     def find_runs(self, entries: Iterable[Entry | JournalEntry]) -> None:
         """Find the runs that have put these messages on record."""
@@ -66,6 +72,12 @@ class Traces:
 def is_replaced(plain: Mapping[str, Any]) -> bool:
     """Whether a message's content has been replaced before."""
     return plain.get("metadata", {}).get(MARK) is True
+
+
+def is_hidden(plain: Mapping[str, Any]) -> bool:
+    """Whether a message has nothing but what a framework keeps for itself: nobody is shown anything of it."""
+    parts = plain.get("parts", ())
+    return bool(parts) and all(part.get("type") == ENVELOPE for part in parts)
 
 
 def _spellings(text: str) -> tuple[str, ...]:

@@ -22,13 +22,14 @@ class Changing(Reach):
     async def inject(self, session_id: str, message: object, *parts: Sent) -> None:
         """Append a message, or a list of them, without running the agent. `parts` go behind a single one.
 
-        Each is a Message, a dict `{role, content, …}`, or an item of OpenAI's Responses API.
+        Each is a Message, a dict `{role, content, …}`, or an item of OpenAI's Responses API. A single one may be a
+        text, which is the user's.
         """
         from perdure.actions.transcript import InjectMessage
 
-        given = message if isinstance(message, list | tuple) else (message,)
+        given = message if isinstance(message, list | tuple) else (_said_by_user(message),)
         if any(isinstance(each, str) for each in given):
-            raise InvalidData("$.message", "a message to inject needs a role: {'role': 'user', 'content': …}")
+            raise InvalidData("$.message", "each of several messages needs a role: {'role': 'user', 'content': …}")
         if parts and len(given) != 1:
             raise InvalidData("$.parts", "they go with one message; give each of several messages its own")
         said = [await message_of(Message.of(given[0]), parts)] if parts else given
@@ -138,6 +139,14 @@ class Changing(Reach):
 
     def _handle(self, session_id: SessionId) -> Chat:
         raise NotImplementedError
+
+
+def _said_by_user(message: object) -> object:
+    if not isinstance(message, str):
+        return message
+    if not message.strip():
+        raise InvalidData("$.message", "the message is blank; give a text")
+    return Message.user(message)
 
 
 def _length(session: AgentSession) -> int:

@@ -15,8 +15,10 @@ import pytest
 from tests.adapters.items import ITEMS
 
 from perdure import MemoryStore, connect
-from perdure.adapters.importing import ImportReport, import_from
+from perdure.adapters.importing import ImportReport, import_from, strands
+from perdure.adapters.importing.arriving import Target
 from perdure.errors import InvalidData, StoreError
+from perdure.model.ids import SessionId
 
 
 async def taken_in(url: str, framework: str, source: Path, owner: str | None = None) -> ImportReport:
@@ -224,6 +226,32 @@ class TestClaude:
         await store.append(key, [{**entries[-1], "uuid": "new"}])
         assert len(await store.load(key) or []) == len(entries) + 1
 
+    async def test_what_the_adapter_keeps_is_left_alone(self, tmp_path: Path, url: str) -> None:
+        """The reason says who has put the session there, and what to do."""
+        adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
+        entries = self.written(tmp_path)
+        key = {"project_key": "-home-ada-work", "session_id": "s-1"}
+        await adapter.PerdureSessionStore(store=url).append(key, entries[:1])
+        report = await taken_in(url, "claude", tmp_path / "-home-ada-work" / "s-1.jsonl")
+        (refused,) = report.refused
+        assert "the adapter for claude-agent-sdk keeps it in this store already" in refused.reason
+        assert f"perdure erase {refused.session_id} --yes" in refused.reason
+
+    async def test_a_summary_follows_what_is_shown(self, tmp_path: Path, url: str) -> None:
+        """A redacted prompt is in neither list nor store, though only a piece of it was in the summary."""
+        adapter = pytest.importorskip("perdure.adapters.claude_agent_sdk")
+        said = {"role": "user", "content": "4111 1111 " * 100}
+        _write_lines(tmp_path / "p.jsonl", [{"type": "user", "uuid": "u-1", "message": said}])
+        await taken_in(url, "claude", tmp_path / "p.jsonl")
+        store = adapter.PerdureSessionStore(store=url)
+        (before,) = await store.list_session_summaries(tmp_path.name)
+        assert before["data"]["first_prompt"].startswith("4111")
+        chat = store.chat("p", project_key=tmp_path.name)
+        await chat.redact(["u-1"])
+        (after,) = await store.list_session_summaries(tmp_path.name)
+        assert after["data"]["first_prompt"] == "[redacted]"
+        assert "4111" not in repr((await chat.session(1)).state.metadata)
+
     async def test_the_summary_is_the_sdks(self, tmp_path: Path, url: str) -> None:
         """Lists show of an imported transcript what they would show of one that the SDK has mirrored."""
         sdk = pytest.importorskip("claude_agent_sdk")
@@ -285,18 +313,82 @@ class TestStrands:
         theirs.create_message("s-1", "helper", SessionMessage.from_message({"role": "user", "content": [image]}, 12))
         theirs.create_session(Session("s-2", SessionType.AGENT))
         check = unchanged(tmp_path / "theirs")
-        assert counts(asyncio.run(taken_in(url, "strands", tmp_path / "theirs"))) == (3, 13, 0, 0)
+        assert counts(asyncio.run(taken_in(url, "strands", tmp_path / "theirs"))) == (2, 13, 0, 0)
         check()
         ours = adapter.PerdureSessionRepository(store=url)
         assert ours.read_session("s-1") == theirs.read_session("s-1")
         assert ours.read_agent("s-1", "helper") == theirs.read_agent("s-1", "helper")
         assert ours.list_messages("s-1", "helper") == theirs.list_messages("s-1", "helper")
         ours.create_message("s-1", "helper", SessionMessage.from_message({"role": "user", "content": []}, 13))
-        assert counts(asyncio.run(taken_in(url, "strands", tmp_path / "theirs"))) == (0, 0, 3, 0)
+        assert counts(asyncio.run(taken_in(url, "strands", tmp_path / "theirs"))) == (0, 0, 2, 0)
         agent.state = {"x": 2}
         theirs.update_agent("s-1", agent)
         report = asyncio.run(taken_in(url, "strands", tmp_path / "theirs" / "session_s-1"))
-        assert counts(report) == (0, 0, 1, 1)
+        assert counts(report) == (0, 0, 0, 1)
+
+    def test_the_first_agent_is_the_session(self, tmp_path: Path, url: str) -> None:
+        """As the adapter lays it out: further agents are children. A session that got its agent later grows."""
+        pytest.importorskip("strands")
+        adapter = pytest.importorskip("perdure.adapters.strands")
+        source = tmp_path / "theirs"
+        theirs = self.furnished(source, "user@x / 7")
+        assert counts(asyncio.run(taken_in(url, "strands", source))) == (1, 0, 0, 0)
+        for name in ("writer", "critic"):
+            self.with_agent(theirs, "user@x / 7", name)
+        assert counts(asyncio.run(taken_in(url, "strands", source))) == (2, 2, 0, 0)
+        ours = adapter.PerdureSessionRepository(store=url)
+        for name in ("writer", "critic"):
+            assert ours.list_messages("user@x / 7", name) == theirs.list_messages("user@x / 7", name)
+        session = ours.chat("user@x / 7", "writer").session()
+        assert (session.id, session.info.name) == (SessionId.of("user@x / 7"), "user@x / 7")
+        assert ours.chat("user@x / 7", "critic").session().info.parent_id == session.id
+
+    def test_what_had_arrived_in_the_first_layout_goes_on_there(self, tmp_path: Path, url: str) -> None:
+        """Its agents stay children, and what is new is added to them."""
+        pytest.importorskip("strands")
+        adapter = pytest.importorskip("perdure.adapters.strands")
+        source = tmp_path / "theirs"
+        theirs = self.with_agent(self.furnished(source, "s-1"), "s-1", "default")
+        (read,) = strands.pieces(source)
+        (first,) = read()
+
+        async def as_before() -> None:
+            async with connect(url) as sessions:
+                target = Target(sessions.store, "strands")
+                for arrival in (first.session, first.agent):
+                    assert counts(await arrival.arrive(target))[0] == 1
+
+        asyncio.run(as_before())
+        assert counts(asyncio.run(taken_in(url, "strands", source))) == (0, 0, 2, 0)
+        self.said(theirs, "s-1", "default", 1)
+        assert counts(asyncio.run(taken_in(url, "strands", source))) == (1, 1, 1, 0)
+        ours = adapter.PerdureSessionRepository(store=url)
+        assert ours.list_messages("s-1", "default") == theirs.list_messages("s-1", "default")
+        assert ours.chat("s-1").session().info.name == "default"
+
+    def furnished(self, source: Path, session_id: str) -> Any:
+        """Return a store of Strands' own with a session, whose id may be any text."""
+        from strands.session.file_session_manager import FileSessionManager
+        from strands.types.session import Session, SessionType
+
+        theirs = FileSessionManager("beside", storage_dir=str(source.with_name("beside")))
+        theirs.storage_dir = str(source)
+        theirs._get_session_path = lambda *_: str(source / "session_x")  # type: ignore[method-assign]
+        theirs.create_session(Session(session_id, SessionType.AGENT))
+        return theirs
+
+    def with_agent(self, theirs: Any, session_id: str, agent_id: str) -> Any:
+        from strands.types.session import SessionAgent
+
+        theirs.create_agent(session_id, SessionAgent(agent_id=agent_id, state={}, conversation_manager_state={}))
+        self.said(theirs, session_id, agent_id, 0)
+        return theirs
+
+    def said(self, theirs: Any, session_id: str, agent_id: str, number: int) -> None:
+        from strands.types.session import SessionMessage
+
+        message: Any = {"role": "user", "content": [{"text": f"{agent_id} {number}"}]}
+        theirs.create_message(session_id, agent_id, SessionMessage.from_message(message, number))
 
 
 class TestADK:

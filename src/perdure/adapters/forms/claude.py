@@ -28,14 +28,18 @@ _FRAME = frozenset(
         "timestamp",
         "type",
         "subtype",
+        "operation",
+        "mode",
         "leafUuid",
         "sourceToolAssistantUUID",
     )
 )
 """What ties entries together: each follows its parent, and the chain would break without it."""
 _MESSAGE_FRAME = ("id", "model", "type")
-_TEXTS = {"system": "content", "summary": "summary", "queue-operation": "content"}
+_TEXTS = {"system": "content", "summary": "summary", "queue-operation": "content", "last-prompt": "lastPrompt"}
 """Where other entries than those of user and assistant have a text."""
+_COPIES = ("queue-operation", "last-prompt")
+"""What repeats a prompt that is an entry of its own. It is hidden, and loses the text when that entry is redacted."""
 
 
 class ClaudeForm(Form):
@@ -55,7 +59,7 @@ class ClaudeForm(Form):
                 skeleton["toolUseResult"] = _said_again(item["toolUseResult"], _results(lifter), lifter)
             return ("assistant" if kind == "assistant" else lifter.asks_as), skeleton
         key = _TEXTS.get(kind)
-        if key is not None and key in item:
+        if key is not None and key in item and kind not in _COPIES:
             skeleton[key] = lifter.text(item[key])
         return "system", skeleton
 

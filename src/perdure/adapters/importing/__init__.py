@@ -24,11 +24,13 @@ FRAMEWORKS: Mapping[str, tuple[str, str]] = {
     "openai-agents": ("openai_agents", "openai-agents"),
     "langgraph": ("langgraph", "langgraph"),
     "adk": ("google_adk", "google-adk"),
+    "google-adk": ("google_adk", "google-adk"),
     "agno": ("agno", "agno"),
     "claude": ("claude", "claude-agent-sdk"),
+    "claude-agent-sdk": ("claude", "claude-agent-sdk"),
     "strands": ("strands", "strands"),
 }
-"""What can be imported from: the module that reads it, and the agent that its sessions have."""
+"""What can be imported from, also by its package's name: the module that reads it, and the agent of its sessions."""
 
 
 async def import_from(

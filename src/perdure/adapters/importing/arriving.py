@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from perdure.adapters.foreign import as_name
 from perdure.errors import SessionBusy, SessionConflict
 from perdure.model.definition import AgentDefinition
 from perdure.model.ids import SessionId
 from perdure.model.lineage import SpawnRef
 from perdure.model.message import Message
 from perdure.model.session import AgentSession, SessionStatus
-from perdure.model.value import EMPTY, JSON, clean_text
+from perdure.model.value import EMPTY, JSON
 from perdure.runtime.repository import SessionFactory
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 NOTE = "imported"
 """The key of the metadata that tells what of a source has arrived."""
-_LONGEST_NAME = 200
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
         """Add what is new. What was changed on both sides since is left alone."""
         note = found.state.metadata.get(NOTE)
         if not isinstance(note, Mapping) or note.get("from") != target.framework or note.get("id") != found.id:
-            return _refused(found.id, f"Another session has the id {found.id!r}. Import into another store.")
+            return _refused(found.id, _not_imported(found, target.framework))
         had = int(note["items"])
         if had > len(self.items) or note["digest"] != _digest(self.items[:had]):
             reason = "what had arrived of it has been changed in the source since"
@@ -156,6 +156,13 @@ _AGAIN = (
 )
 
 
+def _not_imported(found: AgentSession, framework: str) -> str:
+    """Explain that a session has the id of one that arrives, and did not come by an import."""
+    if found.info.agent_name != framework:
+        return f"Another session has the id {found.id!r}. Import into another store."
+    return _AGAIN.format(id=found.id, reason=f"the adapter for {framework} keeps it in this store already")
+
+
 class Target:
     """The store that sessions of one framework arrive in."""
 
@@ -188,7 +195,8 @@ class Target:
         if spawn is not None:
             info = replace(info, parent_id=SessionId(spawn.parent_session_id), spawn_ref=spawn)
         made = replace(made, info=info)
-        return made if name is None or name == session_id else made.with_name(clean_text(name)[:_LONGEST_NAME])
+        shown = as_name(name, session_id)
+        return made if shown is None else made.with_name(shown)
 
 
 async def take_in(

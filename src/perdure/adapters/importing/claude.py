@@ -19,6 +19,7 @@ from perdure.model.ids import SessionId
 from perdure.model.indexed import LONGEST
 from perdure.model.message import Message
 from perdure.model.value import JSON
+from perdure.redaction.replacement import DERIVED
 
 _LINES = ".jsonl"
 _TOOL = "Agent"
@@ -55,7 +56,7 @@ def _transcripts(path: Path) -> Iterator[Arrival]:
     entries = _once(read_lines(path))
     metadata: dict[str, Any] = {
         "claude": {"project_key": project, "session_id": session_id},
-        "claude_summary": as_metadata(_summary(entries)),
+        "claude_summary": {DERIVED: len(entries), "data": as_metadata(_summary(entries))},
         "claude_project": project if len(project) <= LONGEST else str(SessionId.of(project)),
     }
     main = (session_id, project)

@@ -173,7 +173,8 @@ class _Work:
         notes = await _notes_in(self.draft.messages())
         beside = self._compactor.tokens.messages(notes, self._compactor.model) + min(limit // 4, QUOTED_REQUEST)
         room, kept = limit - beside, 0
-        while kept < min(self._options.keep_last, len(counts)) and room >= counts[-1 - kept]:
+        most = len(counts) - self.draft.cut_at(self._options.keep_last)
+        while kept < most and room >= counts[-1 - kept]:
             room -= counts[-1 - kept]
             kept += 1
         return self.draft.cut_after(len(counts) - kept)

@@ -42,8 +42,15 @@ class Draft:
         return self._is_touched and self._items != list(range(len(self.before)))
 
     def cut_for(self, keep_last: int) -> int:
-        """Where to cut so that at least `keep_last` messages stay: earlier, where a result would lose its call."""
-        return min(self._shown().safe_cut(len(self._items) - keep_last), self._first_open())
+        """Where to cut so that at least `keep_last` messages stay: earlier, where a result would lose its call.
+
+        Hidden ones are not counted.
+        """
+        return min(self._shown().safe_cut(self.cut_at(keep_last)), self._first_open())
+
+    def cut_at(self, keep_last: int) -> int:
+        """Where the last `keep_last` messages begin, whatever a cut there would part."""
+        return self._shown().place_of_last(keep_last)
 
     def cut_after(self, place: int) -> int:
         """The first place from `place` on where a cut loses no result's call; that of the last messages, at worst."""

@@ -17,7 +17,7 @@ from perdure.model.message import Envelope, Message, Opaque, Text, Thinking, Too
 from perdure.model.session import AgentSession
 from perdure.model.step import AgentStep, ToolExecution
 from perdure.model.stop import StopReason, StopSignal
-from perdure.model.value import ErrorRecord
+from perdure.model.value import ErrorRecord, thawed
 from perdure.protocols import Archive, Entry, Erasure
 from perdure.testing.samples import fork, new_session, note, say, show, tell, texts
 from perdure.testing.scene import Contract, in_directory, in_store, refused
@@ -270,6 +270,46 @@ class Redaction(Contract):
         assert text == Text("…")
         assert loaded.state.metadata["k"] == word
         assert loaded.state.messages[0].metadata["kind"] == word
+        assert SECRET not in await everything(store, session.id)
+
+    @in_store
+    async def test_hidden_messages_lose_what_they_quote(self, store: Any) -> None:
+        """A framework keeps copies of a prompt for itself: they go with it, a short one too, in forks as well."""
+        said, short = Message.user(f"{SECRET}\nis é", id="m-1"), Message.user("4711", id="m-2")
+        bodies = [
+            {"last": said.text, "mode": "plan", "all": [f"> {said.text}", "4711", "14711", 4711]},
+            msgspec.json.encode({"last": said.text, "hole": "\x7f0\x7f", "x": 1.5}).decode(),
+            " " + json.dumps({"last": said.text, "odd": "\ud800", "nan": float("nan"), "pin": "4711"}),
+            "no JSON: " + said.text,
+        ]
+        hidden = [Message("system", (Envelope("acme", body),), f"h-{n}") for n, body in enumerate(bodies)]
+        session = await store.create(tell(new_session(), said, short, *hidden))
+        child = await store.create(fork(session))
+        later = Message("system", (Envelope("acme", {"last": said.text}),), "h-9")
+        child = await store.save(tell(child, later))
+        assert await store.redact(session.id, ["m-1", "m-2"], replacement='"…"') == 2
+        loaded = await store.load(child.id)
+        first, second, third, fourth, last = [each.parts[0].body for each in loaded.state.messages[2:]]
+        assert thawed(first) == {"last": '"…"', "mode": "plan", "all": ['> "…"', '"…"', "14711", 4711]}
+        assert json.loads(second) == {"last": '"…"', "hole": "\x7f0\x7f", "x": 1.5}
+        assert (third[0], "\\ud800" in third, "NaN" in third) == (" ", True, True)
+        assert (json.loads(third)["last"], json.loads(third)["pin"]) == ('"…"', '"…"')
+        assert (fourth, thawed(last)) == ('no JSON: "…"', {"last": '"…"'})
+        assert [each.metadata.get("redacted") for each in loaded.state.messages] == [True, True, *["in part"] * 5]
+        assert SECRET not in await everything(store, session.id, child.id)
+        assert await store.redact(session.id, ["h-0"], replacement="…") == 1  # it can still be asked for itself
+
+    @in_store
+    async def test_what_was_made_of_messages_is_dropped(self, store: Any) -> None:
+        """Metadata that says so goes from every version: it may quote a piece of a message, and is made again."""
+        said = Message.user(f"{SECRET} and so on", id="m-1")
+        made = {"$derived": ["s", 1], "first_words": SECRET}
+        session = await store.create(note(tell(new_session(), said), "summary", made))
+        session = await store.save(note(session, "big", {"$derived": True, "words": [SECRET] * 2_000}))
+        session = await store.save(note(session, "kept", {"derived": "yes"}))
+        assert await store.redact(session.id, ["m-1"], replacement="…") == 1
+        left = (await store.load(session.id)).state.metadata
+        assert ("summary" in left, "big" in left, left["kept"]["derived"]) == (False, False, "yes")
         assert SECRET not in await everything(store, session.id)
 
     @in_store

@@ -8,16 +8,16 @@ from typing import Any
 
 from perdure import codec
 from perdure.aio import in_turns
-from perdure.errors import InvalidData
+from perdure.errors import InvalidData, SessionNotFound
 from perdure.model.message import Message
 from perdure.redaction.replacement import Replacement
-from perdure.redaction.traces import Traces, is_replaced
+from perdure.redaction.traces import ENVELOPE, Traces, is_hidden, is_replaced
 from perdure.stores.engine import Job
 from perdure.stores.jobs.claiming import Facts, facts_of
 from perdure.stores.jobs.record import read_by_batch
 from perdure.stores.jobs.redaction.blocks import BlocksMet, MetBlock, stretch_of
 from perdure.stores.jobs.redaction.copies import copies_of
-from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_at, messages_of
+from perdure.stores.jobs.redaction.held import Held, Row, concerned, message_at, messages_at, messages_of, own_messages
 from perdure.stores.jobs.redaction.places import Log, Places
 from perdure.stores.jobs.redaction.request import Request
 
@@ -39,12 +39,17 @@ class Findings:
         self._sessions: list[str] = []
 
     def find(self) -> Job[None]:
-        """Find the messages that were asked for; InvalidData if there is one that the session has not."""
+        """Find the messages that were asked for; InvalidData if there is one that the session has not.
+
+        SessionNotFound if it was erased while it was read.
+        """
         session_id, wanted = self._request.session_id, self._request.ids
         yield from self._note_facts(session_id)
         found = yield from self._collect(session_id, wanted)
         missing = [each for each in wanted if each not in found]
         if missing:
+            if (yield from facts_of(session_id)).sid is None:
+                raise SessionNotFound(session_id)
             problem = f"session {session_id!r} has no message {missing[0]!r} in its history; nothing was replaced"
             raise InvalidData("$.message_ids", problem)
 
@@ -88,7 +93,23 @@ class Findings:
             for session_id in sessions:
                 yield from self._look_beyond_versions(session_id)
             if len(self._places) == before:
-                return sessions
+                break
+        for session_id in sessions:
+            yield from self._find_quotes(session_id)
+        return sessions
+
+    def _find_quotes(self, session_id: str) -> Job[None]:
+        """Take the hidden messages in a session's own logs that quote the messages: a framework keeps copies there."""
+        if not self.rows:
+            return
+        for row in (yield from own_messages(session_id, ENVELOPE)):
+            plain = codec.decode_plain(row.body)
+            if (row.log, row.position) in self.rows or not is_hidden(plain):
+                continue
+            changed = self._replacement.hidden(plain)
+            if changed is not None:
+                body = codec.encode_message(codec.convert(Message, changed))
+                self.rows[row.log, row.position] = Row(row.log, row.position, body)
 
     def _find_copies(self) -> Job[None]:
         """Take the same messages in copies of the logs that have them."""

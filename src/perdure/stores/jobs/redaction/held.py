@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from perdure.stores.jobs.redaction.versions import Version
 from perdure.stores.jobs.saving import owner_of_log
 from perdure.stores.jobs.values import gather_unmet, unpacked_value
 
+T = TypeVar("T")
 _READ_AT_ONCE = 4_096
 _VALUES_AT_ONCE = 256
 
@@ -79,14 +80,30 @@ def messages_of(session_id: str, ids: Collection[str]) -> Job[list[tuple[Row, di
     return found
 
 
+def own_messages(session_id: str, kind: str) -> Job[list[Row]]:
+    """Return the messages in a session's own logs that may have a part of a kind."""
+    needle = msgspec.json.encode(kind)
+    found: list[Row] = []
+    for stretch in sorted((yield from own_stretches((yield from sid_of(session_id))))):
+        yield from _read_through(session_id, stretch, lambda rows: [row for row in rows if needle in row.body], found)
+    return found
+
+
 def _look_through(
     session_id: str, stretch: Stretch, ids: Collection[str], found: list[tuple[Row, dict[str, Any]]]
 ) -> Job[None]:
+    yield from _read_through(session_id, stretch, lambda rows: _named(rows, ids), found)
+
+
+def _read_through(
+    session_id: str, stretch: Stretch, pick: Callable[[Iterator[Row]], Iterable[T]], found: list[T]
+) -> Job[None]:
+    """Add what is picked of the messages of a stretch, which are read a few thousand at a time."""
     log, start, stop = stretch
     while True:
         where = {"log": log, "pos >=": start, "pos <": stop}
         rows = yield Select("msg", ("pos", "crc", "body"), where, order="pos", limit=_READ_AT_ONCE)
-        found += _named((_sound(session_id, log, *row) for row in in_turns(rows)), ids)
+        found += pick(_sound(session_id, log, *row) for row in in_turns(rows))
         if len(rows) < _READ_AT_ONCE:
             return
         start = rows[-1][0] + 1

@@ -65,7 +65,7 @@ def _replaced_metadata(replacement: Replacement, plain: dict[str, Any], values: 
     """Replace what the metadata of a head says. Return the values that it names then."""
     hashed, apart = plain["hashed"], apart_in(plain["hashed"])
     metadata = put_together(_part(plain, "metadata", values) or {}, apart, values)
-    changed = replacement.scrubbed(metadata)
+    changed = replacement.metadata(metadata)
     if changed == metadata:
         return {}
     for part in parts_of(apart):
