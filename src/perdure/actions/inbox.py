@@ -67,7 +67,7 @@ class Inbox:
         The limits are those of `Journal.post`.
         """
         newest = await self._journal.read(self.session_id, last=1)
-        body = {**item, "after": newest[-1].seq if newest else 0}
+        body = {"id": new_id(), "after": newest[-1].seq if newest else 0, **item}
         return JournalEntry(await self._journal.post(self.session_id, Entry(kind, body), **limits), kind, body)
 
     async def items(self, after: int = 0, most: int | None = None) -> Sequence[JournalEntry]:
@@ -135,9 +135,11 @@ def item_of(
     output: Mapping[str, Any] | None = None,
     digest: str | None = None,
 ) -> dict[str, Any]:
-    """Return messages as they wait in an inbox. The digest is that of the request that a key stands for."""
+    """Return messages as they wait in an inbox, where they get a delivery id.
+
+    The digest is that of the request that a key stands for.
+    """
     return {
-        "id": new_id(),
         "messages": [message.to_dict() for message in messages],
         "key": key,
         **({"metadata": metadata} if metadata else {}),

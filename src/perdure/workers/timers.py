@@ -49,11 +49,13 @@ class Bell:
 
 def _item_of(timer: Timer) -> Entry | None:
     """Return the item that a timer puts into an inbox. Each time that a schedule is due has a key of its own."""
-    if timer.entry is None or timer.cron is None:
-        return timer.entry
-    key = f"{timer.name}@{datetime.fromtimestamp(timer.due, UTC).isoformat()}"
-    messages = [{**message, "id": new_id()} for message in timer.entry.body["messages"]]
-    return replace(timer.entry, body={**timer.entry.body, "id": key, "key": key, "messages": messages})
+    if timer.entry is None:
+        return None
+    body = {**timer.entry.body, "id": new_id()}
+    if timer.cron is not None:
+        body["key"] = f"{timer.name}@{datetime.fromtimestamp(timer.due, UTC).isoformat()}"
+        body["messages"] = [{**message, "id": new_id()} for message in body["messages"]]
+    return replace(timer.entry, body=body)
 
 
 def next_time(cron: str, timezone: str | None, after: datetime) -> datetime:
