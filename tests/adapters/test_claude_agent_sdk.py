@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -470,15 +471,24 @@ async def test_appends_are_kept_in_the_order_of_their_calls(store: PerdureSessio
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_caller_who_gives_up_cancels_nothing(tmp_path: Path, backend: str) -> None:
+def test_a_caller_who_gives_up_cancels_nothing(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK does not send again what took too long: it may land still, and it does."""
     store = PerdureSessionStore(store=f"sqlite:///{tmp_path}/a.db")
+    begun, appended = threading.Event(), store._appended
+
+    async def slowly(*args: Any) -> bool:
+        begun.set()
+        await asyncio.sleep(0.05)
+        return await appended(*args)
 
     async def give_up() -> None:
         with anyio.move_on_after(-1):
             await store.append(KEY, chain("b", 2))  # type: ignore[arg-type]  # which is not begun, or is carried out
-        with anyio.move_on_after(0.0001):
-            await store.append(KEY, chain("a", 2))  # type: ignore[arg-type]
+        monkeypatch.setattr(store, "_appended", slowly)
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(store.append, KEY, chain("a", 2))
+            await anyio.to_thread.run_sync(begun.wait)
+            calls.cancel_scope.cancel()
         await store.append(KEY, chain("a", 1))  # type: ignore[arg-type]  # which waits for the one before
         assert [each for each in await store.load(KEY) or [] if each["uuid"] in ("a-0", "a-1")] == chain("a", 2)
 

@@ -367,7 +367,7 @@ class Verbs(RuleBasedStateMachine):
         session = self._pick(which, older)
         view = uncovered(session.view)
         if view is None:
-            with pytest.raises(InvalidData, match="nothing to undo"):
+            with pytest.raises(InvalidData, match="no compaction block"):
                 self._do(self.face.uncompact(session.id))
         else:
             assert self._do(self.face.uncompact(session.id)) == len(shown(view))

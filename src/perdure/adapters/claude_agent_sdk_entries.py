@@ -168,7 +168,7 @@ def _mark_of(message: Message) -> Mark:
     """Return what the entry of a message is known by."""
     envelope = message.parts[-1] if message.parts else None
     is_kept = isinstance(envelope, Envelope) and envelope.format == FORM.name
-    if is_kept and _OWN_ID in str(envelope.body):  # type: ignore[union-attr]
+    if is_kept and _OWN_ID in str(envelope.body):  # type: ignore[union-attr]  # is_kept says that there is one
         return FORM.id_of(message)
     if _REDACTED in message.metadata:
         return _mark_of_frame(message) or FORM.id_of(message)

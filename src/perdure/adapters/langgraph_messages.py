@@ -111,7 +111,7 @@ class Mold:
         """Its class, if its fields are all there is to it."""
         nested = {key: value for key, value in self.fields.items() if type(value) not in _SCALARS}
         self._empty = tuple((key, type(value)) for key, value in nested.items() if not value)
-        """Most of what is nested is empty; the columns that say so are the same in thousands of messages."""
+        """The fields that are empty lists and objects, as most nested ones are: these are made, and not unpacked."""
         full = {key: value for key, value in nested.items() if value}
         self._nested = _pack(full) if full else b""
         self._packed = _pack(self._extra)
