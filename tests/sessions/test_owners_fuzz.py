@@ -154,7 +154,7 @@ async def bobs_estate(app: Sessions) -> Secrets:
             "loop": [new_id() for _ in loops],
             "block": [new_id()],
             "call": [msgspec.structs.replace(calls[0], id=new_id()), new_id(), "0" * 32],
-            "key": ["nobodys-key"],
+            "key": ["nobodys-key", "nobodys-later"],
             "hash": ["0" * 64],
             "cursor": [Place(new_id()).cursor, Place(new_id()).ended().cursor],
             "word": ["nowhere"],
