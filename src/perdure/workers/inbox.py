@@ -27,7 +27,7 @@ class InboxDispatcher:
     def __init__(self, queue: Queue, *, look_every: float = LOOK_EVERY) -> None:
         self._queue = queue
         self._look_every = look_every
-        self._woken: dict[SessionId, int] = {}
+        self._woken: dict[SessionId, int | None] = {}
         """The priorities of sessions to be looked at whether or not something waits there, such as those whose runs were killed."""
         self._news = asyncio.Event()
         self._resting: dict[SessionId, float] = {}
@@ -56,7 +56,7 @@ class InboxDispatcher:
         """Return the sessions to begin with now."""
         if room <= 0:
             return []
-        self._woken = {each: priority for each, priority in self._woken.items() if options.takes(priority)}
+        self._woken = {each: at for each, at in self._woken.items() if at is None or options.takes(at)}
         woken = [each for each in self._woken if self._may_begin(each)][:room]
         found = dict.fromkeys(woken)
         if len(found) < room:
@@ -109,6 +109,7 @@ class InboxDispatcher:
 
     def _rested(self, session_id: SessionId) -> None:
         self._resting.pop(session_id, None)
+        self._woken[session_id] = None  # it was urgent enough before
         self._news.set()
 
     async def _pause(self, ending: asyncio.Task[Any]) -> None:
