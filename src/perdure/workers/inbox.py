@@ -28,7 +28,7 @@ class InboxDispatcher:
         self._queue = queue
         self._look_every = look_every
         self._woken: dict[SessionId, int | None] = {}
-        """The priorities of sessions to be looked at whether or not something waits there, such as those whose runs were killed."""
+        """Sessions to be looked at though nothing may wait there, such as those whose runs were killed, by priority."""
         self._news = asyncio.Event()
         self._resting: dict[SessionId, float] = {}
         """When a session may be looked at again."""
