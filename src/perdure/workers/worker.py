@@ -133,12 +133,17 @@ class Worker:
     async def _advance(self, session_id: str) -> Outcome:
         try:
             return await self._advancing(SessionId(session_id))
-        except PerdureError as error:
-            told = (str(session_id), str(error))
-            if told not in self._told:
-                self._told.add(told)
-                _log.error("session %s could not be run here: %s", session_id, error)
+        except Exception as error:  # a hook may raise anything, and other sessions are to be run all the same
+            self._tell(session_id, error)
             return Outcome.FAILED
+
+    def _tell(self, session_id: str, error: Exception) -> None:
+        """Log once why a session cannot be run here; with the place, if it is an error that nobody meant."""
+        told = (str(session_id), str(error))
+        if told not in self._told:
+            self._told.add(told)
+            trace = None if isinstance(error, PerdureError) else error
+            _log.error("session %s could not be run here: %s", session_id, error, exc_info=trace)
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something now and then, not in step with other workers. A store that fails may recover."""
@@ -147,6 +152,8 @@ class Worker:
                 await work()
             except PerdureError as error:
                 _log.warning("%s failed: %s", work.__qualname__, error)
+            except Exception:  # of a hook: it must not end what all sessions depend on
+                _log.exception("%s failed", work.__qualname__)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), seconds * random.uniform(0.8, 1.2))
 
