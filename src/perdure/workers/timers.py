@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from perdure.actions.inbox import Execute
 from perdure.actions.parking import PARKED
 from perdure.actions.waiting import is_waiting
-from perdure.errors import SessionBusy, SessionNotFound
+from perdure.errors import SessionNotFound
 from perdure.model.ids import new_id, now
 from perdure.model.session import AgentSession, SessionStatus
 from perdure.protocols import ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer
@@ -52,7 +52,8 @@ class Bell:
 
     async def _rung(self, timer: Timer) -> bool:
         if timer.name == UNTIL:  # first: one that is not rung is met again
-            with suppress(SessionNotFound, SessionBusy):  # one that is run is not suspended
+            # One that is claimed is busy for a moment only: its timer is met again, and must not ring in vain.
+            with suppress(SessionNotFound):
                 await self._execute(timer.session_id, _EndPause())
         again = None if timer.cron is None else next_time(timer.cron, timer.timezone, now()).timestamp()
         return await self._queue.ring(timer, again=again, entry=_item_of(timer))
