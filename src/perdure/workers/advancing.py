@@ -132,7 +132,8 @@ class Advancing:
         left = await inbox.items()
         if left and await inbox.first_waiting() is None:
             # Wishes to cancel a run that has ended, and steering that was delivered.
-            await inbox.take(await self._runtime.get_session(session_id), left[-1].seq)
+            session = await self._runtime.get_session(session_id)
+            await inbox.take(session, left[-1].seq, terms=self._runtime.terms)
         return None
 
     async def _recovered(self, session_id: SessionId) -> Outcome | None:
