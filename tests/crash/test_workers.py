@@ -62,32 +62,43 @@ async def attacked(
     return on
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", pytest.param("files", marks=needs_torture)])
-async def test_workers_that_are_killed(tmp_path: Path, kind: str) -> None:
+def places(*quick: str) -> Any:
+    """Stores with a dispatcher: those of `quick` are always played, the others by torture."""
+    every = ("sqlite-inbox", "postgres-procrastinate", "postgres-inbox", "files-inbox")
+    return pytest.mark.parametrize("place", [pytest.param(e, marks=() if e in quick else needs_torture) for e in every])
+
+
+def at(place: str, where: Path) -> dict[str, Any]:
+    kind, dispatcher = place.split("-")
+    return {"address": address_of(kind, where), "where": where, "dispatcher": dispatcher}
+
+
+@places("sqlite-inbox", "postgres-procrastinate")
+async def test_workers_that_are_killed(tmp_path: Path, place: str) -> None:
     """A worker is killed in the middle of its work, again and again, and another is started in its place."""
-    on = await attacked(ATTACKS["kill"], address_of(kind, tmp_path), tmp_path, **SIZE)
+    on = await attacked(ATTACKS["kill"], **at(place, tmp_path), **SIZE)
     assert len(on.harms) >= 3
     assert take_overs(on)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=needs_torture), "postgres"])
-async def test_workers_on_other_machines_that_are_killed(tmp_path: Path, kind: str) -> None:
+@places("postgres-inbox")
+async def test_workers_on_other_machines_that_are_killed(tmp_path: Path, place: str) -> None:
     """Nobody can see there that their processes are gone: their leases run out."""
-    on = await attacked(ATTACKS["kill"], address_of(kind, tmp_path), tmp_path, **SMALL, remote=True)
+    on = await attacked(ATTACKS["kill"], **at(place, tmp_path), **SMALL, remote=True)
     assert take_overs(on)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=needs_torture), pytest.param("postgres")])
-async def test_workers_that_are_stopped_beyond_their_lease(tmp_path: Path, kind: str) -> None:
+@places("postgres-procrastinate")
+async def test_workers_that_are_stopped_beyond_their_lease(tmp_path: Path, place: str) -> None:
     """What they were doing is done by others. They write nothing more of it when they are woken."""
-    on = await attacked(ATTACKS["stop"], address_of(kind, tmp_path), tmp_path, **SMALL, every=(0.5, 1.5))
+    on = await attacked(ATTACKS["stop"], **at(place, tmp_path), **SMALL, every=(0.5, 1.5))
     assert take_overs(on)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=needs_torture)])
-async def test_workers_that_are_asked_to_end(tmp_path: Path, kind: str) -> None:
+@places("sqlite-inbox")
+async def test_workers_that_are_asked_to_end(tmp_path: Path, place: str) -> None:
     """What they cannot end in time is continued by others."""
-    on = await attacked(ATTACKS["term"], address_of(kind, tmp_path), tmp_path, **SMALL)
+    on = await attacked(ATTACKS["term"], **at(place, tmp_path), **SMALL)
     assert on.harms
 
 
@@ -102,7 +113,8 @@ def own_server() -> Iterator[Any]:
 
 
 @needs_torture
-async def test_a_database_that_is_restarted(tmp_path: Path, own_server: Any) -> None:
+@pytest.mark.parametrize("dispatcher", ["inbox", "procrastinate"])
+async def test_a_database_that_is_restarted(tmp_path: Path, own_server: Any, dispatcher: str) -> None:
     """Workers wait for it."""
 
     async def restarts(on: Stage) -> None:
@@ -113,4 +125,4 @@ async def test_a_database_that_is_restarted(tmp_path: Path, own_server: Any) -> 
             await asyncio.to_thread(own_server.start)
 
     address = address_of("postgres", tmp_path, own_server.get_uri())
-    await attacked(restarts, address, tmp_path, **SMALL, every=(4.0, 6.0))
+    await attacked(restarts, address, tmp_path, **SMALL, every=(4.0, 6.0), dispatcher=dispatcher)

@@ -85,6 +85,7 @@ class Stage:
         if remote and not self._prefix:
             self.task = msgspec.structs.replace(task, breaks=[*task.breaks, "elsewhere"])
         self._started = 0
+        self._wanted = 0
 
     async def start(self, role: str, **changes: Any) -> Victim:
         """Start a process, and return once it works."""
@@ -104,12 +105,13 @@ class Stage:
         return victim
 
     async def start_workers(self, count: int, **changes: Any) -> None:
+        self._wanted += count
         await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
 
     def any_worker(self) -> Victim | None:
-        """Return a worker that is not stopped."""
-        found = [each for each in self.workers if not each.is_stopped]
-        return self.chance.choice(found) if found else None
+        """Return a worker to be harmed; None if fewer than half are at work, as on a machine that starts them slowly."""
+        at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
+        return self.chance.choice(self.workers) if len(at_work) > self._wanted // 2 else None
 
     def note(self, name: str) -> None:
         """Note that something is harmed now."""
@@ -156,7 +158,7 @@ async def kills(on: Stage) -> None:
 async def stops(on: Stage) -> None:
     """Stop a worker for longer than its lease, then let it run on."""
     victim = on.any_worker()
-    if victim is None or len([each for each in on.workers if each.is_stopped]) >= len(on.workers) // 2:
+    if victim is None or victim.is_stopped:
         return
     victim.is_stopped = True
     on.harm(victim, signal.SIGSTOP)
