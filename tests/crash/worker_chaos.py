@@ -62,8 +62,8 @@ class Victim:
         assert line == b"ready\n" or self.is_to_end, f"process {self.name} did not begin"
         self.listening.set()
 
-    async def end(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 60)
+    async def end(self, patience: float = 60.0) -> int:
+        return await asyncio.wait_for(self.process.wait(), patience)
 
 
 class Harm(msgspec.Struct, frozen=True):
@@ -80,6 +80,7 @@ class Stage:
         self.task = task
         self.chance = random.Random(seed)
         self.workers: list[Victim] = []
+        self._others: list[Victim] = []
         self.harms: list[Harm] = []
         self._prefix = _REMOTE if remote and _can_unshare() else ()
         if remote and not self._prefix:
@@ -99,8 +100,7 @@ class Stage:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         victim = Victim(name, process)
-        if role == "work":
-            self.workers.append(victim)
+        (self.workers if role == "work" else self._others).append(victim)
         await victim.ready()
         return victim
 
@@ -130,9 +130,10 @@ class Stage:
 
     async def close(self) -> None:
         """End all processes that are left."""
-        for victim in self.workers:
+        left = [*self.workers, *self._others]
+        for victim in left:
             victim.signal(signal.SIGKILL)
-        await asyncio.gather(*(victim.end() for victim in self.workers))
+        await asyncio.gather(*(victim.end() for victim in left))
 
 
 @asynccontextmanager
@@ -200,7 +201,7 @@ async def attacking(on: Stage, attack: Attack, every: tuple[float, float]) -> No
         await asyncio.gather(*under_way)
 
 
-async def leave_messages(on: Stage, *, killed_after: float | None = None) -> None:
+async def leave_messages(on: Stage, patience: float, *, killed_after: float | None = None) -> None:
     """Have messages left by a process; if it is killed on its way, by another that begins again."""
     poster = await on.start("post")
     if killed_after is not None:
@@ -208,7 +209,7 @@ async def leave_messages(on: Stage, *, killed_after: float | None = None) -> Non
         poster.signal(signal.SIGKILL)
         await poster.end()
         poster = await on.start("post")
-    assert await poster.end() == 0
+    assert await poster.end(patience) == 0
 
 
 async def is_done(store: Any, task: Task) -> bool:
@@ -236,7 +237,7 @@ async def chaos(
     await on.start_workers(workers)
     attacks = asyncio.ensure_future(attacking(on, attack, every))
     try:
-        await leave_messages(on, killed_after=0.5 if poster_dies else None)
+        await leave_messages(on, patience, killed_after=0.5 if poster_dies else None)
         in_time = await all_done(on.task, patience)
     finally:
         attacks.cancel()
