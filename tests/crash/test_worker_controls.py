@@ -24,7 +24,7 @@ from perdure.stores.postgres import inbox, waiting
 from perdure.workers import advance
 
 LEASE = 1.0
-IN_TIME = LEASE + 5.0
+IN_TIME = 60.0
 """Seconds in which all has to be done; far more than it takes, on a busy machine too."""
 TOO_LONG = LEASE + 2.5
 """Seconds after which what is broken has not been done."""
@@ -123,7 +123,7 @@ async def test_the_epoch_keeps_out_one_that_was_stopped_and_woken(tmp_path: Path
         await on.start("work", thinks=1.0)
         await noted(on, "start", 2)
         stopped.signal(signal.SIGCONT)
-        wrong = await ended_well(on, IN_TIME + 5)
+        wrong = await ended_well(on, IN_TIME)
         assert bool(wrong) is bool(breaks), wrong
         assert not breaks or any("two have written the record" in each or "was made 2 times" in each for each in wrong)
 
@@ -152,12 +152,15 @@ async def test_a_job_s_lock_and_the_claim(tmp_path: Path, has_lock: bool, has_cl
         await on.start_workers(2, breaks=[] if has_claims else ["without_claims"])
         if not has_lock:
             await in_database(task, WITHOUT_LOCK)
-        await on.start("post", messages=1)
-        await noted(on, "begin")
-        await on.start("post", priority=5)  # which makes another job while the first is done
-        wrong = await ended_well(on, IN_TIME + 5)
+        async with sessions_of(task, Ledger(task.ledger, "here")) as sessions:
+            await sessions.open("s0", AGENT)
+            await sessions.enqueue("s0", "s0 0")
+            await noted(on, "begin")
+            await sessions.enqueue("s0", "s0 1", priority=5)  # which makes another job while the first is done
+        is_safe = has_lock or has_claims
+        wrong = await ended_well(on, IN_TIME if is_safe else TOO_LONG + 5.0)
     assert most_looks(on) == (1 if has_lock else 2)
-    assert bool(wrong) is not (has_lock or has_claims), wrong
+    assert bool(wrong) is not is_safe, wrong
 
 
 def most_looks(on: Stage) -> int:

@@ -344,15 +344,30 @@ def take_overs(on: Stage) -> list[float]:
     """Return for each run that was under way in a process when it was harmed how long it took until it was continued.
 
     That is when a run begins in that session next, in another process. A run that its own process ends, woken again,
-    has waited for as long as that took.
+    has waited for as long as that took. If one that has just taken it over is harmed too, time counts from then on.
     """
-    ledger, found = [line for line in ledger_of(on.task) if line.what in ("start", "over")], []
-    for harm in on.harms:
-        under_way = {line.session_id: line.what for line in ledger if line.by == harm.name and line.at <= harm.at}
-        later = [line for line in ledger if line.at > harm.at and under_way.get(line.session_id) == "start"]
-        first = {line.session_id: line.at for line in reversed(later)}
-        found += [at - harm.at for at in first.values()]
-    return sorted(found)
+    by_session: dict[str, list[Line]] = defaultdict(list)
+    for line in ledger_of(on.task):
+        by_session[line.session_id].append(line)
+    return sorted(late for harm in on.harms for lines in by_session.values() for late in _waited(harm, lines, on.harms))
+
+
+def _waited(harm: Harm, lines: Sequence[Line], harms: Sequence[Harm]) -> list[float]:
+    """Return how long one session has waited after a process was harmed; nothing if it was not run there."""
+    runs = [line for line in lines if line.what in ("start", "over")]
+    if _last(harm, runs) != "start":
+        return []
+    after = next((line.at for line in runs if line.at > harm.at), None)
+    if after is None:
+        return []
+    looks = [line for line in lines if line.what in ("look", "looked")]
+    since = [each.at for each in harms if harm.at <= each.at < after and _last(each, looks) == "look"]
+    return [after - max(since, default=harm.at)]
+
+
+def _last(harm: Harm, lines: Sequence[Line]) -> str | None:
+    """Return what a process had done last when it was harmed."""
+    return next((line.what for line in reversed(lines) if line.by == harm.name and line.at <= harm.at), None)
 
 
 def told(found: Sequence[float]) -> str:

@@ -38,7 +38,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """How the process is called in the ledger."""
     sessions: list[str] = []
     messages: int = 0
-    priority: int = 0
     pause: float = 0.0
     """Seconds between two messages that are left."""
     thinks: float = 0.15
@@ -148,7 +147,7 @@ async def post(task: Task) -> None:
             await sessions.open(name, AGENT)
         for number in range(task.messages):
             for name in task.sessions:
-                await sessions.enqueue(name, f"{name} {number}", key=f"{name}-{number}", priority=task.priority)
+                await sessions.enqueue(name, f"{name} {number}", key=f"{name}-{number}")
                 await asyncio.sleep(task.pause)
 
 
