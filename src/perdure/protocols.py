@@ -1139,6 +1139,17 @@ class Queue(Protocol):
         """
         ...
 
+    async def in_turn(
+        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+    ) -> Sequence[Waiting]:
+        """Return active sessions with items in their inboxes that nobody runs, the most urgent first.
+
+        Those of equal priority come owner by owner: the longest waiting of each, then the second of each. It begins
+        with the owner whose name is next behind `after`; sessions without an owner count as those of one. Sessions in
+        `skip` and those of owners in `not_of` are left out. It costs what it returns, however many wait.
+        """
+        ...
+
     async def has_waiting(self, session_id: str) -> bool:
         """Tell whether items wait in a session's inbox. Raise SessionNotFound if there is no such session.
 
