@@ -33,5 +33,5 @@ class TestInboxesInSqlite(Inboxes):
 
 
 class TestInboxesInPostgres(Inboxes):
-    def open_store(self, where: Path) -> Any:
-        return PostgresStore(postgres_server.url_of(where))
+    def open_store(self, where: Path) -> PostgresStore:
+        return PostgresStore(postgres_server.dsn(), schema=postgres_server.schema_of(where))
