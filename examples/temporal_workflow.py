@@ -1,9 +1,9 @@
 """perdure under Temporal: a workflow leaves a message with a session, and has it answered, whatever dies meanwhile.
 
-    pip install perdure temporalio
-    temporal server start-dev                                                        # or the server that you have
-    python temporal_workflow.py worker                                               # in as many terminals as you like
-    python temporal_workflow.py ask order-7 "pack(order=7) then ship(order=7)" request-1
+pip install perdure temporalio
+temporal server start-dev                                                        # or the server that you have
+python temporal_workflow.py worker                                               # in as many terminals as you like
+python temporal_workflow.py ask order-7 "pack(order=7) then ship(order=7)" request-1
 """
 
 import asyncio

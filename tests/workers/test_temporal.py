@@ -18,7 +18,6 @@ pytest.importorskip("temporalio")
 
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment, WorkflowEnvironment
-from tests.waiting import until
 from tests.workers.engine_tools import DEADLY, LEDGER, example
 
 import perdure
@@ -52,7 +51,7 @@ async def test_an_activity_whose_process_is_killed_is_continued(tmp_path: Path) 
         app.SERVER = environment.client.service_client.config.target_host
         asked = asyncio.create_task(app.asked("order-7", MESSAGE, "request-1"))
         with working(app.SERVER, tmp_path, **{DEADLY: "1"}) as first:
-            await until(lambda: first.poll() is not None)
+            await asyncio.to_thread(first.wait, 120)
         assert first.returncode == -signal.SIGKILL, (tmp_path / "worker.log").read_text()
         assert ledger.read_text().splitlines() == ["packed 7", "shipping 7"]
         with working(app.SERVER, tmp_path):
