@@ -1216,6 +1216,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often a run may die with its process until it is parked."""
     per_owner: int | None = None
     """How many sessions of one owner may be run at once, by all workers together."""
+    least_priority: int | None = None
+    """Leave sessions alone whose messages are less urgent."""
 
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
@@ -1224,6 +1226,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         expect_count(self.tries, "$.tries", least=1)
         if self.per_owner is not None:
             expect_count(self.per_owner, "$.per_owner", least=1)
+        if self.least_priority is not None:
+            check_priority(self.least_priority)
+
+    def takes(self, priority: int) -> bool:
+        """Tell whether messages of a priority are urgent enough for this worker."""
+        return self.least_priority is None or priority >= self.least_priority
 
 
 Advance = Callable[[str], Awaitable[Outcome]]

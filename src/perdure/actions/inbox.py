@@ -16,6 +16,7 @@ from typing import Any
 from perdure.aio import finish_despite_cancel
 from perdure.errors import (
     ClaimLost,
+    ConfigurationError,
     InvalidData,
     SessionBusy,
     SessionConflict,
@@ -26,6 +27,7 @@ from perdure.errors import (
 )
 from perdure.loop.agent_loop import Run
 from perdure.loop.filters import refusal
+from perdure.model.checks import expect_text
 from perdure.model.execution import ExecutionStatus
 from perdure.model.ids import new_id
 from perdure.model.loop_events import AgentEnd, AgentStart, AnyLoopEvent, ContinuationKind, InputRejected, MessageEnd
@@ -396,6 +398,32 @@ class SendPosted:
         if isinstance(made, Answer):  # by its key: it has been sent before
             await self._inbox.take(session, entry.seq)
         return made
+
+
+class DropWaiting:
+    """Take back every message that waits in a session's inbox. Each is refused on record, with the reason.
+
+    `dropped` has the items, in their order.
+    """
+
+    may_be_repeated = True
+
+    def __init__(self, reason: str) -> None:
+        self._reason = expect_text(reason, "$.reason", blank=False)
+        self.dropped: list[JournalEntry] = []
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        if context is None or context.journal is None:
+            raise ConfigurationError("This store has no inboxes, so nothing waits there.")
+        inbox = Inbox(context.journal, session.id)
+        while (entry := await inbox.first_waiting()) is not None:
+            story = await inbox.refuse(session, entry, self._reason)
+            self.dropped.append(entry)
+            for event in story:
+                await context.emit(event)
+        if left := await inbox.items():  # wishes to cancel, and steering that was delivered
+            await inbox.take(session, left[-1].seq)
+        return Answer(session)
 
 
 def _refusal(session: AgentSession, entry: JournalEntry, reason: str) -> list[AnyLoopEvent]:

@@ -36,6 +36,7 @@ class WorkerSettings(TypedDict, total=False):
     drain: float
     tries: int
     per_owner: int | None
+    least_priority: int | None
 
 
 class Worker:
@@ -67,6 +68,7 @@ class Worker:
         self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
         self._bell = Bell(queue, self.dispatcher, self._runtime.execute)
         self._stopped = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
         self._told: set[tuple[str, str]] = set()
         """What was logged of sessions that cannot be run here: they are met again and again."""
 
@@ -84,9 +86,24 @@ class Worker:
         self._sessions._connection.dispatcher = None
         await self._runtime.close(0.0)
 
-    def stop(self) -> None:
-        """Take no further session. `run` returns when those under way have ended, or have been handed over."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Take no further session. `run` returns when those under way have ended, or have been handed over.
+
+        They have `drain` seconds for that, or none: `at_once` may be asked for later, too.
+        """
         self._stopped.set()
+        if at_once and self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave())
+
+    @property
+    def under_way(self) -> frozenset[SessionId]:
+        """The sessions that it is running, or looking at."""
+        return frozenset(self._advancing.under_way)
+
+    @property
+    def handed_over(self) -> frozenset[SessionId]:
+        """The sessions whose runs it has left to others when it was stopped."""
+        return frozenset(self._advancing.handed_over)
 
     async def run(self) -> None:
         """Run sessions until `stop` is called."""
@@ -98,7 +115,19 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._runtime.close(0.0)  # what is left is handed over
+            await self._leave()
+
+    async def only(self, session_id: str) -> Outcome:
+        """Look at one session, and return what has come of it. `stop(at_once=True)` has it handed over."""
+        try:
+            return await self._advance(session_id)
+        finally:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Hand over what is under way. What has not begun by now does not begin."""
+        self._advancing.is_over = True
+        await self._runtime.close(0.0)
 
     @property
     def _sweep_every(self) -> float:
