@@ -140,7 +140,8 @@ class Worker:
             told = (str(session_id), str(error))
             if told not in self._told:
                 self._told.add(told)
-                _log.error("session %s could not be run here: %s", session_id, error)
+                facts = {"session": session_id, "error": str(error), "kind": type(error).__name__}
+                _log.error("session %s could not be run here: %s", session_id, error, extra={"facts": facts})
             return Outcome.FAILED
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
