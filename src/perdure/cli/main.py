@@ -61,6 +61,9 @@ SECTIONS: dict[str, dict[str, Place]] = {
         "delete": Place("changing:delete", "Hide a session from lists; restore takes that back."),
         "restore": Place("changing:restore", "Take back that a session was deleted."),
     },
+    "Work": {
+        "worker": Place("working:worker", "Run sessions that others have left messages with."),
+    },
     "Keep": {
         "export": Place("keeping:export", "Write sessions into one file."),
         "import": Place("keeping:import_", "Take in the sessions of an exported file."),
@@ -116,6 +119,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tag": ("perdure tag @ urgent north", "perdure tag order-7 --remove urgent"),
     "delete": ("perdure delete order-7",),
     "restore": ("perdure restore order-7",),
+    "worker": (
+        "perdure worker --tools tools.py",
+        "perdure worker --concurrency 64 --drain 5min --queue high",
+        "perdure worker --only order-7 --tools tools.py",
+    ),
     "export": (
         "perdure export -o all.jsonl",
         "perdure export order-7 -o order-7.jsonl",

@@ -11,7 +11,7 @@ from perdure.actions.inbox import Inbox, SendPosted
 from perdure.actions.parking import ParkSession, deaths
 from perdure.actions.resume import ResumeExecution
 from perdure.actions.send import posted_message
-from perdure.aio import finished
+from perdure.aio import finish_despite_cancel, finished
 from perdure.errors import (
     ConfigurationError,
     RunInterrupted,
@@ -40,9 +40,26 @@ async def advance(sessions: Sessions, session_id: str, *, tries: int = 3) -> Out
     It may be called at any time, from anywhere, and twice at once: the claim on the session lets one through, and the
     other is told that it is `busy`. So a step of a workflow engine can call it, and call it again after a failure.
     `tries` is how often a run may die with its process until the session is parked. What fails for another reason than
-    the run itself, such as a store that cannot be reached, is raised.
+    the run itself, such as a store that cannot be reached, is raised. If it is cancelled, the run is handed over: it
+    is not ended, and whoever calls this next continues it at once.
     """
-    return await Advancing(sessions.runtime, sessions.loops, tries=tries)(SessionId(session_id))
+    runtime = sessions.runtime.beside(sessions.runtime.terms)  # to hand this run over, and no others
+    advancing = Advancing(runtime, sessions.loops, tries=tries)
+    sessions._connection.alone.add(runtime)
+    work = asyncio.ensure_future(advancing(SessionId(session_id)))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        advancing.is_over = True
+        await finish_despite_cancel(_hand_over(runtime, work))
+        raise
+    finally:
+        sessions._connection.alone.discard(runtime)
+
+
+async def _hand_over(runtime: SessionRuntime, work: asyncio.Future[Outcome]) -> None:
+    await runtime.close(0.0)
+    await asyncio.gather(work, return_exceptions=True)  # whoever cancelled it does not want to know
 
 
 def queue_of(runtime: SessionRuntime) -> tuple[Journal, Queue]:

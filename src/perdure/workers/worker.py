@@ -146,7 +146,10 @@ class Worker:
         if told not in self._told:
             self._told.add(told)
             trace = None if isinstance(error, PerdureError) else error
-            _log.error("session %s could not be run here: %s", session_id, error, exc_info=trace)
+            facts = {"session": session_id, "error": str(error), "kind": type(error).__name__}
+            _log.error(
+                "session %s could not be run here: %s", session_id, error, exc_info=trace, extra={"facts": facts}
+            )
 
     async def _every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something now and then, not in step with other workers. A store that fails may recover."""
