@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -33,11 +35,21 @@ class Bell:
     async def ring(self) -> None:
         """Ring all timers that are due."""
         while timers := await self._queue.due(now().timestamp(), limit=_AT_ONCE):
-            rung = [timer for timer in timers if await self._rung(timer)]
-            for timer in rung:
-                await self._dispatcher.wake(timer.session_id, priority=timer.priority)
+            by_session: dict[str, list[Timer]] = {}
+            for timer in timers:
+                by_session.setdefault(timer.session_id, []).append(timer)
+            ringing = map(self._ring_all, by_session.values())  # together, so that they share commits
+            failures = [each for each in await asyncio.gather(*ringing, return_exceptions=True) if each is not None]
+            if failures:  # after the others have rung
+                raise failures[0]
             if len(timers) < _AT_ONCE:
                 return
+
+    async def _ring_all(self, timers: Sequence[Timer]) -> None:
+        """Ring timers of one session, in the order in which they are due."""
+        for timer in timers:
+            if await self._rung(timer):
+                await self._dispatcher.wake(timer.session_id, priority=timer.priority)
 
     async def _rung(self, timer: Timer) -> bool:
         if timer.name == UNTIL:  # first: one that is not rung is met again

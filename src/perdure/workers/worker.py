@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("perdure.workers")
 _SWEEPS_A_LEASE = 6
-_TICK = 0.5
-"""Seconds between two looks at the timers."""
+_TICK = 0.25
+"""Seconds between two looks at the timers. What is due within one is run in one go, and the last of it waits."""
 
 
 class WorkerSettings(TypedDict, total=False):
