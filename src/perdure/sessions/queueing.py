@@ -100,8 +100,11 @@ class Queueing(Talking):
             entry = Entry(QUEUE, action.item())
             await self._queue().set_timer(Timer(found, key, due, entry, priority))
             return Queued(self, found, key, None, at)
-        item = await self._posted_before(found, action) if options.get("key") else None
-        if item is None and not await self._has_answer_to(found, action):
+        item, is_answered = None, False
+        if options.get("key"):  # another may have left it
+            item = await self._posted_before(found, action)
+            is_answered = item is None and await self._has_answer_to(found, action)
+        if item is None and not is_answered:
             item = await self._post(found, action, priority)
         return Queued(self, found, key, item, None)
 

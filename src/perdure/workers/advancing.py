@@ -84,9 +84,7 @@ class Advancing:
             return await self._recovered(session_id)
         inbox = Inbox(self._journal, session_id)
         try:
-            if await inbox.first_waiting() is not None:
-                await self._runtime.execute(session_id, SendPosted(inbox, self._send), on_conflict="retry")
-                return None
+            await self._runtime.execute(session_id, SendPosted(inbox, self._send), on_conflict="retry")
             return await self._last_look(session_id, inbox)
         except SessionConflict:
             return None  # somebody has changed it since it was loaded
@@ -98,11 +96,16 @@ class Advancing:
         """Look once more, under the lock that a post takes: a message that was on its way is there by then."""
         if not await self._queue.has_waiting(session_id):
             return Outcome.DONE
-        left = await inbox.items()
-        if left and await inbox.first_waiting() is None:
-            # Wishes to cancel a run that has ended, and steering that was delivered.
-            await inbox.take(await self._runtime.get_session(session_id), left[-1].seq)
+        if await inbox.first_waiting() is None:
+            await self._take_remains(session_id, inbox)
         return None
+
+    async def _take_remains(self, session_id: SessionId, inbox: Inbox) -> None:
+        """Take wishes to cancel a run that has ended, and steering that was delivered."""
+        remains = await inbox.items()
+        # Once more, after they are read: a message that was posted meanwhile may be among them.
+        if remains and await inbox.first_waiting() is None:
+            await inbox.take(await self._runtime.get_session(session_id), remains[-1].seq)
 
     async def _recovered(self, session_id: SessionId) -> Outcome | None:
         """Continue the run that was killed: apart, if it may be what has killed its process; not for ever."""
