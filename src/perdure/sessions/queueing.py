@@ -15,11 +15,9 @@ from perdure.model.ids import SessionId, new_id, now
 from perdure.paging import all_infos
 from perdure.protocols import Entry, Journal, JournalEntry, Timer, check_priority
 from perdure.sessions.attaching import Sent
-from perdure.sessions.following import listening
-from perdure.sessions.joining import Joining
 from perdure.sessions.reply import Reply
 from perdure.sessions.talking import SendOptions, Talking
-from perdure.sessions.timing import due_at
+from perdure.sessions.timing import due_at, next_time
 
 MOST_WAITING = 100
 """How many messages may wait in one session."""
@@ -144,8 +142,6 @@ class Queueing(Talking):
         Without a `session_id` it is the session of the schedule's name, which is opened unless it is there. A schedule
         of the same name in that session is replaced. A time at which no worker runs is made up for once.
         """
-        from perdure.workers.timers import next_time
-
         expect_text(name, "$.name", blank=False)
         for unfit in ("key", "context"):
             if options.get(unfit) is not None:
@@ -182,6 +178,9 @@ class Queueing(Talking):
 
     async def _answer_to(self, session_id: SessionId, key: str, item: JournalEntry | None) -> Reply[Any]:
         """Wait for the answer to a key. Runs that were killed are left to workers."""
+        from perdure.sessions.following import listening
+        from perdure.sessions.joining import Joining
+
         journal, found = self._journal(), item
         async with listening(journal, session_id) as news:
             while True:

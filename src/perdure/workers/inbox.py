@@ -107,6 +107,7 @@ class InboxDispatcher:
 
     def _rested(self, session_id: SessionId) -> None:
         self._resting.pop(session_id, None)
+        self._woken[session_id] = None
         self._news.set()
 
     async def _pause(self, ending: asyncio.Task[Any]) -> None:

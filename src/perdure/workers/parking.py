@@ -40,9 +40,10 @@ async def deaths(journal: Journal, session_id: str) -> int:
     newest = await last_of_run(journal, session_id)
     if newest is None or newest.run is None:
         return 0
+    first = await journal.read(session_id, run=newest.run, limit=1)
     died = 0
-    for entry in await journal.read(session_id, run=newest.run):
-        if entry.kind == "agent_start":
+    for entry in await journal.read(session_id, after=first[0].seq - 1):
+        if entry.kind == "agent_start" and entry.run == newest.run:
             died += 1
         elif entry.kind in _PROGRESS:
             died = 0

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import ClassVar
 
 from msgspec.structs import replace
 
 from perdure.actions.inbox import Execute
-from perdure.actions.lifecycle import ResumeSession
-from perdure.errors import ConfigurationError, IllegalStatusChange, InvalidData, SessionBusy, SessionNotFound
+from perdure.actions.waiting import is_waiting
+from perdure.errors import SessionBusy, SessionNotFound
 from perdure.model.ids import new_id, now
-from perdure.protocols import Dispatcher, Entry, Queue, Timer
-from perdure.sessions.timing import UNTIL
-
-if TYPE_CHECKING:
-    from cronsim import CronSim
+from perdure.model.session import AgentSession, SessionStatus
+from perdure.protocols import ActionContext, ActionResult, Answer, Dispatcher, Entry, Queue, Timer
+from perdure.sessions.timing import UNTIL, next_time
+from perdure.workers.parking import PARKED
 
 _AT_ONCE = 100
 
@@ -53,10 +52,23 @@ class Bell:
 
     async def _rung(self, timer: Timer) -> bool:
         if timer.name == UNTIL:  # first: one that is not rung is met again
-            with suppress(SessionNotFound, SessionBusy, IllegalStatusChange):  # somebody was quicker
-                await self._execute(timer.session_id, ResumeSession())
+            with suppress(SessionNotFound, SessionBusy):  # one that is run is not suspended
+                await self._execute(timer.session_id, _EndPause())
         again = None if timer.cron is None else next_time(timer.cron, timer.timezone, now()).timestamp()
         return await self._queue.ring(timer, again=again, entry=_item_of(timer))
+
+
+@dataclass(frozen=True, slots=True)
+class _EndPause:
+    """Open a session that is still paused: not one that was closed, parked, or waits for a person by now."""
+
+    may_be_repeated: ClassVar[bool] = True
+
+    async def execute_on(self, session: AgentSession, context: ActionContext | None = None) -> ActionResult:
+        is_paused = session.status is SessionStatus.SUSPENDED and not is_waiting(session)
+        if not is_paused or PARKED in session.info.tags:
+            return session if context is None else Answer(session)
+        return session.activated()
 
 
 def _item_of(timer: Timer) -> Entry | None:
@@ -68,24 +80,3 @@ def _item_of(timer: Timer) -> Entry | None:
         body["key"] = f"{timer.name}@{datetime.fromtimestamp(timer.due, UTC).isoformat()}"
         body["messages"] = [{**message, "id": new_id()} for message in body["messages"]]
     return replace(timer.entry, body=body)
-
-
-def next_time(cron: str, timezone: str | None, after: datetime) -> datetime:
-    """Return when a schedule is due next. InvalidData if it is none, or the time zone is not known."""
-    return next(_times(cron, timezone, after)).astimezone(UTC)
-
-
-def _times(cron: str, timezone: str | None, after: datetime) -> CronSim:
-    try:
-        from cronsim import CronSim, CronSimError
-    except ImportError:
-        raise ConfigurationError("Schedules need the package cronsim.", "pip install 'perdure[workers]'") from None
-    try:
-        zone = ZoneInfo(timezone) if timezone is not None else UTC
-    except (ZoneInfoNotFoundError, ValueError):
-        raise InvalidData("$.timezone", f"there is no time zone {timezone!r}; write one like 'Europe/Oslo'") from None
-    try:
-        return CronSim(cron, after.astimezone(zone))
-    except CronSimError as error:
-        problem = f"{cron!r} is not a schedule ({error}); write one like '0 7 * * MON'"
-        raise InvalidData("$.cron", problem) from None

@@ -14,7 +14,7 @@ from perdure.model.ids import SessionId
 from perdure.protocols import Dispatcher, Outcome, Terms, WorkerOptions
 from perdure.runtime.runtime import SessionRuntime
 from perdure.workers.advancing import Advancing, Apart, queue_of
-from perdure.workers.inbox import InboxDispatcher
+from perdure.workers.choosing import dispatcher_of
 from perdure.workers.timers import Bell
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("perdure.workers")
 _SWEEPS_A_LEASE = 6
+_LONGEST_BETWEEN_SWEEPS = 1.0
+"""Seconds. What has lapsed is to be continued soon after, however long a lease is."""
 _TICK = 0.25
 """Seconds between two looks at the timers. What is due within one is run in one go, and the last of it waits."""
 
@@ -42,8 +44,9 @@ class Worker:
     Use it with `async with`, and await `run()`. `stop()` ends it: it takes no further session, runs have `drain`
     seconds to end, and what is left then is handed over. Nothing of it is ended, and another worker continues it.
 
-    `sessions` are those of every owner. `dispatcher` hands the sessions out; without one, the store's own inboxes do.
-    `apart` is where a run is tried again that has died with its process, such as a process of its own.
+    `sessions` are those of every owner. `dispatcher` hands the sessions out; without one, procrastinate does on
+    PostgreSQL, if it is installed, and elsewhere the store's own inboxes. `apart` is where a run is tried again that
+    has died with its process, such as a process of its own.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Worker:
         if sessions.owner is not None:
             raise ConfigurationError("A worker runs the sessions of every owner. Connect without an owner.")
         self._journal, queue = queue_of(sessions.runtime)
-        self.dispatcher = dispatcher or InboxDispatcher(queue)
+        self.dispatcher = dispatcher or dispatcher_of(queue)
         self._runtime = self._own_runtime()
         self._advancing = Advancing(self._runtime, sessions.loops, tries=self.options.tries, apart=apart)
         self._bell = Bell(queue, self.dispatcher, self._runtime.execute)
@@ -99,7 +102,7 @@ class Worker:
 
     @property
     def _sweep_every(self) -> float:
-        return self.options.lease / _SWEEPS_A_LEASE
+        return min(self.options.lease / _SWEEPS_A_LEASE, _LONGEST_BETWEEN_SWEEPS)
 
     async def _advance(self, session_id: str) -> Outcome:
         try:
