@@ -47,7 +47,6 @@ class Setting:
     wake: float | None = None
     """After how long a worker that has room is told of a message; None if nobody tells it."""
     lease: float = 20.0
-    sweeps_a_lease: int = 6
     sweep: float = 0.0
     """What a sweep costs its worker and the store, each."""
     kills: float = 0.0
@@ -119,7 +118,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.core = Cores(1)
-        self.running: set[Session] = set()
+        self.running: dict[Session, None] = {}
+        """In the order in which they were begun: that of a set would differ from play to play."""
         self.is_alive = True
 
 
@@ -134,7 +134,7 @@ class Simulation:
         self._sessions = [Session() for _ in range(setting.sessions)]
         self._ready: list[tuple[float, int, Session]] = []
         """Sessions in which something waits and which nobody holds, the longest waiting first."""
-        self._lost: set[Session] = set()
+        self._lost: dict[Session, None] = {}
         """Sessions whose holder was killed, until a sweep finds them."""
         self._left = 0
         self._is_over = False
@@ -188,12 +188,13 @@ class Simulation:
     def _hire(self, now: float) -> None:
         worker = Worker()
         self._workers.append(worker)
+        self._at(now, lambda at: self._fetch(worker, at))
         self._at(now + self._random.uniform(0, self.setting.look_every), lambda at: self._look(worker, at))
         self._at(now + self._sweep_pause(), lambda at: self._sweep(worker, at))
 
     def _sweep_pause(self) -> float:
         """Return the seconds between two sweeps, which are not in step with those of others."""
-        return self.setting.lease / self.setting.sweeps_a_lease * self._random.uniform(0.8, 1.2)
+        return min(self.setting.lease / 6, 1.0) * self._random.uniform(0.8, 1.2)
 
     def _has_room(self, worker: Worker) -> bool:
         return worker.is_alive and len(worker.running) < self.setting.concurrency
@@ -207,7 +208,7 @@ class Simulation:
         while self._ready and self._has_room(worker):
             _, _, session = heapq.heappop(self._ready)
             session.holder = worker
-            worker.running.add(session)
+            worker.running[session] = None
             self._begin(worker, session, now)
 
     def _begin(self, worker: Worker, session: Session, now: float) -> None:
@@ -246,7 +247,7 @@ class Simulation:
             self._begin(worker, session, now)
             return
         session.holder = None
-        worker.running.remove(session)
+        del worker.running[session]
         self._fetch(worker, now)
 
     def _kill(self, now: float) -> None:
@@ -259,7 +260,7 @@ class Simulation:
                 # It has given a sign of life at each third of its lease.
                 session.expires = now + self.setting.lease * self._random.uniform(2 / 3, 1)
                 session.died = now if session.died is None else session.died
-                self._lost.add(session)
+                self._lost[session] = None
             self._at(now + self.setting.restart, self._hire)
         if now < self.setting.seconds:
             self._at(now + self._random.expovariate(self.setting.kills), self._kill)
@@ -273,7 +274,7 @@ class Simulation:
         end = self._store.done(worker.core.done(now, self.setting.sweep), self.setting.sweep)
         found = [each for each in self._lost if self.setting.is_seen_dead or each.expires <= end]
         for session in found:
-            self._lost.remove(session)
+            del self._lost[session]
             session.holder = None
             self._make_ready(session)
         self._at(end, lambda at: self._fetch(worker, at))

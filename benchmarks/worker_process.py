@@ -1,7 +1,7 @@
 """A real worker in a process of its own, for the benchmarks: `python -m benchmarks.worker_process URL …`.
 
 It obeys lines on its standard input: `go` begins to work, `cpu` asks for the processor time so far. At the end of the
-input it stops, and says when it began with each message, on a clock that all processes of the machine share.
+input it stops, and says when it asked the model what, on a clock that all processes of the machine share.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, AsyncIterator, Self
+from typing import Any, Self
 
 import perdure
 from perdure import InferenceResponse, Message, ModelReply, Sessions
-from perdure.protocols import ModelRequest, OnDelta
+from perdure.protocols import Advance, Dispatcher, ModelRequest, OnDelta, Outcome, WorkerOptions
 from perdure.workers import Worker
+from perdure.workers.choosing import dispatcher_of
 
 
 class Thinking:
@@ -33,6 +34,27 @@ class Thinking:
         if self.seconds:
             await asyncio.sleep(self.seconds)
         return ModelReply(Message.assistant("yes"), InferenceResponse("stop"))
+
+
+class Timed:
+    """A dispatcher that notes for how long sessions were looked at."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.seconds = 0.0
+
+    async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
+        await self._dispatcher.wake(session_id, priority=priority, owner=owner)
+
+    async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
+        async def timed(session_id: str) -> Outcome:
+            start = time.monotonic()
+            try:
+                return await advance(session_id)
+            finally:
+                self.seconds += time.monotonic() - start
+
+        await self._dispatcher.work(timed, options, stopped)
 
 
 @asynccontextmanager
@@ -54,7 +76,9 @@ class WorkerProcess:
         self._command = (url, f"--think={think}", f"--concurrency={concurrency}", f"--lease={lease}")
         self._process: asyncio.subprocess.Process | None = None
         self.heard: dict[str, float] = {}
-        """When it began with which message. It is known once the process has been left."""
+        """When it asked its model what. It is known once the process has been left."""
+        self.advanced = 0.0
+        """How many seconds its looks at sessions took, all together. It is known then too."""
 
     async def __aenter__(self) -> Self:
         command = (sys.executable, "-m", "benchmarks.worker_process", *self._command)
@@ -64,9 +88,11 @@ class WorkerProcess:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._process.stdin.close()
-        self.heard = await self._answer()
+        told = await self._answer()
+        self.heard, self.advanced = told["heard"], told["advanced"]
         await self._process.wait()
 
     async def go(self) -> None:
@@ -76,18 +102,15 @@ class WorkerProcess:
         """Return the seconds of the processor that the process has used."""
         return float(await self._told("cpu"))
 
-    def kill(self) -> None:
-        """End the process as a machine does that loses power."""
-        assert self._process is not None
-        self._process.kill()
-
     async def _told(self, command: str) -> Any:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n".encode())
         return await self._answer()
 
     async def _answer(self) -> Any:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError("the worker's process has ended; what it said is above")
@@ -121,12 +144,12 @@ async def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--lease", type=float)
     options = parser.parse_args(given)
     model = Thinking(options.think)
-    async with (
-        perdure.connect(options.url, driver=model, compaction=None) as sessions,
-        Worker(sessions, concurrency=options.concurrency, lease=options.lease) as worker,
-    ):
-        await obey(worker)
-    say(model.heard)
+    async with perdure.connect(options.url, driver=model, compaction=None) as sessions:
+        dispatcher = Timed(dispatcher_of(sessions.store))  # type: ignore[arg-type]  # those of perdure are queues
+        settings = {"concurrency": options.concurrency, "lease": options.lease}
+        async with Worker(sessions, dispatcher=dispatcher, **settings) as worker:
+            await obey(worker)
+    say({"heard": model.heard, "advanced": dispatcher.seconds})
 
 
 if __name__ == "__main__":
