@@ -94,8 +94,11 @@ class Queueing(Talking):
         key = options.get("key") or new_id()
         action = await self._sending(message, parts, output, {**options, "key": key, "when_busy": "queue"})
         found = (await self.info(session_id)).id
-        item = await self._posted_before(found, action) if options.get("key") else None
-        if item is None and not await self._has_answer_to(found, action):
+        item, is_answered = None, False
+        if options.get("key"):  # another may have left it
+            item = await self._posted_before(found, action)
+            is_answered = item is None and await self._has_answer_to(found, action)
+        if item is None and not is_answered:
             if due is not None:
                 await self._set_timer(found, action, due, priority)
             else:

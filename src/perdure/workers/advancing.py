@@ -126,8 +126,8 @@ class Advancing:
             return await self._recovered(session_id)
         inbox = Inbox(self._journal, session_id)
         try:
-            if await inbox.first_waiting() is not None:
-                return await self._sent(session_id, inbox)
+            if (outcome := await self._sent(session_id, inbox)) is not None:
+                return outcome
             return await self._last_look(session_id, inbox)
         except SessionConflict:
             return None  # somebody has changed it since it was loaded
@@ -146,12 +146,17 @@ class Advancing:
         """Look once more, under the lock that a post takes: a message that was on its way is there by then."""
         if not await self._queue.has_waiting(session_id):
             return Outcome.DONE
-        left = await inbox.items()
-        if left and await inbox.first_waiting() is None:
-            # Wishes to cancel a run that has ended, and steering that was delivered.
-            session = await self._runtime.get_session(session_id)
-            await inbox.take(session, left[-1].seq, terms=self._runtime.terms)
+        if await inbox.first_waiting() is None:
+            await self._take_remains(session_id, inbox)
         return None
+
+    async def _take_remains(self, session_id: SessionId, inbox: Inbox) -> None:
+        """Take wishes to cancel a run that has ended, and steering that was delivered."""
+        remains = await inbox.items()
+        # Once more, after they are read: a message that was posted meanwhile may be among them.
+        if remains and await inbox.first_waiting() is None:
+            session = await self._runtime.get_session(session_id)
+            await inbox.take(session, remains[-1].seq, terms=self._runtime.terms)
 
     async def _recovered(self, session_id: SessionId) -> Outcome | None:
         """Continue the run that was killed: apart, if it may be what has killed its process; not for ever."""
