@@ -109,7 +109,7 @@ class Stage:
         await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
 
     def any_worker(self) -> Victim | None:
-        """Return a worker to be harmed; None if fewer than half are at work, as on a machine that starts them slowly."""
+        """Return a worker to be harmed; None if fewer than half are at work, as on a slow machine."""
         at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
         return self.chance.choice(self.workers) if len(at_work) > self._wanted // 2 else None
 
