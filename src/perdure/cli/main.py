@@ -63,6 +63,8 @@ SECTIONS: dict[str, dict[str, Place]] = {
     },
     "Work": {
         "worker": Place("working:worker", "Run sessions that others have left messages with."),
+        "queue": Place("queueing:queue", "Show what waits, runs, is delayed or parked; open or drop it."),
+        "schedule": Place("queueing:schedule", "Have a message sent to a session again and again."),
     },
     "Keep": {
         "export": Place("keeping:export", "Write sessions into one file."),
@@ -92,6 +94,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure send --new 'What is 19 * 21?' --model offline",
         "perdure send @ 'And half of it?'",
         "perdure send order-7 - --key request-12 --tools tools.py",
+        "perdure send order-7 'Did it arrive?' --later 3d",
+        "perdure send order-7 'Ship it.' --no-wait --priority 5",
     ),
     "approve": ("perdure approve @ --tools tools.py", "perdure approve order-7 --call call_1 --tools tools.py"),
     "deny": ("perdure deny @ 'Not on a Sunday.' --tools tools.py",),
@@ -113,7 +117,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "reset": ("perdure reset order-7",),
     "rewind": ("perdure rewind @ 3",),
     "undo": ("perdure undo @",),
-    "suspend": ("perdure suspend order-7",),
+    "suspend": ("perdure suspend order-7", "perdure suspend order-7 --resume 3d"),
     "resume": ("perdure resume order-7",),
     "rename": ("perdure rename @ 'Ada and her parcel'",),
     "tag": ("perdure tag @ urgent north", "perdure tag order-7 --remove urgent"),
@@ -123,6 +127,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perdure worker --tools tools.py",
         "perdure worker --concurrency 64 --drain 5min --queue high",
         "perdure worker --only order-7 --tools tools.py",
+    ),
+    "queue": ("perdure queue", "perdure queue retry order-7", "perdure queue drop order-7", "perdure queue --json"),
+    "schedule": (
+        "perdure schedule",
+        "perdure schedule add digest 'Write the weekly digest.' --cron '0 7 * * MON' --timezone Europe/Oslo",
+        "perdure schedule remove digest",
     ),
     "export": (
         "perdure export -o all.jsonl",

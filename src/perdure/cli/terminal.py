@@ -37,6 +37,8 @@ _STATUS_STYLES = {
     "rejected": "yellow",
     "failed": "red",
     "killed": "red",
+    "parked": "red",
+    "delayed": "dim",
     "deleted": "dim",
 }
 
