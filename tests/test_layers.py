@@ -32,7 +32,7 @@ NEIGHBOURS = {
     "parallel": {"actions"},
     "copying": {"archive"},
     "fsck": {"archive"},
-    "cli": {"__init__", "adapters"},  # which takes in what other libraries have stored
+    "cli": {"__init__", "adapters", "workers"},  # which it runs; adapters take in what other libraries have stored
     "__main__": {"cli"},
     "__init__": {"workers", "workflow"},
 }

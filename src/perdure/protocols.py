@@ -1139,6 +1139,17 @@ class Queue(Protocol):
         """
         ...
 
+    async def in_turn(
+        self, limit: int, *, after: str | None = None, skip: Collection[str] = (), not_of: Collection[str] = ()
+    ) -> Sequence[Waiting]:
+        """Return active sessions with items in their inboxes that nobody runs, the most urgent first.
+
+        Those of equal priority come owner by owner: the longest waiting of each, then the second of each. It begins
+        with the owner whose name is next behind `after`; sessions without an owner count as those of one. Sessions in
+        `skip` and those of owners in `not_of` are left out. It costs what it returns, however many wait.
+        """
+        ...
+
     async def has_waiting(self, session_id: str) -> bool:
         """Tell whether items wait in a session's inbox. Raise SessionNotFound if there is no such session.
 
@@ -1216,6 +1227,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often a run may die with its process until it is parked."""
     per_owner: int | None = None
     """How many sessions of one owner may be run at once, by all workers together."""
+    least_priority: int | None = None
+    """Leave sessions alone whose messages are less urgent."""
 
     def __post_init__(self) -> None:
         expect_count(self.concurrency, "$.concurrency", least=1)
@@ -1224,6 +1237,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         expect_count(self.tries, "$.tries", least=1)
         if self.per_owner is not None:
             expect_count(self.per_owner, "$.per_owner", least=1)
+        if self.least_priority is not None:
+            check_priority(self.least_priority)
+
+    def takes(self, priority: int) -> bool:
+        """Tell whether messages of a priority are urgent enough for this worker."""
+        return self.least_priority is None or priority >= self.least_priority
 
 
 Advance = Callable[[str], Awaitable[Outcome]]

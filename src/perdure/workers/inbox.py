@@ -27,8 +27,8 @@ class InboxDispatcher:
     def __init__(self, queue: Queue, *, look_every: float = LOOK_EVERY) -> None:
         self._queue = queue
         self._look_every = look_every
-        self._woken: dict[SessionId, None] = {}
-        """Sessions to be looked at whether or not something waits there, such as those whose runs were killed."""
+        self._woken: dict[SessionId, int | None] = {}
+        """Sessions to be looked at though nothing may wait there, such as those whose runs were killed, by priority."""
         self._news = asyncio.Event()
         self._resting: dict[SessionId, float] = {}
         """When a session may be looked at again."""
@@ -36,7 +36,7 @@ class InboxDispatcher:
         self._running: dict[SessionId, asyncio.Task[None]] = {}
 
     async def wake(self, session_id: str, *, priority: int = 0, owner: str | None = None) -> None:
-        self._woken[SessionId(session_id)] = None
+        self._woken[SessionId(session_id)] = priority
         self._news.set()
 
     async def work(self, advance: Advance, options: WorkerOptions, stopped: asyncio.Event) -> None:
@@ -44,7 +44,7 @@ class InboxDispatcher:
         try:
             while not stopped.is_set():
                 self._news.clear()
-                for session_id in await self._next(options.concurrency - len(self._running)):
+                for session_id in await self._next(options, options.concurrency - len(self._running)):
                     self._begin(session_id, advance)
                 await self._pause(ending)
             if self._running:
@@ -52,10 +52,11 @@ class InboxDispatcher:
         finally:
             ending.cancel()
 
-    async def _next(self, room: int) -> list[SessionId]:
+    async def _next(self, options: WorkerOptions, room: int) -> list[SessionId]:
         """Return the sessions to begin with now."""
         if room <= 0:
             return []
+        self._woken = {each: at for each, at in self._woken.items() if at is None or options.takes(at)}
         woken = [each for each in self._woken if self._may_begin(each)][:room]
         found = dict.fromkeys(woken)
         if len(found) < room:
@@ -66,7 +67,8 @@ class InboxDispatcher:
             except PerdureError as error:  # the store may answer again
                 _log.warning("the inboxes could not be looked into: %s", error)
                 waiting = []
-            found |= dict.fromkeys(each.session_id for each in waiting if self._may_begin(each.session_id))
+            urgent = (each.session_id for each in waiting if options.takes(each.priority))
+            found |= dict.fromkeys(each for each in urgent if self._may_begin(each))
         chosen = list(found)[:room]
         for session_id in chosen:
             self._woken.pop(session_id, None)
@@ -107,7 +109,7 @@ class InboxDispatcher:
 
     def _rested(self, session_id: SessionId) -> None:
         self._resting.pop(session_id, None)
-        self._woken[session_id] = None
+        self._woken[session_id] = None  # it was urgent enough before
         self._news.set()
 
     async def _pause(self, ending: asyncio.Task[Any]) -> None:
