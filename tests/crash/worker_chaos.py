@@ -62,8 +62,8 @@ class Victim:
         assert line == b"ready\n" or self.is_to_end, f"process {self.name} did not begin"
         self.listening.set()
 
-    async def end(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 60)
+    async def end(self, patience: float = 60.0) -> int:
+        return await asyncio.wait_for(self.process.wait(), patience)
 
 
 class Harm(msgspec.Struct, frozen=True):
@@ -80,6 +80,7 @@ class Stage:
         self.task = task
         self.chance = random.Random(seed)
         self.workers: list[Victim] = []
+        self._others: list[Victim] = []
         self.harms: list[Harm] = []
         self._prefix = _REMOTE if remote and _can_unshare() else ()
         if remote and not self._prefix:
@@ -99,8 +100,7 @@ class Stage:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         victim = Victim(name, process)
-        if role == "work":
-            self.workers.append(victim)
+        (self.workers if role == "work" else self._others).append(victim)
         await victim.ready()
         return victim
 
@@ -109,7 +109,7 @@ class Stage:
         await asyncio.gather(*(self.start("work", **changes) for _ in range(count)))
 
     def any_worker(self) -> Victim | None:
-        """Return a worker to be harmed; None if fewer than half are at work, as on a slow machine."""
+        """Return a worker to be harmed; None if half of them are not at work, as on a slow machine."""
         at_work = [each for each in self.workers if each.listening.is_set() and not each.is_stopped]
         return self.chance.choice(self.workers) if len(at_work) > self._wanted // 2 else None
 
@@ -130,9 +130,10 @@ class Stage:
 
     async def close(self) -> None:
         """End all processes that are left."""
-        for victim in self.workers:
+        left = [*self.workers, *self._others]
+        for victim in left:
             victim.signal(signal.SIGKILL)
-        await asyncio.gather(*(victim.end() for victim in self.workers))
+        await asyncio.gather(*(victim.end() for victim in left))
 
 
 @asynccontextmanager
@@ -200,7 +201,7 @@ async def attacking(on: Stage, attack: Attack, every: tuple[float, float]) -> No
         await asyncio.gather(*under_way)
 
 
-async def leave_messages(on: Stage, *, killed_after: float | None = None) -> None:
+async def leave_messages(on: Stage, patience: float, *, killed_after: float | None = None) -> None:
     """Have messages left by a process; if it is killed on its way, by another that begins again."""
     poster = await on.start("post")
     if killed_after is not None:
@@ -208,7 +209,7 @@ async def leave_messages(on: Stage, *, killed_after: float | None = None) -> Non
         poster.signal(signal.SIGKILL)
         await poster.end()
         poster = await on.start("post")
-    assert await poster.end() == 0
+    assert await poster.end(patience) == 0
 
 
 async def is_done(store: Any, task: Task) -> bool:
@@ -236,7 +237,7 @@ async def chaos(
     await on.start_workers(workers)
     attacks = asyncio.ensure_future(attacking(on, attack, every))
     try:
-        await leave_messages(on, killed_after=0.5 if poster_dies else None)
+        await leave_messages(on, patience, killed_after=0.5 if poster_dies else None)
         in_time = await all_done(on.task, patience)
     finally:
         attacks.cancel()
@@ -343,15 +344,30 @@ def take_overs(on: Stage) -> list[float]:
     """Return for each run that was under way in a process when it was harmed how long it took until it was continued.
 
     That is when a run begins in that session next, in another process. A run that its own process ends, woken again,
-    has waited for as long as that took.
+    has waited for as long as that took. If one that has just taken it over is harmed too, time counts from then on.
     """
-    ledger, found = [line for line in ledger_of(on.task) if line.what in ("start", "over")], []
-    for harm in on.harms:
-        under_way = {line.session_id: line.what for line in ledger if line.by == harm.name and line.at <= harm.at}
-        later = [line for line in ledger if line.at > harm.at and under_way.get(line.session_id) == "start"]
-        first = {line.session_id: line.at for line in reversed(later)}
-        found += [at - harm.at for at in first.values()]
-    return sorted(found)
+    by_session: dict[str, list[Line]] = defaultdict(list)
+    for line in ledger_of(on.task):
+        by_session[line.session_id].append(line)
+    return sorted(late for harm in on.harms for lines in by_session.values() for late in _waited(harm, lines, on.harms))
+
+
+def _waited(harm: Harm, lines: Sequence[Line], harms: Sequence[Harm]) -> list[float]:
+    """Return how long one session has waited after a process was harmed; nothing if it was not run there."""
+    runs = [line for line in lines if line.what in ("start", "over")]
+    if _last(harm, runs) != "start":
+        return []
+    after = next((line.at for line in runs if line.at > harm.at), None)
+    if after is None:
+        return []
+    looks = [line for line in lines if line.what in ("look", "looked")]
+    since = [each.at for each in harms if harm.at <= each.at < after and _last(each, looks) == "look"]
+    return [after - max(since, default=harm.at)]
+
+
+def _last(harm: Harm, lines: Sequence[Line]) -> str | None:
+    """Return what a process had done last when it was harmed."""
+    return next((line.what for line in reversed(lines) if line.by == harm.name and line.at <= harm.at), None)
 
 
 def told(found: Sequence[float]) -> str:

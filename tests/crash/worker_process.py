@@ -98,17 +98,41 @@ def sessions_of(task: Task, ledger: Ledger) -> Any:
     return connect(store_at(task.address), driver=driver, tools=tools, events=events)
 
 
-def dispatcher_of(name: str, store: Any) -> Any:
-    """Return the dispatcher that a test has asked for."""
+async def dispatcher_of(name: str, store: Any) -> Any:
+    """Return the dispatcher that a test has asked for, ready to be used."""
     if name == "inbox":
         return InboxDispatcher(store)
-    return import_module(f"perdure.workers.{name}").ProcrastinateDispatcher(store)
+    from perdure.workers.procrastinate import ProcrastinateDispatcher
+
+    made = ProcrastinateDispatcher(store)
+    await made.prepare()
+    return made
+
+
+class Noting:
+    """A dispatcher that notes in a ledger when a session is looked at."""
+
+    def __init__(self, dispatcher: Any, ledger: Ledger) -> None:
+        self._dispatcher = dispatcher
+        self._ledger = ledger
+        self.wake = dispatcher.wake
+
+    async def work(self, advance: Any, options: Any, stopped: asyncio.Event) -> None:
+        async def looked_at(session_id: str) -> Any:
+            self._ledger.write("look", session_id)
+            try:
+                return await advance(session_id)
+            finally:
+                self._ledger.write("looked", session_id)
+
+        await self._dispatcher.work(looked_at, options, stopped)
 
 
 async def work(task: Task) -> None:
     """Work until SIGTERM."""
-    async with sessions_of(task, Ledger(task.ledger, task.name)) as sessions:
-        dispatcher = dispatcher_of(task.dispatcher, sessions.store)
+    ledger = Ledger(task.ledger, task.name)
+    async with sessions_of(task, ledger) as sessions:
+        dispatcher = Noting(await dispatcher_of(task.dispatcher, sessions.store), ledger)
         async with Worker(sessions, dispatcher=dispatcher, **task.options) as worker:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
             print("ready", flush=True)
