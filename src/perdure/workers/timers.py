@@ -13,7 +13,7 @@ from perdure.actions.inbox import Execute
 from perdure.actions.lifecycle import ResumeSession
 from perdure.errors import ConfigurationError, IllegalStatusChange, InvalidData, SessionBusy, SessionNotFound
 from perdure.model.ids import new_id, now
-from perdure.protocols import Dispatcher, Entry, Queue, Timer
+from perdure.protocols import Dispatcher, Entry, Queue, Timer, tell_of
 from perdure.sessions.timing import UNTIL
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Bell:
         while timers := await self._queue.due(now().timestamp(), limit=_AT_ONCE):
             rung = [timer for timer in timers if await self._rung(timer)]
             for timer in rung:
-                await self._dispatcher.wake(timer.session_id, priority=timer.priority)
+                await tell_of(self._dispatcher, timer.session_id, priority=timer.priority)
             if len(timers) < _AT_ONCE:
                 return
 
